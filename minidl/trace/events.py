@@ -1,0 +1,508 @@
+"""The event vocabulary: every event declared once, as a row of one typed table.
+
+Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event), `RECORD` (the 64-byte slot as NumPy sees it),
+`PACK` (the same slot as `struct` writes it). The recorder, the exports, the timelines, the checker, the documentation
+and the tests read this table; nothing parses an event's name.
+
+Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
+(-1 where it has none) and up to three integers of its own, named and given units here. A span is two events, a begin
+and an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+FORMAT_VERSION = 1
+"""Version of the record layout and of the files around it; written into each trace's manifest."""
+
+PACK = struct.Struct("<qHHIqqqqqQ")
+"""time, code, loader, tid, task, worker, x, y, z, seq. The sequence number (counted from 1) comes last: `pack_into`
+zeroes the slot first and writes in order, so a slot torn by a kill reads as empty and not as a record."""
+
+RECORD = np.dtype(
+    [
+        ("time", "<i8"),  # ns, CLOCK_MONOTONIC
+        ("code", "<u2"),  # key of EVENTS
+        ("loader", "<u2"),  # which iterator of the emitting process family, from 1; 0 = none
+        ("tid", "<u4"),  # native thread id
+        ("task", "<i8"),  # the task's index, its `send_idx` when it was sent; -1 = none
+        ("worker", "<i8"),  # worker id; -1 = none
+        ("x", "<i8"),
+        ("y", "<i8"),
+        ("z", "<i8"),
+        ("seq", "<u8"),  # order of emission in its process, from 1; 0 = an empty slot
+    ]
+)
+assert PACK.size == RECORD.itemsize == 64
+
+
+class Phase(enum.Enum):
+    """Whether an event opens a span, closes one, or stands alone. Values are Chrome-trace letters."""
+
+    BEGIN = "B"
+    END = "E"
+    INSTANT = "i"
+
+
+class Track(enum.Enum):
+    """The lane that an event is drawn on."""
+
+    LOADER = "loader"  # the thread that iterates over the loader
+    FEEDER = "feeder"  # a queue's background thread, in either process
+    WORKER = "worker"
+    PIN = "pin thread"
+    CONSUMER = "consumer"  # the user's code between two `next`
+
+
+class Actor(enum.IntEnum):
+    """Who is joined, watched, signalled or found dead."""
+
+    LOADER = 0
+    WORKER = 1
+    PIN_THREAD = 2
+
+
+class QueueId(enum.IntEnum):
+    """Which queue. There is one INDEX queue a worker; READY exists only where memory is pinned."""
+
+    INDEX = 1
+    RESULT = 2
+    READY = 3
+
+
+class DoneEvent(enum.IntEnum):
+    """Which of the two done events."""
+
+    WORKERS = 1
+    PIN_THREAD = 2
+
+
+class Message(enum.IntEnum):
+    """What came out of a queue."""
+
+    EMPTY = 0  # nothing came within the poll interval
+    TASK = 1
+    RESULT = 2
+    RESUME = 3
+    SENTINEL = 4
+
+
+class Outcome(enum.IntEnum):
+    """How a task ended where it was worked on."""
+
+    DATA = 0
+    ERROR = 1
+    EXHAUSTED = 2  # the worker's iterable dataset has ended
+
+
+class Place(enum.IntEnum):
+    """Where a shared-memory segment was made."""
+
+    COLLATE = 1
+    FEEDER = 2
+
+
+class Reason(enum.IntEnum):
+    """Why a tensor's bytes went into shared memory there."""
+
+    COLLATE_SHORTCUT = 1  # default_collate stacked straight into shared memory: no extra copy
+    NOT_SHARED_YET = 2  # the batch reached the feeder in private memory: one extra copy
+
+
+class Ending(enum.IntEnum):
+    """Why an epoch, a worker or a wait ended."""
+
+    EXHAUSTED = 0
+    CLOSED = 1
+    ERROR = 2
+    SENTINEL = 3
+    ORPHANED = 4
+    INTERRUPTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One of an event's own integers: its name, its unit ("" = a plain number), its enumeration if it has one."""
+
+    name: str
+    unit: str = ""
+    enum: type[enum.IntEnum] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of the vocabulary.
+
+    ours, upstream: "module:function" of this package and of `torch.utils.data` (or `multiprocessing`) that the event
+    stands for; "" where upstream has no such step. article: number of the article and section that describe it.
+    detail: emitted only at detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
+    """
+
+    code: int
+    name: str
+    phase: Phase
+    track: Track
+    colour: str
+    fields: tuple[Field, ...]
+    has_task: bool
+    has_worker: bool
+    meaning: str
+    ours: str
+    upstream: str
+    article: str
+    stage: str = ""
+    detail: bool = False
+
+
+EVENTS: dict[int, Event] = {}
+BY_NAME: dict[tuple[str, Phase], Event] = {}
+
+
+def _add(event: Event) -> int:
+    if event.code in EVENTS or (event.name, event.phase) in BY_NAME or len(event.fields) > 3:
+        raise AssertionError(f"event {event.code} {event.name} {event.phase}: code or name taken, or over three fields")
+    EVENTS[event.code] = event
+    BY_NAME[event.name, event.phase] = event
+    return event.code
+
+
+def _fields(spec: str) -> tuple[Field, ...]:
+    """Read "bytes:B place:Place" into Fields; what follows the colon is a unit or an enumeration above."""
+    out = []
+    for word in spec.split():
+        name, _, unit = word.partition(":")
+        kind = globals().get(unit)
+        is_enum = isinstance(kind, type) and issubclass(kind, enum.IntEnum)
+        out.append(Field(name, "" if is_enum else unit, kind if is_enum else None))
+    return tuple(out)
+
+
+def _instant(
+    code: int,
+    name: str,
+    track: Track,
+    colour: str,
+    keys: str,
+    fields: str,
+    meaning: str,
+    ours: str,
+    upstream: str,
+    article: str,
+) -> int:
+    keyed = keys.split()
+    return _add(
+        Event(
+            code,
+            name,
+            Phase.INSTANT,
+            track,
+            colour,
+            _fields(fields),
+            "task" in keyed,
+            "worker" in keyed,
+            meaning,
+            ours,
+            upstream,
+            article,
+        )
+    )
+
+
+def _span(
+    code: int,
+    name: str,
+    track: Track,
+    colour: str,
+    keys: str,
+    fields: tuple[str, str],
+    meaning: str,
+    ours: str,
+    upstream: str,
+    article: str,
+    stage: str = "",
+    detail: bool = False,
+) -> tuple[int, int]:
+    """Declare a span: its begin gets `code`, its end `code + 1`; `fields` holds those of the begin and of the end."""
+    keyed = keys.split()
+    for offset, phase in enumerate((Phase.BEGIN, Phase.END)):
+        _add(
+            Event(
+                code + offset,
+                name,
+                phase,
+                track,
+                colour,
+                _fields(fields[offset]),
+                "task" in keyed,
+                "worker" in keyed,
+                meaning,
+                ours,
+                upstream,
+                article,
+                stage,
+                detail,
+            )
+        )
+    return code, code + 1
+
+
+_TEAL, _GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
+    "#2a6a6a",
+    "#43a97d",
+    "#b5a642",
+    "#c940a8",
+    "#3f7fbf",
+    "#8a8f98",
+    "#b5532a",
+    "#7a5cc0",
+)
+
+# --- The loader's thread: epochs, sampling, sending -------------------------------------------------------------------
+EPOCH = _span(
+    10, "epoch", Track.LOADER, _GREY, "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
+    "one pass over the loader, from the iterator's (re)start to its end",
+    "dataloader:_reset", "dataloader:_reset", "1 §2.4.3",
+)  # fmt: skip
+SAMPLER_NEXT = _span(
+    12, "sampler_next", Track.LOADER, _BLUE, "task", ("", "count:indices first_index"),
+    "the sampler is asked for the next task's indices; the end's count is 0 where it had none",
+    "dataloader:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
+)  # fmt: skip
+TASK_ASSIGNED = _instant(
+    14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
+    "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
+    "dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4",
+)  # fmt: skip
+INDEX_PUT = _instant(
+    15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
+    "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
+    "dataloader:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
+)  # fmt: skip
+INDEX_WRITE = _span(
+    16, "index_write", Track.FEEDER, _OLIVE, "task worker", ("bytes:B", "bytes:B"),
+    "the index queue's feeder thread writes the pickled task to the pipe",
+    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3",
+)  # fmt: skip
+
+# --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
+INDEX_GET = _span(
+    20, "index_get", Track.WORKER, _GREY, "task worker", ("", "message:Message count:indices"),
+    "the worker waits at its index queue; the end says what came out, and which task",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
+)  # fmt: skip
+FETCH = _span(
+    22, "fetch", Track.WORKER, _TEAL, "task worker", ("count:samples", "outcome:Outcome"),
+    "the fetcher makes the task's batch: samples, then collation",
+    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", stage="fetch",
+)  # fmt: skip
+SAMPLE = _span(
+    24, "sample", Track.WORKER, _TEAL, "task worker", ("position index", "position index"),
+    "the dataset is asked for one sample; index is -1 where the key is no integer",
+    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
+)  # fmt: skip
+COLLATE = _span(
+    26, "collate", Track.WORKER, _GREEN, "task worker", ("count:samples", ""),
+    "collate_fn joins the samples into a batch",
+    "collate:collate", "_utils.collate:collate", "4 collate", stage="collate",
+)  # fmt: skip
+SHM_ALLOC = _instant(
+    28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
+    "a shared-memory segment was made for the batch to be written into",
+    "transport.tensors:new_shared", "_utils.collate:collate_tensor_fn", "3",
+)  # fmt: skip
+SHM_COPY = _span(
+    30, "shm_copy", Track.FEEDER, _PINK, "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
+    "a tensor's storage is copied into a new shared-memory segment while it is pickled",
+    "transport.tensors:reduce_storage", "multiprocessing.reductions:reduce_storage", "3", stage="copy",
+)  # fmt: skip
+RESULT_PUT = _instant(
+    32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
+    "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5",
+)  # fmt: skip
+RESULT_PICKLE = _span(
+    34, "result_pickle", Track.FEEDER, _OLIVE, "task worker", ("", "bytes:B tensors copied:B"),
+    "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
+    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="pickle",
+)  # fmt: skip
+RESULT_WRITE = _span(
+    36, "result_write", Track.FEEDER, _OLIVE, "task worker", ("bytes:B", "bytes:B"),
+    "the feeder thread writes the pickled result to the pipe that all workers share",
+    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="write",
+)  # fmt: skip
+
+# --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
+RESULT_GET = _span(
+    40, "result_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    "a result is waited for; worker and task of the begin are those that the loader needs next, where it knows them",
+    "dataloader:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+)  # fmt: skip
+RESULT_READ = _instant(
+    42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
+    "a whole message has been read from the result pipe, and is not rebuilt yet",
+    "transport.message:load", "multiprocessing.queues:get", "3",
+)  # fmt: skip
+RESULT_REBUILD = _span(
+    44, "result_rebuild", Track.LOADER, _OLIVE, "task worker", ("bytes:B", "tensors shared:B"),
+    "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
+    "transport.message:load", "multiprocessing.reductions:rebuild_storage_fd", "3", stage="rebuild",
+)  # fmt: skip
+PIN = _span(
+    46, "pin", Track.PIN, _VIOLET, "task worker", ("bytes:B simulated", "bytes:B simulated"),
+    "the batch is copied into page-locked memory",
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
+)  # fmt: skip
+READY_PUT = _instant(
+    48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
+    "the pinned batch is about to enter the queue that the loader reads",
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
+)  # fmt: skip
+READY_GET = _span(
+    50, "ready_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
+    "dataloader:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+)  # fmt: skip
+REORDER_STORE = _instant(
+    52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
+    "the batch came before its turn and is kept in the reorder buffer",
+    "dispatcher:receive", "dataloader:_next_data", "1 §2.4.7",
+)  # fmt: skip
+REORDER_POP = _instant(
+    53, "reorder_pop", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
+    "the batch's turn has come and it leaves the reorder buffer",
+    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
+)  # fmt: skip
+RCVD_ADVANCE = _instant(
+    54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
+    "rcvd_idx has moved on to the next task to be yielded",
+    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
+)  # fmt: skip
+NEXT = _span(
+    56, "next", Track.LOADER, _GREY, "task", ("rcvd_idx", "yielded:batches ending:Ending"),
+    "the time inside the iterator's __next__: what the training loop waits",
+    "dataloader:__next__", "dataloader:__next__", "1 §2.3.2",
+)  # fmt: skip
+YIELD = _instant(
+    58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
+    "the task's batch (or its error) is handed to the consumer",
+    "dispatcher:yielded", "dataloader:_process_data", "1 §2.4.7",
+)  # fmt: skip
+CONSUMER = _span(
+    60, "consumer", Track.CONSUMER, _GREY, "task", ("yielded:batches", ""),
+    "the user's own code between two calls of next: the training step",
+    "dataloader:__next__", "", "1 §2.5", stage="consumer",
+)  # fmt: skip
+
+# --- Processes, threads, liveness -------------------------------------------------------------------------------------
+WORKER_START = _span(
+    70, "worker_start", Track.LOADER, _GREY, "worker", ("", "pid"),
+    "the loader starts the worker's process",
+    "dataloader:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
+)  # fmt: skip
+WORKER_READY = _instant(
+    72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
+    "the worker is seeded and initialised and is about to enter its loop",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5",
+)  # fmt: skip
+WORKER_EXIT = _instant(
+    73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
+    "the worker leaves its loop",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+)  # fmt: skip
+WORKER_GONE = _instant(
+    74, "worker_gone", Track.LOADER, _RED, "worker", "pid exit_code",
+    "the loader has seen that the worker's process has ended (a negative code is a signal)",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+PIN_START = _instant(
+    75, "pin_start", Track.PIN, _GREY, "", "device simulated",
+    "the pin-memory thread runs",
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
+)  # fmt: skip
+PIN_EXIT = _instant(
+    76, "pin_exit", Track.PIN, _GREY, "", "ending:Ending",
+    "the pin-memory thread ends",
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 shutdown",
+)  # fmt: skip
+RESUME_PUT = _instant(
+    78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
+    "a persistent worker is told that a new epoch begins",
+    "dataloader:_reset", "dataloader:_reset", "1 §2.4.3",
+)  # fmt: skip
+RESUME_ACK = _instant(
+    79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
+    "the worker has dropped its old fetcher and acknowledges the new epoch",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.3",
+)  # fmt: skip
+WORKER_EXHAUSTED = _instant(
+    80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
+    "the loader learns that the worker's iterable dataset has ended",
+    "dispatcher:exhausted", "dataloader:_next_data", "4 shutdown",
+)  # fmt: skip
+FOUND_DEAD = _instant(
+    82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
+    "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
+    "dataloader:_try_get_data", "dataloader:_try_get_data", "4 shutdown",
+)  # fmt: skip
+TIMED_OUT = _instant(
+    83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
+    "the loader's timeout has passed while it waited for this worker's task",
+    "dataloader:_get_data", "dataloader:_get_data", "4 shutdown",
+)  # fmt: skip
+TASK_ERROR = _instant(
+    84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
+    "the task has failed; text is the error's last line",
+    "errors:ExceptionWrapper", "_utils.worker:_worker_loop", "1 §2.4.5",
+)  # fmt: skip
+
+# --- Shutdown ---------------------------------------------------------------------------------------------------------
+SHUTDOWN = _span(
+    90, "shutdown", Track.LOADER, _RED, "", ("", "still_alive:workers"),
+    "the whole shutdown, as the loader runs it",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown", stage="shutdown",
+)  # fmt: skip
+DONE_EVENT_SET = _instant(
+    92, "done_event_set", Track.LOADER, _RED, "", "which:DoneEvent",
+    "a done event is about to be set: from here on, what is in flight is skipped",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+DONE_EVENT_SEEN = _instant(
+    93, "done_event_seen", Track.WORKER, _RED, "task worker", "which:DoneEvent",
+    "a task was skipped because the done event is set",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+)  # fmt: skip
+SENTINEL_PUT = _instant(
+    94, "sentinel_put", Track.LOADER, _RED, "worker", "queue:QueueId",
+    "the final signal is about to enter a queue",
+    "shutdown:signal_end", "dataloader:_mark_worker_as_unavailable", "4 shutdown",
+)  # fmt: skip
+SENTINEL_GET = _instant(
+    95, "sentinel_get", Track.WORKER, _RED, "worker", "queue:QueueId",
+    "the final signal has been received",
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+)  # fmt: skip
+JOIN = _span(
+    96, "join", Track.LOADER, _RED, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
+    "the loader waits, for a bounded time, for a worker or the pin thread to end",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+CANCEL_JOIN_THREAD = _instant(
+    98, "cancel_join_thread", Track.LOADER, _RED, "worker", "queue:QueueId",
+    "this process will not wait for the queue's feeder thread when it exits",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+QUEUE_CLOSE = _instant(
+    99, "queue_close", Track.LOADER, _RED, "worker", "queue:QueueId",
+    "this process closes its ends of the queue",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+TERMINATE = _instant(
+    100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
+    "a worker that did not end by itself is sent a signal",
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
