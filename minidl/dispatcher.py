@@ -1,0 +1,208 @@
+"""Which task goes to which worker, and what is yielded next. Reads as `_try_put_index` and `_next_data` decide.
+
+`send_idx` numbers tasks as they are sent, `rcvd_idx` is the task to be yielded next, `task_info` holds what is known of
+every task in [rcvd_idx, send_idx). A batch that comes before its turn stays in `task_info`: that is the reorder buffer.
+
+Rules of use: `assign` for each index that the sampler gives; then, for each batch that the consumer wants, `next_step`:
+on `Wait`, receive a result from outside and pass it to `receive` (or its worker to `exhausted`), and ask again; on
+`Deliver`, hand its data out and `assign` once more; on `EPOCH_END`, stop. No processes, queues, clocks or tensors here.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+NOT_FETCHED: Final = object()
+"""Stands in `TaskInfo.data` for a task that is outstanding: sent, and not received yet."""
+
+
+@dataclass(slots=True)
+class TaskInfo:
+    """What the loader knows of a task that is not yielded yet."""
+
+    worker_id: int
+    index: Any
+    data: Any = NOT_FETCHED
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the result is here, waiting for its turn."""
+        return self.data is not NOT_FETCHED
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Task `idx` goes to worker `worker_id`."""
+
+    idx: int
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Task `idx` is to be yielded now."""
+
+    idx: int
+    worker_id: int
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be yielded before another result comes; in order, it is that of task `idx` of worker `worker_id`."""
+
+    idx: int
+    worker_id: int
+
+
+class Signal(enum.Enum):
+    """Answers that carry nothing but themselves."""
+
+    EPOCH_END = enum.auto()
+    STORED = enum.auto()  # the result came before its turn and is kept
+    STALE = enum.auto()  # the result of a task that was given up when its worker ended; drop it
+
+
+EPOCH_END: Final = Signal.EPOCH_END
+STORED: Final = Signal.STORED
+STALE: Final = Signal.STALE
+
+
+class DispatchError(AssertionError):
+    """The dispatcher was driven against its rules, or a result came that no task explains."""
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """The state of one epoch (upstream: the attributes that `_MultiProcessingDataLoaderIter._reset` sets).
+
+    Raises DispatchError for a result of an unknown or already received task, and for a task beyond the capacity of
+    `prefetch_factor * num_workers`. Article 1 §2.4.3, §2.4.4, §2.4.7.
+    """
+
+    num_workers: int
+    prefetch_factor: int
+    in_order: bool = True
+    send_idx: int = field(init=False)
+    rcvd_idx: int = field(init=False)
+    task_info: dict[int, TaskInfo] = field(init=False)
+    tasks_outstanding: int = field(init=False)  # always the number of tasks in task_info that are not fetched
+    workers_status: list[bool] = field(init=False)  # has the worker still work to do *in this epoch*?
+    workers_num_tasks: list[int] = field(init=False)  # tasks sent to the worker and not delivered yet
+    _cycle: itertools.cycle[int] = field(init=False)
+    _given_up: set[int] = field(init=False)  # tasks skipped because their worker ended first
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin an epoch: round robin starts at worker 0 again, every worker counts as having work."""
+        self.send_idx = 0
+        self.rcvd_idx = 0
+        self.task_info = {}
+        self.tasks_outstanding = 0
+        self.workers_status = [True] * self.num_workers
+        self.workers_num_tasks = [0] * self.num_workers
+        self._cycle = itertools.cycle(range(self.num_workers))
+        self._given_up = set()
+
+    @property
+    def capacity(self) -> int:
+        """Most tasks that may be outstanding at once."""
+        return self.prefetch_factor * self.num_workers
+
+    @property
+    def reorder_depth(self) -> int:
+        """Batches in the reorder buffer."""
+        return sum(info.fetched for info in self.task_info.values())
+
+    def check_capacity(self) -> None:
+        """Raise DispatchError unless one more task may be outstanding; ask before drawing from the sampler."""
+        if self.tasks_outstanding >= self.capacity:
+            raise DispatchError(
+                f"task {self.send_idx}: {self.tasks_outstanding} tasks are outstanding, "
+                f"the capacity is {self.prefetch_factor} * {self.num_workers} = {self.capacity}"
+            )
+
+    def assign(self, index: Any) -> Assignment | None:
+        """Give `index` to the next worker in turn that may take it; None (and the index is dropped) if none may."""
+        self.check_capacity()
+        worker_id = self._next_worker()
+        if worker_id is None:
+            return None
+        assignment = Assignment(self.send_idx, worker_id)
+        self.task_info[self.send_idx] = TaskInfo(worker_id, index)
+        self.workers_num_tasks[worker_id] += 1
+        self.tasks_outstanding += 1
+        self.send_idx += 1
+        return assignment
+
+    def _next_worker(self) -> int | None:
+        for _ in range(self.num_workers):
+            worker_id = next(self._cycle)
+            if self.workers_status[worker_id] and (self.in_order or self._has_room(worker_id)):
+                return worker_id
+        return None
+
+    def _has_room(self, worker_id: int) -> bool:
+        """Out of order, capacity is shared by the workers that are still active, so that a slow one gets less."""
+        return self.workers_num_tasks[worker_id] < self.capacity // sum(self.workers_status)
+
+    def next_step(self) -> Deliver | Wait | Signal:
+        """What to do for the consumer's next batch. Skips tasks whose worker ended before it could fulfil them."""
+        while self.rcvd_idx < self.send_idx:
+            info = self.task_info.get(self.rcvd_idx)
+            if info is not None:
+                if info.fetched:
+                    return self._deliver(self.rcvd_idx)
+                if self.workers_status[info.worker_id]:
+                    return self._wait(info)
+                del self.task_info[self.rcvd_idx]
+                self._given_up.add(self.rcvd_idx)
+            self.rcvd_idx += 1
+        return EPOCH_END
+
+    def _wait(self, info: TaskInfo) -> Wait:
+        if self.tasks_outstanding <= 0:
+            raise DispatchError(f"task {self.rcvd_idx} of worker {info.worker_id}: nothing is outstanding")
+        return Wait(self.rcvd_idx, info.worker_id)
+
+    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+        """A result has come: deliver it if it is its turn (or order does not matter), else keep it."""
+        if idx in self._given_up:
+            self._given_up.remove(idx)
+            self.tasks_outstanding -= 1
+            return STALE
+        info = self._outstanding(idx)
+        self.tasks_outstanding -= 1
+        info.data = data
+        if idx == self.rcvd_idx or not self.in_order:
+            return self._deliver(idx)
+        return STORED
+
+    def exhausted(self, idx: int, worker_id: int) -> None:
+        """The answer to task `idx` is that the worker's iterable dataset has ended."""
+        if self._outstanding(idx).worker_id != worker_id:
+            raise DispatchError(f"task {idx} was sent to another worker than {worker_id}")
+        self.tasks_outstanding -= 1
+        self.workers_status[worker_id] = False
+
+    def worker_unavailable(self, worker_id: int) -> None:
+        """Send the worker nothing more in this epoch: it is dead or told to leave."""
+        self.workers_status[worker_id] = False
+
+    def _outstanding(self, idx: int) -> TaskInfo:
+        info = self.task_info.get(idx)
+        if info is None or info.fetched:
+            raise DispatchError(f"a result came for task {idx}, which is {'fetched already' if info else 'unknown'}")
+        return info
+
+    def _deliver(self, idx: int) -> Deliver:
+        info = self.task_info.pop(idx)
+        self.workers_num_tasks[info.worker_id] -= 1
+        if idx == self.rcvd_idx:
+            self.rcvd_idx += 1
+        return Deliver(idx, info.worker_id, info.data)

@@ -1,0 +1,128 @@
+"""From indices to a batch: ask the dataset for samples, then collate. The same fetchers serve workers and the loader.
+
+A fetcher tells its `Progress` what it is about to do, so that an error or a timeout can name the sample. Article 1
+§2.3.4; upstream: `torch.utils.data._utils.fetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Who wants to know how far a fetch has come."""
+
+    def samples(self, count: int) -> None:
+        """A call of the dataset for `count` samples at once begins."""
+
+    def sample(self, position: int, index: Any) -> None:
+        """The sample at `position` of the batch is asked for next; `index` is None for an iterable dataset."""
+
+    def collate(self, count: int) -> None:
+        """`count` samples are here and go to collate_fn."""
+
+
+class Unwatched:
+    """A Progress that nobody looks at."""
+
+    def samples(self, count: int) -> None: ...
+
+    def sample(self, position: int, index: Any) -> None: ...
+
+    def collate(self, count: int) -> None: ...
+
+
+class _BaseDatasetFetcher:
+    def __init__(
+        self,
+        dataset: Any,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        progress: Progress | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.auto_collation = auto_collation
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.progress: Progress = progress if progress is not None else Unwatched()
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """The batch for the indices (or the one sample, where nothing is collated)."""
+        raise NotImplementedError
+
+
+class _MapDatasetFetcher(_BaseDatasetFetcher):
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        if self.auto_collation:
+            data = self._samples(possibly_batched_index)
+            self.progress.collate(len(data))
+        else:
+            self.progress.sample(0, possibly_batched_index)
+            data = self.dataset[possibly_batched_index]
+            self.progress.collate(1)
+        return self.collate_fn(data)
+
+    def _samples(self, indices: Any) -> Any:
+        if hasattr(self.dataset, "__getitems__") and self.dataset.__getitems__:
+            self.progress.samples(len(indices))
+            return self.dataset.__getitems__(indices)
+        data = []
+        for position, index in enumerate(indices):
+            self.progress.sample(position, index)
+            data.append(self.dataset[index])
+        return data
+
+
+class _IterableDatasetFetcher(_BaseDatasetFetcher):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dataset_iter: Iterator[Any] = iter(self.dataset)
+        self.ended = False
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """As above; raises StopIteration where the dataset has ended, or too few samples are left for drop_last."""
+        if self.ended:
+            raise StopIteration
+        if self.auto_collation:
+            data = self._samples(possibly_batched_index)
+            if not data or (self.drop_last and len(data) < len(possibly_batched_index)):
+                raise StopIteration
+            self.progress.collate(len(data))
+        else:
+            self.progress.sample(0, None)
+            data = next(self.dataset_iter)
+            self.progress.collate(1)
+        return self.collate_fn(data)
+
+    def _samples(self, places: Any) -> list[Any]:
+        data: list[Any] = []
+        for position, _ in enumerate(places):
+            self.progress.sample(position, None)
+            try:
+                data.append(next(self.dataset_iter))
+            except StopIteration:
+                self.ended = True
+                break
+        return data
+
+
+class _DatasetKind:
+    """Which of the two protocols a dataset follows."""
+
+    Map = 0
+    Iterable = 1
+
+    @staticmethod
+    def create_fetcher(
+        kind: int,
+        dataset: Any,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        progress: Progress | None = None,
+    ) -> _BaseDatasetFetcher:
+        """The fetcher for the kind of dataset."""
+        fetcher = _MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher
+        return fetcher(dataset, auto_collation, collate_fn, drop_last, progress)

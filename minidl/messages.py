@@ -1,0 +1,56 @@
+"""What travels between the loader and its workers, as frozen dataclasses.
+
+A `Task` goes down a worker's index queue and comes back as a `Result` on the queue that all workers share. Besides,
+the loader sends `ResumeIteration` (a persistent worker begins a new epoch, and answers with the same message) and
+`Sentinel` (leave your loop). Upstream sends tuples, `None` and two marker classes for the same four things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Indices to fetch. `idx` is the value of `send_idx` when it was sent; `index` what the sampler gave for it."""
+
+    idx: int
+    worker_id: int
+    index: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a task: a batch, an `ExceptionWrapper`, a `WorkerExhausted` or a `RebuildFailure`."""
+
+    idx: int
+    worker_id: int
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExhausted:
+    """A worker's copy of an iterable dataset has ended (upstream: `_IterableDatasetStopIteration`)."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildFailure:
+    """The message arrived whole, and rebuilding its data failed on the reading side."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeIteration:
+    """Begin epoch number `epoch` with a new fetcher; a worker acknowledges by sending it back with its id."""
+
+    epoch: int
+    worker_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinel:
+    """The final signal: whoever receives it leaves its loop (upstream: `None`, `(None, None)` for the pin thread)."""
