@@ -1,0 +1,87 @@
+"""What every test must leave behind: nothing. The check below runs around each of them."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+GRACE = 10.0
+"""Seconds that something may take to end after its test; an ending worker is not a leak."""
+
+FD_ALLOWANCE = 4
+"""Descriptors that a process opens once and keeps: two for `multiprocessing`'s resource tracker, two for its fork
+server. A test that leaks a queue (two pipes), a segment per batch or a trace file per run exceeds it soon."""
+
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process holds at one moment."""
+
+    children: frozenset[int]
+    threads: frozenset[threading.Thread]
+    segments: frozenset[str]
+    descriptors: int
+
+    @classmethod
+    def now(cls) -> Holdings:
+        children = {pid for pid in _children() if pid not in _servers()}
+        return cls(frozenset(children), frozenset(threading.enumerate()), _segments(), len(os.listdir("/proc/self/fd")))
+
+    def beyond(self, before: Holdings) -> dict[str, object]:
+        """What is held in addition to `before`, by kind; empty if nothing."""
+        grown = {
+            "child processes": {pid: _command(pid) for pid in self.children - before.children},
+            "threads": sorted(thread.name for thread in self.threads - before.threads),
+            "shared-memory files": sorted(self.segments - before.segments),
+            "open descriptors": max(0, self.descriptors - before.descriptors - FD_ALLOWANCE),
+        }
+        return {kind: what for kind, what in grown.items() if what}
+
+
+def _children() -> Iterator[int]:
+    """Yield the pids of all children, of whichever thread, zombies included."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            yield from map(int, (task / "children").read_text().split())
+        except FileNotFoundError:  # the thread has ended meanwhile
+            continue
+
+
+def _servers() -> set[int | None]:
+    """The helpers that `multiprocessing` starts once and keeps until the interpreter ends."""
+    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None)
+    return {tracker, getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)}
+
+
+def _segments() -> frozenset[str]:
+    return frozenset(os.listdir(SHM)) if SHM.is_dir() else frozenset()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return "(ended)"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a shared-memory file or descriptors behind."""
+    before = Holdings.now()
+    yield
+    gc.collect()  # an iterator that only the collector can reach shuts its workers down when it is collected
+    deadline = time.monotonic() + GRACE
+    while (grown := Holdings.now().beyond(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not grown, f"the test left behind: {grown}"
