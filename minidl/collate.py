@@ -1,0 +1,197 @@
+"""Collating: how a list of samples becomes one batch.
+
+Interface: `default_collate(samples)` stacks tensors, turns arrays and numbers into tensors, and goes into mappings,
+sequences and named tuples; `default_convert(sample)` does the same to a lone sample, without a batch dimension.
+Rules of use: `collate` looks the element's type up in a map from types to functions `fn(batch, *, collate_fn_map)`.
+Add your own types to `default_collate_fn_map`. What your code has registered in torch's map of the same name holds here
+too: at each call, functions in it that torch did not put there are laid over our defaults, and yours in our map on top.
+In a worker, `collate_tensor_fn` stacks straight into shared memory, so that sending the batch copies nothing.
+
+Articles: 1 (collate), 3 (the shared-memory shortcut). Upstream: torch/utils/data/_utils/collate.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data._utils import collate as torch_collate
+
+from minidl import worker_info
+
+CollateFn: TypeAlias = Callable[..., Any]
+CollateFnMap: TypeAlias = dict[type | tuple[type, ...], CollateFn]
+
+np_str_obj_array_pattern = re.compile(r"[SaUO]")  # kinds of NumPy dtype that have no tensor: strings and objects
+default_collate_err_msg_format = (
+    "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
+)
+_UNSTACKABLE_LAYOUTS = {
+    torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc
+}  # fmt: skip
+
+
+def default_convert(data: Any) -> Any:
+    """`data` with every NumPy array and scalar in it made a tensor; the nesting stays, but tuples become lists.
+
+    Strings, bytes, numbers and arrays of strings or objects stay as they are. Article 1; the loader's default when
+    it does not batch.
+    """
+    if isinstance(data, Tensor):
+        return data
+    if _is_numpy_value(data):
+        return data if _is_string_or_object_array(data) else torch.as_tensor(data)
+    if isinstance(data, Mapping):
+        return _like_mapping(data, {key: default_convert(data[key]) for key in data})
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(default_convert(item) for item in data))
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return _like_sequence(data, [default_convert(item) for item in data])
+    return data
+
+
+def _is_numpy_value(data: Any) -> bool:
+    return type(data).__module__ == "numpy" and type(data).__name__ not in ("str_", "string_")
+
+
+def _is_string_or_object_array(data: Any) -> bool:
+    return type(data).__name__ == "ndarray" and np_str_obj_array_pattern.search(data.dtype.str) is not None
+
+
+def _like_mapping(model: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of `model`'s type, with its other attributes where it can be copied; failing that, a dict."""
+    try:
+        if not isinstance(model, MutableMapping):
+            return type(model)(items)  # type: ignore[call-arg]
+        clone = copy.copy(model)
+        clone.update(items)
+        return clone
+    except TypeError:
+        return items
+
+
+def _like_sequence(model: Sequence[Any], items: list[Any]) -> Any:
+    """A sequence of `model`'s type, with its other attributes where it can be copied; failing that, a list.
+
+    A tuple always becomes a list: programs rely on that, oddly as it sits beside the rest.
+    """
+    if isinstance(model, tuple):
+        return items
+    try:
+        if not isinstance(model, MutableSequence):
+            return type(model)(items)  # type: ignore[call-arg]
+        clone = copy.copy(model)
+        for i, item in enumerate(items):
+            clone[i] = item
+        return clone
+    except TypeError:
+        return items
+
+
+def collate(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
+    """Collate a non-empty list of samples of one kind, deciding by the first.
+
+    The element's type is looked up in `collate_fn_map`, exactly and then in order by `isinstance`; failing that,
+    mappings, named tuples and sequences are collated member by member.
+    RuntimeError when sequences differ in length; TypeError for an element that nothing fits. Article 1.
+    """
+    elem = batch[0]
+    function = _find_function(elem, collate_fn_map or {})
+    if function is not None:
+        return function(batch, collate_fn_map=collate_fn_map)
+    if isinstance(elem, Mapping):
+        fields = {key: collate([sample[key] for sample in batch], collate_fn_map=collate_fn_map) for key in elem}
+        return _like_mapping(elem, fields)
+    if isinstance(elem, tuple) and hasattr(elem, "_fields"):
+        return type(elem)(*(collate(column, collate_fn_map=collate_fn_map) for column in zip(*batch, strict=False)))
+    if isinstance(elem, Sequence):
+        if any(len(sample) != len(elem) for sample in batch):
+            raise RuntimeError("each element in list of batch should be of equal size")
+        columns = zip(*batch, strict=True)
+        return _like_sequence(elem, [collate(column, collate_fn_map=collate_fn_map) for column in columns])
+    raise TypeError(default_collate_err_msg_format.format(type(elem)))
+
+
+def _find_function(elem: Any, collate_fn_map: CollateFnMap) -> CollateFn | None:
+    if type(elem) in collate_fn_map:
+        return collate_fn_map[type(elem)]
+    return next((function for kind, function in collate_fn_map.items() if isinstance(elem, kind)), None)
+
+
+def new_shared(elem: Tensor, shape: Sequence[int]) -> Tensor:
+    """An uninitialised tensor in shared memory, with the dtype and device of `elem`. Article 3."""
+    numel = torch.Size(shape).numel()
+    storage = torch.UntypedStorage._new_shared(numel * elem.element_size(), device=elem.device)  # type: ignore[no-untyped-call]
+    return elem.new_empty(0).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
+
+
+def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Tensor:
+    """Stack tensors of shape (...) into (len(batch), ...); in a worker, into shared memory.
+
+    RuntimeError for nested or sparse tensors, or for tensors of different shapes.
+    """
+    elem = batch[0]
+    for kind, refused in (("nested", elem.is_nested), ("sparse", elem.layout in _UNSTACKABLE_LAYOUTS)):
+        if refused:
+            raise RuntimeError(
+                f"Batches of {kind} tensors are not currently supported by the default collate_fn; "
+                "please provide a custom collate_fn to handle them appropriately."
+            )
+    if worker_info.get_worker_info() is None:
+        return torch.stack(batch, 0)
+    # Room for what there is, not for len(batch) of the first: shapes that differ fail here as they do upstream.
+    out = new_shared(elem, [sum(tensor.numel() for tensor in batch)]).resize_(len(batch), *elem.size())
+    return torch.stack(batch, 0, out=out)
+
+
+def collate_numpy_array_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
+    """Arrays (memory maps included) collate as tensors. TypeError for arrays of strings or objects."""
+    if np_str_obj_array_pattern.search(batch[0].dtype.str) is not None:
+        raise TypeError(default_collate_err_msg_format.format(batch[0].dtype))
+    return collate([torch.as_tensor(array) for array in batch], collate_fn_map=collate_fn_map)
+
+
+def collate_numpy_scalar_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Tensor:
+    return torch.as_tensor(batch)
+
+
+def collate_float_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Tensor:
+    return torch.tensor(batch, dtype=torch.float64)
+
+
+def collate_int_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Tensor:
+    return torch.tensor(batch)
+
+
+def collate_str_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
+    return batch
+
+
+default_collate_fn_map: CollateFnMap = {
+    Tensor: collate_tensor_fn,
+    np.ndarray: collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): collate_numpy_scalar_fn,
+    float: collate_float_fn,
+    int: collate_int_fn,
+    str: collate_str_fn,
+    bytes: collate_str_fn,
+}
+
+
+def default_collate(batch: Any) -> Any:
+    """`collate` with the default functions and all that was registered beside or over them. Article 1."""
+    return collate(batch, collate_fn_map=_registered())
+
+
+def _registered() -> CollateFnMap:
+    theirs = _added_by_users(torch_collate.default_collate_fn_map, torch_collate.__name__)
+    return default_collate_fn_map | theirs | _added_by_users(default_collate_fn_map, __name__)
+
+
+def _added_by_users(fn_map: CollateFnMap, home: str) -> CollateFnMap:
+    return {kind: function for kind, function in fn_map.items() if getattr(function, "__module__", None) != home}

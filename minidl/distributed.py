@@ -1,0 +1,223 @@
+"""Samplers that give each process of a distributed run its own share of the indices.
+
+Interface: `DistributedSampler` is the Python front end's: rank r takes every num_replicas-th index of one common order.
+`DistributedRandomSampler` and `DistributedSequentialSampler` are the C++ front end's: rank r takes one contiguous
+block, handed out by `next(batch_size)`.
+Rules of use: call `set_epoch` on every rank before each epoch. All ranks shuffle alike, from the seed and the epoch, so
+no communication is needed. The C++ samplers shuffle at `reset()`, so there `set_epoch` acts from the next reset on.
+
+Article: 2. Upstream: torch/utils/data/distributed.py; torch/csrc/api/include/torch/data/samplers/distributed.h.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterator, Mapping, MutableMapping
+from itertools import chain
+from typing import IO, Any, TypeVar
+
+import torch
+import torch.distributed
+import torch.utils.data
+from torch import Tensor
+
+from minidl._libstdcxx import Mt19937, shuffle
+from minidl.sampler import Sampler, permutation, walk
+
+__all__ = ["DistributedRandomSampler", "DistributedSampler", "DistributedSequentialSampler"]
+
+_T_co = TypeVar("_T_co", covariant=True)
+Archive = MutableMapping[str, Tensor] | str | os.PathLike[str] | IO[bytes]
+
+
+class DistributedSampler(Sampler[_T_co]):
+    """One rank's share: positions rank, rank + num_replicas, ... of an order that all ranks have in common.
+
+    Where the length does not divide evenly, the order is repeated from its beginning until it does, or cut short with
+    `drop_last`. num_replicas, rank: by default those of the current process group. shuffle: permute by seed + epoch.
+    ValueError for a rank outside [0, num_replicas); RuntimeError without torch.distributed when a default is needed;
+    AssertionError on iterating when the dataset's length has changed so that the shares no longer fit.
+    Article 2, sections 3.1 to 3.3; upstream torch.utils.data.DistributedSampler.
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if (num_replicas is None or rank is None) and not torch.distributed.is_available():
+            raise RuntimeError("Requires distributed package to be available")
+        num_replicas = torch.distributed.get_world_size() if num_replicas is None else num_replicas
+        rank = torch.distributed.get_rank() if rank is None else rank
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
+        self.dataset = dataset
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.epoch = 0
+        self.drop_last = drop_last
+        n = len(dataset)  # type: ignore[arg-type]
+        uneven = n % num_replicas != 0
+        self.num_samples = math.ceil((n - num_replicas if drop_last and uneven else n) / num_replicas)
+        self.total_size = self.num_samples * num_replicas
+        self.shuffle = shuffle
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[_T_co]:
+        n, total_size = len(self.dataset), self.total_size  # type: ignore[arg-type]
+        if n < total_size if self.drop_last else n > total_size:
+            raise AssertionError(f"Number of indices ({n}) does not match total_size ({total_size})")
+        share = slice(self.rank, total_size, self.num_replicas)
+        positions = range(total_size)[share]
+        if len(positions) != self.num_samples:
+            raise AssertionError(
+                f"Number of subsampled indices ({len(positions)}) does not match num_samples ({self.num_samples})"
+            )
+        within = range(n)[share]
+        wrapped = [position % n for position in positions[len(within) :]]
+        if not self.shuffle:
+            return chain(within, wrapped)  # type: ignore[arg-type]
+        order = permutation(n, torch.Generator().manual_seed(self.seed + self.epoch))
+        # A copy, so that the whole permutation is freed here instead of living for the epoch.
+        return walk(torch.cat([order[share], order[wrapped]]))  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration shuffle by seed + epoch; without it every epoch has the same order."""
+        self.epoch = epoch
+
+
+class _BlockSampler(ABC):
+    """What both C++ samplers share: rank r owns positions [r * count, (r + 1) * count) of all indices.
+
+    count is size / num_replicas, rounded up with `allow_duplicates` (the first indices are then dealt twice), else down
+    (the last indices are then dealt to nobody). A loader takes one epoch as `iter(lambda: sampler.next(64), None)`.
+    ValueError for a negative size or a rank outside [0, num_replicas), which C++ does not check.
+    """
+
+    def __init__(self, size: int, num_replicas: int = 1, rank: int = 0, allow_duplicates: bool = True) -> None:
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
+        self._num_replicas = num_replicas
+        self._rank = rank
+        self._epoch = 0
+        self._allow_duplicates = allow_duplicates
+        self.reset(size)
+
+    def reset(self, new_size: int | None = None) -> None:
+        """Start over, with `new_size` indices if given; the size before it otherwise."""
+        if new_size is not None:
+            if new_size < 0:
+                raise ValueError(f"{type(self).__name__}: size must be 0 or more, got {new_size}")
+            self._size = new_size
+        count = self._local_sample_count()
+        self._begin_index = self._rank * count
+        self._end_index = self._begin_index + count
+        self._sample_index = self._begin_index
+
+    def next(self, batch_size: int) -> list[int] | None:
+        """The next `batch_size` indices of this rank, fewer at the end of its block, and None after that."""
+        if batch_size < 0:
+            raise ValueError(f"{type(self).__name__}.next: batch_size must be 0 or more, got {batch_size}")
+        if self._sample_index == self._end_index:
+            return None
+        start = self._sample_index
+        self._sample_index = min(start + batch_size, self._end_index)
+        return self._indices(start, self._sample_index)
+
+    def index(self) -> int:
+        """The position, counted over all ranks, that the next index is taken from."""
+        return self._sample_index
+
+    def epoch(self) -> int:
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle of the next `reset()`; the epoch under way goes on as it is."""
+        self._epoch = epoch
+
+    def save(self, archive: Archive) -> None:
+        """Write the position (and a random sampler's epoch) into a dict, a path or a binary file.
+
+        Keys and values are those of the C++ archive: int64 tensors of shape (). Neither size nor rank is stored.
+        """
+        if isinstance(archive, MutableMapping):
+            archive.update(self._state())
+        else:
+            torch.save(self._state(), archive)
+
+    def load(self, archive: Archive | Mapping[str, Tensor]) -> None:
+        """Continue from what `save` wrote, in a sampler made with the same arguments.
+
+        An archive that C++ wrote is read as `dict(torch.jit.load(path).named_buffers())`.
+        ValueError, leaving the sampler as it was, when the stored position is past the end of this rank's block.
+        """
+        self._restore(archive if isinstance(archive, Mapping) else torch.load(archive, weights_only=True))
+
+    def _restore(self, stored: Mapping[str, Tensor]) -> None:
+        position = int(stored["sample_index_"])
+        if position > self._end_index:
+            raise ValueError(
+                f"{type(self).__name__}.load: position {position} is past this rank's block, which ends at "
+                f"{self._end_index}; load into a sampler of the size, num_replicas and rank that was saved"
+            )
+        self._sample_index = position
+
+    def _local_sample_count(self) -> int:
+        rounding = self._num_replicas - 1 if self._allow_duplicates else 0
+        return (self._size + rounding) // self._num_replicas
+
+    def _state(self) -> dict[str, Tensor]:
+        return {"sample_index_": torch.tensor(self._sample_index)}
+
+    @abstractmethod
+    def _indices(self, start: int, end: int) -> list[int]:
+        """The indices at positions [start, end)."""
+
+
+class DistributedSequentialSampler(_BlockSampler):
+    """Each rank's block in order, wrapping round to index 0 past the last.
+
+    Article 2, section 3.4.2.2; upstream torch::data::samplers::DistributedSequentialSampler.
+    """
+
+    def _indices(self, start: int, end: int) -> list[int]:
+        return [position % self._size for position in range(start, end)]
+
+
+class DistributedRandomSampler(_BlockSampler):
+    """Each rank's block of all indices shuffled by the epoch: at construction by epoch 0, then at every `reset()`.
+
+    As upstream, the duplicates are 0, 1, 2, ... in sequence, so more than twice as many ranks as indices make some of
+    them exceed the size. Article 2, section 3.4.2.1; upstream torch::data::samplers::DistributedRandomSampler.
+    """
+
+    def reset(self, new_size: int | None = None) -> None:
+        super().reset(new_size)
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        dealt = self._local_sample_count() * self._num_replicas
+        self._all_indices = array("Q", chain(range(min(dealt, self._size)), range(dealt - self._size)))
+        shuffle(self._all_indices, Mt19937(self._epoch))
+
+    def _indices(self, start: int, end: int) -> list[int]:
+        return self._all_indices[start:end].tolist()
+
+    def _state(self) -> dict[str, Tensor]:
+        return super()._state() | {"epoch_": torch.tensor(self._epoch)}
+
+    def _restore(self, stored: Mapping[str, Tensor]) -> None:
+        epoch = int(stored["epoch_"])
+        super()._restore(stored)
+        self._epoch = epoch
+        self._shuffle()
