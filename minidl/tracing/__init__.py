@@ -1,0 +1,1 @@
+"""Recording what a loader does, and reading it back."""

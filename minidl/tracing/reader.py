@@ -1,0 +1,592 @@
+"""Reading a trace: a directory of a run that is live, finished or killed, or the one file it was packed into.
+
+Interface: `read_trace(path)` -> `Trace`; its `events` (a structured array in time order), `spans()`, `select()`,
+`to_pandas()`, `pack()`, and `problems`: what the trace lacks, in words.
+
+Rules of use: whatever can be read is read, and the rest is said in `problems`; TraceError is for a path that holds no
+trace, or one of a later format. Nothing of a file is executed or unpickled, and names inside a packed file are never
+used as paths. A trace that is being written may be read: two readings are compared, and a record counts where they
+agree.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracing.events import BY_NAME, EVENTS, FORMAT_VERSION, RECORD, Event, Field, Phase, Track
+from minidl.tracing.recorder import (
+    EVENTS_SUFFIX,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MANIFEST,
+    SIDE_SUFFIX,
+    STATE,
+    STATE_AT,
+    TraceError,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ROW", "SPAN", "Process", "Trace", "TraceError", "pairs", "read_trace"]
+
+Rows = npt.NDArray[np.void]
+
+PACKED_SUFFIX = ".minidl"
+
+ROW = np.dtype([*((name, RECORD[name]) for name in RECORD.names or ()), ("pid", "<u4"), ("process", "<u4")])
+"""One event of a Trace: a RECORD, and who emitted it (pid, and index in `Trace.processes`)."""
+
+SPAN = np.dtype(
+    [
+        ("code", "<u2"),  # of the begin
+        ("begin", "<i8"),  # ns, CLOCK_MONOTONIC
+        ("end", "<i8"),  # ns; -1 = no end was recorded
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("process", "<u4"),
+        ("loader", "<u2"),
+        ("task", "<i8"),  # of the begin, or of the end where the begin has none
+        ("worker", "<i8"),
+        ("end_task", "<i8"),  # of the end; -1 = none, or open
+        ("end_worker", "<i8"),
+        *((name, "<i8") for name in ("bx", "by", "bz", "ex", "ey", "ez")),
+    ]
+)
+"""One span: a begin and its end."""
+
+_MEMBER = re.compile(r"manifest\.json|(\d+-\d+)(\.events|\.meta\.jsonl)")
+_ADDED = ["pid", "process"]
+
+
+@dataclass
+class Process:
+    """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded."""
+
+    pid: int
+    ppid: int = 0
+    role: str = "other"
+    worker: int = -1
+    loader: int = 0
+    start_ns: int = 0
+    events: int = 0
+    lost: int = 0
+    file: str = ""
+    note: str = ""
+    header: bytes = field(default=b"", repr=False)
+
+    @property
+    def name(self) -> str:
+        """For messages: "worker 2 (pid 71)"."""
+        return f"{self.role}{'' if self.worker < 0 else f' {self.worker}'} (pid {self.pid})"
+
+
+@dataclass
+class _Files:
+    """A trace's files as bytes, wherever they came from; `agreed` holds of each events file's slots what is stable."""
+
+    manifest: bytes | None = None
+    side: dict[str, bytes] = field(default_factory=dict)
+    events: dict[str, bytes] = field(default_factory=dict)
+    again: dict[str, bytes] = field(default_factory=dict)  # a second reading, of files that may be in use
+    problems: list[str] = field(default_factory=list)
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Open the trace at `path`: a directory of a live, finished or killed run, or a packed file.
+
+    Raises TraceError where there is no trace, where there are several, or where its format is of a later minidl.
+    """
+    place = Path(path)
+    try:
+        files = _read_directory(place) if place.is_dir() else _read_packed(place)
+    except OSError as error:
+        raise TraceError(
+            f"{place}: {error.strerror or error}: give the directory or the packed file of a trace"
+        ) from error
+    return Trace(place, files)
+
+
+# --- Where the bytes come from ----------------------------------------------------------------------------------------
+def _read_directory(place: Path) -> _Files:
+    names = sorted(os.listdir(place))
+    if not any(_MEMBER.fullmatch(name) for name in names):
+        raise TraceError(_no_trace_in(place, names))
+    files = _Files()
+    for name in names:
+        match = _MEMBER.fullmatch(name)
+        if match is None or not (place / name).is_file():
+            continue
+        try:
+            data = (place / name).read_bytes()
+            if match[2] == EVENTS_SUFFIX:
+                files.again[match[1]] = (place / name).read_bytes()
+        except OSError as error:
+            files.problems.append(f"{name}: {error.strerror}")
+            continue
+        _file(files, match, data)
+    return files
+
+
+def _file(files: _Files, match: re.Match[str], data: bytes) -> None:
+    if match[2] is None:
+        files.manifest = data
+    else:
+        (files.events if match[2] == EVENTS_SUFFIX else files.side)[match[1]] = data
+
+
+def _no_trace_in(place: Path, names: list[str]) -> str:
+    inner = [n for n in names if (place / n / MANIFEST).is_file()]
+    packed = [n for n in names if n.endswith(PACKED_SUFFIX)]
+    if inner or packed:
+        found = inner + packed
+        return f"{place} is no trace but holds {len(found)}: give one of them: {', '.join(found[:8])}"
+    if not names:
+        return f"{place} is an empty directory: a trace has a {MANIFEST} in it"
+    return f"{place} is no trace: it has no {MANIFEST}, but {', '.join(names[:4])}"
+
+
+def _read_packed(place: Path) -> _Files:
+    with place.open("rb") as file:
+        start = file.read(512)
+        if start[:2] != b"\x1f\x8b":
+            raise TraceError(_foreign(place, start))
+        file.seek(0)
+        plain, problem = _unzip(file)
+    files = _Files(problems=[f"{place.name}: {problem}"] if problem else [])
+    for name, data in _members(plain, files.problems):
+        match = _MEMBER.fullmatch(name)
+        if match is None:
+            files.problems.append(f"{place.name}: a member named {name[:80]!r} is no part of a trace and was left out")
+        else:
+            _file(files, match, data)
+    if files.manifest is None and not files.side and not files.events:
+        raise TraceError(f"{place} is compressed by gzip, but holds no minidl trace")
+    return files
+
+
+def _foreign(place: Path, start: bytes) -> str:
+    if start.startswith(MAGIC) or place.name.endswith((EVENTS_SUFFIX, SIDE_SUFFIX)) or place.name == MANIFEST:
+        return f"{place} is one file of a trace: give the directory that it is in: {place.absolute().parent}"
+    found = "an empty file" if not start else f"a file that starts with {start[:16]!r}"
+    return f"{place} is {found}, and no packed trace: give a file that minidl packed, or a trace's directory"
+
+
+def _unzip(file: Any) -> tuple[bytes, str]:
+    """All that a gzip file, perhaps cut short or damaged, still yields; and what is wrong with it, or ""."""
+    unzip = zlib.decompressobj(wbits=31)
+    parts = []
+    try:
+        while not unzip.eof and (piece := file.read(4096)):
+            parts.append(unzip.decompress(piece))
+    except zlib.error as error:
+        return b"".join(parts), f"damaged ({error}): what comes before the damage was read"
+    return b"".join(parts), "" if unzip.eof else "truncated: what is there was read"
+
+
+def _members(plain: bytes, problems: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each regular member, the last one perhaps cut short. Nothing is unpacked to the disk."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
+            for member in tar:
+                if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    yield member.name, plain[member.offset_data : member.offset_data + member.size]
+                else:
+                    problems.append(f"a member named {member.name[:80]!r} is no plain file and was left out")
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        if not problems:
+            problems.append(f"the packed file ends early: {error}")
+
+
+# --- What the bytes mean ----------------------------------------------------------------------------------------------
+class Trace:
+    """What a run recorded. Made by `read_trace`.
+
+    manifest: dict, as written where the run began. events: array of ROW, by time. processes: by start.
+    threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters.
+    problems: what the trace lacks, in words.
+    """
+
+    def __init__(self, path: Path, files: _Files) -> None:
+        self.path = path
+        self.problems: list[str] = list(files.problems)
+        self.manifest: dict[str, Any] = self._read_manifest(files.manifest)
+        self.processes: list[Process] = []
+        self.threads: dict[tuple[int, int], str] = {}
+        self.strings: dict[tuple[int, int], str] = {}
+        self.loaders: dict[int, dict[str, Any]] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._side = files.side
+        parts = []
+        for stem in sorted(files.side.keys() | files.events.keys(), key=_start_of):
+            process = Process(pid=int(stem.split("-")[0]), start_ns=_start_of(stem)[0], file=stem)
+            self.processes.append(process)
+            self._read_side(len(self.processes) - 1, files.side.get(stem))
+            parts.append(self._read_events(len(self.processes) - 1, files.events.get(stem), files.again.get(stem)))
+        everything = np.concatenate(parts) if parts else np.empty(0, ROW)
+        everything = everything[np.argsort(everything["time"], kind="stable")]
+        known = np.isin(everything["code"], list(EVENTS))
+        self.events: Rows = everything[known]
+        self._unknown: Rows = everything[~known]
+        self._note_gaps()
+
+    def _read_manifest(self, data: bytes | None) -> dict[str, Any]:
+        if data is None:
+            self.problems.append(f"there is no {MANIFEST}: the run's versions, machine and command are unknown")
+            return {}
+        try:
+            manifest = json.loads(data)
+        except (ValueError, RecursionError):
+            manifest = None
+        if not isinstance(manifest, dict):
+            self.problems.append(f"{MANIFEST} cannot be read: the run's versions, machine and command are unknown")
+            return {}
+        version = manifest.get("format")
+        if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+            versions = manifest.get("versions")
+            writer = versions.get("minidl", "?") if isinstance(versions, dict) else "?"
+            raise TraceError(
+                f"{self.path} was written by minidl {writer}, format {version}; this minidl reads up to format "
+                f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"
+            )
+        return manifest
+
+    def _read_side(self, index: int, data: bytes | None) -> None:
+        process = self.processes[index]
+        if data is None:
+            self.problems.append(
+                f"pid {process.pid}: {process.file}{SIDE_SUFFIX} is missing: role, thread names and texts are unknown"
+            )
+            return
+        bad = 0
+        for line in data.splitlines():
+            try:
+                facts = json.loads(line)
+                self._take(index, facts.pop("kind"), facts)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                bad += 1
+        if bad:
+            self.problems.append(f"pid {process.pid}: {bad} line(s) of {process.file}{SIDE_SUFFIX} cannot be read")
+
+    def _take(self, index: int, kind: str, facts: dict[str, Any]) -> None:
+        """Take in one line of a side file. Raises ValueError, TypeError or KeyError where it makes no sense."""
+        process = self.processes[index]
+        if kind == "process":
+            process.role = _printable(facts.get("role", process.role))
+            process.ppid = int(facts.get("ppid", process.ppid))
+            process.worker = int(facts.get("worker", process.worker))
+            process.loader = int(facts.get("loader", process.loader))
+        elif kind == "thread":
+            self.threads[process.pid, int(facts["tid"])] = _printable(facts["name"])
+        elif kind == "string":
+            self.strings[index, int(facts["id"])] = _printable(facts["text"])
+        elif kind == "loader":
+            self.loaders[int(facts["loader"])] = {k: v for k, v in facts.items() if k != "loader"}
+        elif kind == "refused":
+            self.problems.append(
+                f"pid {process.pid}: an event did not fit a record: code {facts['code']}, {facts['values']}"
+            )
+        self._lines.append({"kind": kind, "process": index, **facts})
+
+    def _read_events(self, index: int, data: bytes | None, again: bytes | None) -> Rows:
+        process = self.processes[index]
+        problem = _header_problem(data)
+        if problem:
+            process.note = problem
+            self.problems.append(f"pid {process.pid}: {process.file}{EVENTS_SUFFIX} {problem}")
+            return np.empty(0, ROW)
+        assert data is not None
+        process.header = data[:HEADER_BYTES]
+        ring = HEADER.unpack_from(data)[5]
+        slots, process.lost, errno = STATE.unpack_from(data, STATE_AT)
+        rows, whole = _valid(data, again, ring)
+        process.events = len(rows)
+        if process.lost:
+            self._lack(process, f"{process.lost} events could not be recorded: {os.strerror(errno)}")
+        if (len(data) - HEADER_BYTES) // RECORD.itemsize < slots or len(data) % RECORD.itemsize:
+            self._lack(process, f"its events file is truncated: {whole} of {slots} slots are there")
+        if len(rows):
+            last = int(rows["seq"][-1])
+            overwritten = max(0, last - ring) if ring else 0
+            if overwritten:
+                process.lost += overwritten
+                self._lack(process, f"the oldest {overwritten} events were overwritten (ring of {ring} events)")
+            if last - overwritten > len(rows):
+                self._lack(process, f"{last - overwritten - len(rows)} events were begun and not written to their end")
+        out = np.empty(len(rows), ROW)
+        for name in RECORD.names or ():
+            out[name] = rows[name]
+        out["pid"] = process.pid
+        out["process"] = index
+        return out
+
+    def _lack(self, process: Process, what: str) -> None:
+        process.note = f"{process.note}; {what}" if process.note else what
+        self.problems.append(f"{process.name}: {what}")
+
+    def _note_gaps(self) -> None:
+        if not self.processes:
+            self.problems.append("no process has recorded anything")
+        for code, count in sorted(Counter(self._unknown["code"].tolist()).items()):
+            self.problems.append(f"{count} events with code {code}, which this minidl does not know, were left out")
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        roles = Counter(p.role for p in self.processes)
+        who = ", ".join(f"{count} {role}" for role, count in roles.items())
+        seconds = (int(self.events["time"][-1]) - int(self.events["time"][0])) / 1e9 if len(self) else 0
+        lacks = f", {len(self.problems)} problems" if self.problems else ""
+        return f"<Trace {self.path}: {who or 'no processes'}; {len(self)} events in {seconds:.3f} s{lacks}>"
+
+    def described(self, kind: str) -> list[dict[str, Any]]:
+        """All that was described under `kind`, in each process's order, with "process" (index) added."""
+        return [line for line in self._lines if line["kind"] == kind]
+
+    def text(self, row: np.void) -> str:
+        """The text that an event of `events` carries in its string field; "" where it has none."""
+        for column, own in zip("xyz", EVENTS[int(row["code"])].fields, strict=False):
+            if own.unit == "string":
+                return self.strings.get((int(row["process"]), int(row[column])), "")
+        return ""
+
+    def select(self, name: str, phase: Phase | None = None) -> Rows:
+        """The events called `name`, of one phase or of all. Raises KeyError where the table has no such event."""
+        codes = [e.code for (n, p), e in BY_NAME.items() if n == name and phase in (None, p)]
+        if not codes:
+            raise KeyError(f"no event is called {name!r} with phase {phase}: see minidl.tracing.events.BY_NAME")
+        return self.events[np.isin(self.events["code"], codes)]
+
+    def spans(self) -> Rows:
+        """Every begin with its end: array of SPAN, by begin; end = -1 where none was recorded. See `pairs`."""
+        return pairs(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame, one row an event, in time order.
+
+        Columns: name, phase, track, time_ns, pid, tid, process, role, task, worker, loader, and the events' own fields
+        under their names, missing where an event has no such field; `pid`, where it is an event's own field, is
+        called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how to get it.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("Trace.to_pandas needs pandas: pip install pandas") from error
+        rows = self.events
+        roles = np.array([p.role for p in self.processes] or [""], dtype=object)
+        codes = rows["code"]
+        columns: dict[str, Any] = {
+            "name": pd.Categorical(_per_code(codes, lambda e: e.name)),
+            "phase": pd.Categorical(_per_code(codes, lambda e: e.phase.value)),
+            "track": pd.Categorical(_per_code(codes, lambda e: e.track.value)),
+            "time_ns": rows["time"],
+            **{name: rows[name] for name in ("pid", "tid", "process")},
+            "role": pd.Categorical(roles[rows["process"]]),
+            **{name: rows[name] for name in ("task", "worker", "loader")},
+        }
+        own = {(f"event_{f.name}" if f.name in columns else f.name): f for e in self._kinds() for f in e.fields}
+        for name, what in own.items():
+            columns[name] = self._own_column(what)
+        return pd.DataFrame(columns)
+
+    def _kinds(self) -> list[Event]:
+        """The events that occur, in the table's order."""
+        present = set(np.unique(self.events["code"]).tolist())
+        return [event for code, event in EVENTS.items() if code in present]
+
+    def _own_column(self, what: Field) -> Any:
+        """The values of one of the events' own fields, over all events; missing where an event has no such field."""
+        import pandas as pd
+
+        values = np.zeros(len(self), np.int64)
+        there = np.zeros(len(self), bool)
+        for event in self._kinds():
+            for column, own in zip("xyz", event.fields, strict=False):
+                if own.name == what.name:
+                    mask = self.events["code"] == event.code
+                    values[mask] = self.events[column][mask]
+                    there |= mask
+        if what.unit == "string":
+            texts = [
+                self.strings.get((p, n)) if t else None
+                for p, n, t in zip(self.events["process"].tolist(), values.tolist(), there, strict=True)
+            ]
+            return pd.Series(texts, dtype=object)
+        if what.enum is None:
+            return pd.arrays.IntegerArray(values, ~there)
+        members = list(what.enum)
+        place = np.full(len(self), -1)
+        for number, member in enumerate(members):
+            place[there & (values == member.value)] = number
+        return pd.Categorical.from_codes(place, [m.name for m in members])
+
+    def pack(self, path: str | os.PathLike[str]) -> Path:
+        """Write the trace as one compressed file, without the slots that are not used.
+
+        Returns its path; `.minidl` is added where it is not the suffix. A file that is there is replaced once the new
+        one is whole. The same trace gives the same bytes.
+        """
+        target = Path(path)
+        target = target if target.suffix == PACKED_SUFFIX else target.with_name(target.name + PACKED_SUFFIX)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with (
+                draft.open("wb") as file,
+                gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
+                tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+            ):
+                for name, data in self._packed_members():
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        return target
+
+    def _packed_members(self) -> Iterator[tuple[str, bytes]]:
+        """The words before the events, so that a packed file that is cut short still knows whose events it lacks."""
+        yield MANIFEST, json.dumps(self.manifest, indent=1).encode()
+        for stem, data in self._side.items():
+            yield stem + SIDE_SUFFIX, data
+        for index, process in enumerate(self.processes):
+            if process.header:
+                yield process.file + EVENTS_SUFFIX, self._events_file(index)
+
+    def _events_file(self, index: int) -> bytes:
+        """The process's events file again, each record in its slot, the unused end cut off."""
+        header = bytearray(self.processes[index].header)
+        ring = HEADER.unpack_from(header)[5]
+        rows = np.concatenate([part[part["process"] == index] for part in (self.events, self._unknown)])
+        slots = (rows["seq"] - np.uint64(1)) % np.uint64(ring) if ring else rows["seq"] - np.uint64(1)
+        out = np.zeros(int(slots.max()) + 1 if len(rows) else 0, RECORD)
+        for name in RECORD.names or ():
+            out[name][slots] = rows[name]
+        _, lost, errno = STATE.unpack_from(header, STATE_AT)
+        STATE.pack_into(header, STATE_AT, len(out), lost, errno)
+        return bytes(header) + out.tobytes()
+
+
+def _per_code(codes: npt.NDArray[np.uint16], what: Callable[[Event], str]) -> npt.NDArray[np.object_]:
+    table = np.array([what(EVENTS[c]) if c in EVENTS else "" for c in range(max(EVENTS) + 1)], dtype=object)
+    out: npt.NDArray[np.object_] = table[codes]
+    return out
+
+
+def _start_of(stem: str) -> tuple[int, int]:
+    pid, start = stem.split("-")
+    return int(start), int(pid)
+
+
+def _printable(text: object) -> str:
+    """The text, with what no encoding can write (lone surrogates) as an escape: who prints it must not fail for it."""
+    return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _header_problem(data: bytes | None) -> str:
+    if data is None:
+        return "is missing: none of its events are here"
+    if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):
+        return "has no header yet: the process was stopped, or the disk was full, before its first event"
+    magic, version = HEADER.unpack_from(data)[:2]
+    if magic != MAGIC:
+        return f"starts with {data[:8]!r}, and is no events file"
+    if version != FORMAT_VERSION:
+        return f"is of format {version}, and this minidl reads format {FORMAT_VERSION}: read it with a later minidl"
+    return ""
+
+
+def _valid(data: bytes, again: bytes | None, ring: int) -> tuple[Rows, int]:
+    """The records in `data` in order of emission, and how many slots the file holds."""
+    slots = (len(data) - HEADER_BYTES) // RECORD.itemsize
+    rows = np.frombuffer(data, RECORD, slots, HEADER_BYTES)
+    good = (rows["seq"] > 0) & (rows["time"] != 0)
+    number = rows["seq"] - np.uint64(1)
+    good &= (number % np.uint64(ring) if ring else number) == np.arange(slots, dtype=np.uint64)
+    if again is not None and again != data:
+        both = min(slots, (len(again) - HEADER_BYTES) // RECORD.itemsize)
+        first, second = (np.frombuffer(d, "<u8", both * 8, HEADER_BYTES).reshape(both, 8) for d in (data, again))
+        good[:both] &= (first == second).all(axis=1)
+        good[both:] = False
+    found = rows[good]
+    if ring and len(found):
+        found = found[np.argsort(found["seq"], kind="stable")]
+        found = found[found["seq"] + np.uint64(ring) > found["seq"][-1]]
+    return found, slots
+
+
+# --- Spans ------------------------------------------------------------------------------------------------------------
+def pairs(trace: Trace) -> Rows:
+    """Every begin with its end: array of SPAN, by begin.
+
+    An end closes the last open begin of its name in its thread and loader. What is left of the loader's own spans is
+    tried again without the thread: an iterator may be closed by another thread than the one that began the epoch.
+    """
+    events = trace.events
+    span_codes = [c for c, e in EVENTS.items() if e.phase is Phase.BEGIN]
+    is_begin = np.isin(events["code"], span_codes)
+    is_end = np.isin(events["code"], [c + 1 for c in span_codes])
+    end_of = np.full(len(events), -1, np.int64)
+    _match(events, np.flatnonzero(is_begin | is_end), ["process", "tid", "loader"], end_of)
+    roaming = [c for c in span_codes if EVENTS[c].track in (Track.LOADER, Track.CONSUMER)]
+    closed = np.zeros(len(events), bool)
+    closed[end_of[end_of >= 0]] = True
+    left = np.isin(events["code"], roaming + [c + 1 for c in roaming]) & (end_of < 0) & ~closed
+    _match(events, np.flatnonzero(left), ["process", "loader"], end_of)
+    return _spans(events, np.flatnonzero(is_begin), end_of)
+
+
+def _match(events: Rows, index: npt.NDArray[np.int64], keys: list[str], end_of: npt.NDArray[np.int64]) -> None:
+    """For the begins and ends at `index`, set end_of[begin] = position of its end, last in first out within `keys`."""
+    rows = events[[*keys, "code"]][index]
+    is_begin = np.isin(rows["code"], [c for c, e in EVENTS.items() if e.phase is Phase.BEGIN])
+    name = np.where(is_begin, rows["code"], rows["code"] - 1)
+    columns = [name, *(rows[k] for k in keys)]
+    order = np.lexsort(columns)
+    new = np.zeros(len(order), bool)
+    for column in columns:
+        new[1:] |= column[order][1:] != column[order][:-1]
+    group = np.cumsum(new)
+    step = np.where(is_begin, 1, -1)[order]
+    depth = np.cumsum(step) + (step < 0)  # after a begin, before an end: the same number for the two of a pair
+    inner = np.lexsort((depth, group))
+    begin, end = inner[:-1], inner[1:]
+    paired = (group[begin] == group[end]) & (depth[begin] == depth[end]) & (step[begin] > 0) & (step[end] < 0)
+    end_of[index[order[begin[paired]]]] = index[order[end[paired]]]
+
+
+def _spans(events: Rows, begins: npt.NDArray[np.int64], end_of: npt.NDArray[np.int64]) -> Rows:
+    out = np.zeros(len(begins), SPAN)
+    first = events[begins]
+    ends = end_of[begins]
+    closed = ends >= 0
+    last = events[ends[closed]]
+    for name in ("code", "pid", "tid", "process", "loader", "task", "worker"):
+        out[name] = first[name]
+    out["begin"] = first["time"]
+    for name in ("end", "end_task", "end_worker"):
+        out[name] = -1
+    out["end"][closed] = last["time"]
+    for name in ("task", "worker"):
+        out["end_" + name][closed] = last[name]
+        out[name] = np.where(out[name] < 0, out["end_" + name], out[name])
+    for name in "xyz":
+        out["b" + name] = first[name]
+        out["e" + name][closed] = last[name]
+    return out

@@ -1,0 +1,363 @@
+"""The recorder: every event is in a file before the next statement runs, so a trace survives its process.
+
+Interface: `create(directory)` begins a trace, `start(config)` makes this process's `Recorder`, `active()` and `stop()`
+find and end it. A process writes two files into the trace's directory: `<pid>-<ns>.events`, a header page and then one
+64-byte slot an event, memory-mapped; and `<pid>-<ns>.meta.jsonl`, a line of JSON for each thing that needs words.
+
+Rules of use: `emit` may be called from any thread, from a signal handler, after a fork and while the interpreter exits.
+It never raises an error of its own. There is no lock to be caught in: a slot's number is taken from an atomic counter,
+and growing the file twice has the effect of growing it once. A file is allocated before it is mapped, since writing to
+a mapped page that the disk has no room for is a bus error. What goes wrong turns this process's recording off, is said
+once on stderr, and is counted in the file's header.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import mmap
+import os
+import platform
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidl.tracing.events import EVENTS, FORMAT_VERSION, PACK
+
+MAGIC = b"minidlEV"
+HEADER = struct.Struct("<8sIIqqQ")
+"""Start of an events file: magic, format version, pid, start in monotonic and realtime ns, slots of the ring or 0."""
+
+STATE = struct.Struct("<QQq")
+"""At `STATE_AT`, rewritten in place: slots in the file, events that could not be recorded, and the reason's errno."""
+
+STATE_AT = 64
+HEADER_BYTES = 4096
+SLOT_BYTES = PACK.size
+FIRST_SLOTS = 1024  # a process that says little takes 64 KiB of disk
+GROW_SLOTS = 16384  # 1 MiB: a chatty one pays for growth once in 16384 events
+EVENTS_SUFFIX = ".events"
+SIDE_SUFFIX = ".meta.jsonl"
+MANIFEST = "manifest.json"
+
+
+class TraceError(Exception):
+    """A trace that cannot be begun or read. The message names the file, what is wrong with it, and the remedy."""
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Where and how to record; pickled to spawned workers.
+
+    directory is made absolute, so that a later change of directory changes nothing. detail "batch" leaves out the
+    events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
+    (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything.
+    """
+
+    directory: str
+    detail: str = "sample"
+    ring_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.detail not in ("sample", "batch"):
+            raise ValueError(f"TraceConfig: detail is 'sample' or 'batch', not {self.detail!r}")
+        object.__setattr__(self, "directory", os.path.abspath(self.directory))
+
+    @property
+    def ring_slots(self) -> int:
+        """Slots that a process's file may have; 0 = no limit."""
+        if self.ring_bytes is None:
+            return 0
+        return int(max(FIRST_SLOTS, 1 << max(0, (self.ring_bytes // SLOT_BYTES).bit_length() - 1)))
+
+
+class Recorder:
+    """This process's pen. Files are opened at the first event; a forked child begins files of its own."""
+
+    __slots__ = (
+        "__weakref__", "_counter", "_dropped", "_header", "_introduced", "_left_out", "_local", "_map", "_mask",
+        "_off", "_refused", "_start", "_stem", "_string_ids", "_strings", "config",
+    )  # fmt: skip
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.config = config
+        ring = config.ring_slots
+        self._mask = ring - 1 if ring else -1
+        self._left_out = (
+            frozenset(c for c, e in EVENTS.items() if e.detail) if config.detail == "batch" else frozenset()
+        )
+        self._reset()
+        _RECORDERS.add(self)
+
+    def _reset(self) -> None:
+        """Forget whatever belongs to one process; in a forked child, the parent's files and thread ids."""
+        self._counter = itertools.count()
+        self._local = threading.local()
+        self._map: mmap.mmap | bytearray = bytearray()
+        self._header: mmap.mmap | bytearray = self._map
+        self._start = time.monotonic_ns(), time.time_ns()
+        self._stem = os.path.join(self.config.directory, f"{os.getpid()}-{self._start[0]}")
+        self._introduced = False
+        self._strings: dict[str, int] = {}
+        self._string_ids = itertools.count(1)
+        self._off: str | None = None
+        self._dropped = 0
+        self._refused: set[str] = set()
+
+    def emit(
+        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
+    ) -> None:
+        """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
+
+        Only the exceptions that the slot itself can raise are caught: one thrown by a signal handler passes through.
+        """
+        if code in self._left_out:
+            return
+        n = next(self._counter)
+        try:
+            PACK.pack_into(
+                self._map, HEADER_BYTES + (n & self._mask) * SLOT_BYTES,
+                time.monotonic_ns(), code, loader, self._local.tid, task, worker, x, y, z, n + 1,
+            )  # fmt: skip
+        except (struct.error, AttributeError, TypeError, ValueError):
+            self._emit_slowly(n, code, loader, task, worker, x, y, z)
+
+    def _emit_slowly(self, n: int, *values: int) -> None:
+        """The first event of a process or a thread, one that needs a longer file, or one that does not fit a slot."""
+        if self._off is not None:
+            self._drop(n)
+            return
+        try:
+            tid = self._tid()
+            self._grow((n & self._mask) + 1)
+            at = HEADER_BYTES + (n & self._mask) * SLOT_BYTES
+            PACK.pack_into(self._map, at, time.monotonic_ns(), *values[:2], tid, *values[2:], n + 1)
+        except OSError as error:
+            self._give_up(error)
+            self._drop(n)
+        except (struct.error, TypeError, ValueError):
+            self._refuse(values)
+
+    def _tid(self) -> int:
+        tid: int | None = getattr(self._local, "tid", None)
+        if tid is None:
+            tid = self._local.tid = threading.get_native_id()
+            self.describe("thread", tid=tid, name=threading.current_thread().name)
+        return tid
+
+    def _grow(self, slots: int) -> None:
+        """Make the map hold at least `slots` slots. Raises OSError where the disk, the directory or a limit says no."""
+        have = max(0, len(self._map) - HEADER_BYTES) // SLOT_BYTES
+        if slots <= have or self._off is not None:
+            return
+        want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
+        if self._mask >= 0:
+            want = min(want, self._mask + 1)
+        size = HEADER_BYTES + want * SLOT_BYTES
+        # The file is made once: where it has been deleted since, the trace is gone, and a new file would be a stray.
+        fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o644)
+        try:
+            old = os.fstat(fd).st_size
+            if old < size:
+                os.posix_fallocate(fd, old, size - old)
+            grown = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._mask + 1)
+        STATE.pack_into(grown, STATE_AT, want, 0, 0)
+        self._map = self._header = grown
+
+    def _give_up(self, error: OSError) -> None:
+        """Turn recording off for good in this process, and say so once."""
+        if self._off is not None:
+            return
+        self._off = f"{error.strerror or error} ({self.config.directory})"
+        self._map = bytearray()  # a ring that could not grow must not start again at its first slot
+        if len(self._header):
+            slots = (len(self._header) - HEADER_BYTES) // SLOT_BYTES
+            STATE.pack_into(self._header, STATE_AT, slots, 0, error.errno or 0)
+        if sys.stderr is not None:
+            text = f"minidl trace: process {os.getpid()} stops recording: {self._off}. The run goes on without it.\n"
+            try:
+                os.write(2, text.encode("utf-8", "backslashreplace"))
+            except OSError:
+                pass
+
+    def _drop(self, n: int) -> None:
+        self._dropped += 1
+        if len(self._header):
+            struct.pack_into("<Q", self._header, STATE_AT + 8, self._dropped)
+
+    def _refuse(self, values: tuple[object, ...]) -> None:
+        """Note, once for each kind of mistake, an event whose values no slot can hold."""
+        code = values[0] if isinstance(values[0], int) else -1
+        what = ", ".join(str(v) if type(v) is int else type(v).__name__ for v in values[1:])
+        if len(self._refused) < 100 and what not in self._refused:
+            self._refused.add(what)
+            self.describe("refused", code=code, values=what)
+
+    def string(self, text: str) -> int:
+        """The number that stands for `text` in this process's events; the same text, the same number. 0 = none."""
+        known = self._strings.get(text)
+        if known is not None:
+            return known
+        number = next(self._string_ids)
+        self.describe("string", id=number, text=text)
+        if self._off is not None:
+            return 0
+        self._strings[text] = number
+        return number
+
+    def describe(self, kind: str, **facts: Any) -> None:
+        """Append one line to the side file; what JSON cannot hold is written as its repr. Never raises."""
+        if self._off is not None:
+            return
+        try:
+            if not self._introduced:
+                self._introduced = True
+                self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", [])),
+                             start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
+            self._append(kind=kind, **facts)
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, **facts: Any) -> None:
+        try:
+            line = json.dumps(facts, default=repr)
+        except (TypeError, ValueError, RecursionError) as error:
+            line = json.dumps({"kind": "refused", "code": -1, "values": f"{facts['kind']}: {error}"})
+        data = line.encode("ascii") + b"\n"
+        fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.write(fd, data) < len(data):
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(fd)
+
+    def role(self, role: str, worker: int = -1, loader: int = 0) -> None:
+        """Say what this process is: "loader", "worker" (with its id and its loader's number), ..."""
+        self.describe("process", role=role, worker=worker, loader=loader)
+
+    @property
+    def lost(self) -> str:
+        """What could not be recorded, and why; "" where nothing is lost."""
+        parts = [f"{self._dropped} events: {self._off}"] if self._off not in (None, "closed") else []
+        parts += [f"an event that does not fit a record: {what}" for what in sorted(self._refused)]
+        return "; ".join(parts)
+
+    def close(self) -> None:
+        """Record no more. Unused slots stay in the file: cutting it under a thread that writes would be a bus error."""
+        if self._off is None:
+            self._off = "closed"
+            self._map = self._header = bytearray()
+
+    def __repr__(self) -> str:
+        state = "recording" if self._off is None else self._off
+        return f"<Recorder {self._stem}: {state}>"
+
+
+_RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_active: Recorder | None = None
+
+
+def _after_fork() -> None:
+    for recorder in list(_RECORDERS):
+        if recorder._off != "closed":
+            recorder._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def start(config: TraceConfig) -> Recorder:
+    """Begin recording in this process; where it already records to the same place, the recorder it has.
+
+    Raises RuntimeError where it records to another place.
+    """
+    global _active
+    if _active is None:
+        _active = Recorder(config)
+    elif _active.config != config:
+        raise RuntimeError(f"this process already records to {_active.config.directory}: call stop() before start()")
+    return _active
+
+
+def stop() -> None:
+    """End this process's recording, if there is one."""
+    global _active
+    if _active is not None:
+        _active.close()
+        _active = None
+
+
+def active() -> Recorder | None:
+    """This process's recorder, or None."""
+    return _active
+
+
+def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
+    """Begin a trace: make the directory (and its parents) and write its manifest, which also holds `facts`.
+
+    Called once, in the process that starts the trace. Returns the directory's absolute path. Raises TraceError where
+    the directory already holds a trace, since two runs in one directory could not be told apart.
+    """
+    path = Path(directory).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    taken = TraceError(f"{path} already holds a trace: give another directory, or delete this one first")
+    if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
+        raise taken
+    draft = path / f".{MANIFEST}.{os.getpid()}"
+    draft.write_text(json.dumps(_manifest() | facts, indent=1, default=repr) + "\n")
+    try:
+        os.link(draft, path / MANIFEST)  # unlike a rename, fails where another process was faster
+    except FileExistsError:
+        raise taken from None
+    finally:
+        draft.unlink()
+    return path
+
+
+def _manifest() -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "versions": {name: _version(name) for name in ("minidl", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "boot_id": _boot_id(),
+        "rank": _env_int("RANK"),
+        "local_rank": _env_int("LOCAL_RANK"),
+        "world_size": _env_int("WORLD_SIZE"),
+        "command": list(getattr(sys, "orig_argv", sys.argv)),
+        "cwd": os.getcwd(),
+        "pid": os.getpid(),
+        "realtime_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _env_int(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
