@@ -73,7 +73,7 @@ def write_process(
     count = need if slots is None else slots
     data = bytearray(HEADER_BYTES + count * SLOT_BYTES)
     HEADER.pack_into(data, 0, MAGIC, FORMAT_VERSION, pid, start_ns, 0, ring)
-    STATE.pack_into(data, STATE_AT, count, 0, 0)
+    STATE.pack_into(data, STATE_AT, count, 0, 0, 0)
     for r in records:
         at = HEADER_BYTES + (r["seq"] - 1) % (ring or count) * SLOT_BYTES
         values = (r[k] for k in ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z", "seq"))

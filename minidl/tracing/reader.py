@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minidl.tracing.events import BY_NAME, EVENTS, FORMAT_VERSION, RECORD, Event, Field, Phase, Track
+from minidl.tracing.events import BY_NAME, EVENTS, FORMAT_VERSION, RECORD, WORKER_START, Event, Field, Phase, Track
 from minidl.tracing.recorder import (
     EVENTS_SUFFIX,
     HEADER,
@@ -70,8 +70,19 @@ SPAN = np.dtype(
 )
 """One span: a begin and its end."""
 
-_MEMBER = re.compile(r"manifest\.json|(\d+-\d+)(\.events|\.meta\.jsonl)")
-_ADDED = ["pid", "process"]
+
+def _code_table(holds: Callable[[Event], bool]) -> npt.NDArray[np.bool_]:
+    """table[code] says whether `holds` is true of the code's event; False for the codes that the table has not."""
+    table = np.zeros(1 << 16, bool)
+    table[[code for code, event in EVENTS.items() if holds(event)]] = True
+    return table
+
+
+_MEMBER = re.compile(r"manifest\.json|([0-9]{1,9}-[0-9]{1,19})(\.events|\.meta\.jsonl)")
+_KNOWN = _code_table(lambda event: True)
+_BEGIN = _code_table(lambda event: event.phase is Phase.BEGIN)
+_END = _code_table(lambda event: event.phase is Phase.END)
+_ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.track in (Track.LOADER, Track.CONSUMER))
 
 
 @dataclass
@@ -98,12 +109,11 @@ class Process:
 
 @dataclass
 class _Files:
-    """A trace's files as bytes, wherever they came from; `agreed` holds of each events file's slots what is stable."""
+    """A trace's files as bytes, wherever they came from; side and events files by their process's stem."""
 
     manifest: bytes | None = None
     side: dict[str, bytes] = field(default_factory=dict)
     events: dict[str, bytes] = field(default_factory=dict)
-    again: dict[str, bytes] = field(default_factory=dict)  # a second reading, of files that may be in use
     problems: list[str] = field(default_factory=list)
 
 
@@ -135,12 +145,22 @@ def _read_directory(place: Path) -> _Files:
         try:
             data = (place / name).read_bytes()
             if match[2] == EVENTS_SUFFIX:
-                files.again[match[1]] = (place / name).read_bytes()
+                data = _agreed(data, (place / name).read_bytes())
         except OSError as error:
             files.problems.append(f"{name}: {error.strerror}")
             continue
         _file(files, match, data)
     return files
+
+
+def _agreed(first: bytes, second: bytes) -> bytes:
+    """The first of two readings of an events file, without the slots that were being written in between."""
+    common = (min(len(first), len(second)) - HEADER_BYTES) // RECORD.itemsize
+    if second.startswith(first) or common < 0:
+        return first
+    slots = [np.frombuffer(d, "<u8", 8 * common, HEADER_BYTES).reshape(common, 8) for d in (first, second)]
+    same = (slots[0] == slots[1]).all(axis=1)
+    return first[:HEADER_BYTES] + np.where(same[:, None], slots[0], np.uint64(0)).tobytes()
 
 
 def _file(files: _Files, match: re.Match[str], data: bytes) -> None:
@@ -237,10 +257,10 @@ class Trace:
             process = Process(pid=int(stem.split("-")[0]), start_ns=_start_of(stem)[0], file=stem)
             self.processes.append(process)
             self._read_side(len(self.processes) - 1, files.side.get(stem))
-            parts.append(self._read_events(len(self.processes) - 1, files.events.get(stem), files.again.get(stem)))
+            parts.append(self._read_events(len(self.processes) - 1, files.events.get(stem)))
         everything = np.concatenate(parts) if parts else np.empty(0, ROW)
         everything = everything[np.argsort(everything["time"], kind="stable")]
-        known = np.isin(everything["code"], list(EVENTS))
+        known = _KNOWN[everything["code"]]
         self.events: Rows = everything[known]
         self._unknown: Rows = everything[~known]
         self._note_gaps()
@@ -278,7 +298,7 @@ class Trace:
             try:
                 facts = json.loads(line)
                 self._take(index, facts.pop("kind"), facts)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 bad += 1
         if bad:
             self.problems.append(f"pid {process.pid}: {bad} line(s) of {process.file}{SIDE_SUFFIX} cannot be read")
@@ -301,9 +321,9 @@ class Trace:
             self.problems.append(
                 f"pid {process.pid}: an event did not fit a record: code {facts['code']}, {facts['values']}"
             )
-        self._lines.append({"kind": kind, "process": index, **facts})
+        self._lines.append({**facts, "kind": kind, "process": index})
 
-    def _read_events(self, index: int, data: bytes | None, again: bytes | None) -> Rows:
+    def _read_events(self, index: int, data: bytes | None) -> Rows:
         process = self.processes[index]
         problem = _header_problem(data)
         if problem:
@@ -313,13 +333,16 @@ class Trace:
         assert data is not None
         process.header = data[:HEADER_BYTES]
         ring = HEADER.unpack_from(data)[5]
-        slots, process.lost, errno = STATE.unpack_from(data, STATE_AT)
-        rows, whole = _valid(data, again, ring)
+        slots, process.lost, lost_lines, errno = STATE.unpack_from(data, STATE_AT)
+        there = (len(data) - HEADER_BYTES) // RECORD.itemsize
+        rows = _valid(data, ring)
         process.events = len(rows)
         if process.lost:
-            self._lack(process, f"{process.lost} events could not be recorded: {os.strerror(errno)}")
-        if (len(data) - HEADER_BYTES) // RECORD.itemsize < slots or len(data) % RECORD.itemsize:
-            self._lack(process, f"its events file is truncated: {whole} of {slots} slots are there")
+            self._lack(process, f"{process.lost} events could not be recorded: {_reason(errno)}")
+        if lost_lines:
+            self._lack(process, f"{lost_lines} texts or names could not be recorded: {_reason(errno)}")
+        if there < slots:
+            self._lack(process, f"its events file is truncated: {there} of {slots} slots are there")
         if len(rows):
             last = int(rows["seq"][-1])
             overwritten = max(0, last - ring) if ring else 0
@@ -344,6 +367,9 @@ class Trace:
             self.problems.append("no process has recorded anything")
         for code, count in sorted(Counter(self._unknown["code"].tolist()).items()):
             self.problems.append(f"{count} events with code {code}, which this minidl does not know, were left out")
+        started = self.events[self.events["code"] == WORKER_START[1]]
+        for pid in sorted({int(row["x"]) for row in started} - {p.pid for p in self.processes}):
+            self.problems.append(f"the worker with pid {pid} was started and has recorded nothing")
 
     def __len__(self) -> int:
         return len(self.events)
@@ -478,8 +504,7 @@ class Trace:
         out = np.zeros(int(slots.max()) + 1 if len(rows) else 0, RECORD)
         for name in RECORD.names or ():
             out[name][slots] = rows[name]
-        _, lost, errno = STATE.unpack_from(header, STATE_AT)
-        STATE.pack_into(header, STATE_AT, len(out), lost, errno)
+        STATE.pack_into(header, STATE_AT, len(out), *STATE.unpack_from(header, STATE_AT)[1:])
         return bytes(header) + out.tobytes()
 
 
@@ -512,23 +537,21 @@ def _header_problem(data: bytes | None) -> str:
     return ""
 
 
-def _valid(data: bytes, again: bytes | None, ring: int) -> tuple[Rows, int]:
-    """The records in `data` in order of emission, and how many slots the file holds."""
+def _reason(errno: int) -> str:
+    return os.strerror(errno) if 0 < errno < 4096 else "reason unknown"
+
+
+def _valid(data: bytes, ring: int) -> Rows:
+    """The records of an events file, in order of emission: a slot counts if its sequence number belongs there."""
     slots = (len(data) - HEADER_BYTES) // RECORD.itemsize
-    rows = np.frombuffer(data, RECORD, slots, HEADER_BYTES)
-    good = (rows["seq"] > 0) & (rows["time"] != 0)
-    number = rows["seq"] - np.uint64(1)
-    good &= (number % np.uint64(ring) if ring else number) == np.arange(slots, dtype=np.uint64)
-    if again is not None and again != data:
-        both = min(slots, (len(again) - HEADER_BYTES) // RECORD.itemsize)
-        first, second = (np.frombuffer(d, "<u8", both * 8, HEADER_BYTES).reshape(both, 8) for d in (data, again))
-        good[:both] &= (first == second).all(axis=1)
-        good[both:] = False
-    found = rows[good]
-    if ring and len(found):
-        found = found[np.argsort(found["seq"], kind="stable")]
-        found = found[found["seq"] + np.uint64(ring) > found["seq"][-1]]
-    return found, slots
+    rows: Rows = np.frombuffer(data, RECORD, slots, HEADER_BYTES)
+    number = rows["seq"] - np.uint64(1)  # of an empty slot: the greatest there is
+    place = number % np.uint64(ring) if ring else number
+    rows = rows[(place == np.arange(slots, dtype=np.uint64)) & (rows["seq"] > 0) & (rows["time"] > 0)]
+    if ring and len(rows):
+        rows = rows[np.argsort(rows["seq"], kind="stable")]
+        rows = rows[rows["seq"] > max(0, int(rows["seq"][-1]) - ring)]
+    return rows
 
 
 # --- Spans ------------------------------------------------------------------------------------------------------------
@@ -539,25 +562,20 @@ def pairs(trace: Trace) -> Rows:
     tried again without the thread: an iterator may be closed by another thread than the one that began the epoch.
     """
     events = trace.events
-    span_codes = [c for c, e in EVENTS.items() if e.phase is Phase.BEGIN]
-    is_begin = np.isin(events["code"], span_codes)
-    is_end = np.isin(events["code"], [c + 1 for c in span_codes])
+    codes = events["code"]
     end_of = np.full(len(events), -1, np.int64)
-    _match(events, np.flatnonzero(is_begin | is_end), ["process", "tid", "loader"], end_of)
-    roaming = [c for c in span_codes if EVENTS[c].track in (Track.LOADER, Track.CONSUMER)]
-    closed = np.zeros(len(events), bool)
-    closed[end_of[end_of >= 0]] = True
-    left = np.isin(events["code"], roaming + [c + 1 for c in roaming]) & (end_of < 0) & ~closed
-    _match(events, np.flatnonzero(left), ["process", "loader"], end_of)
-    return _spans(events, np.flatnonzero(is_begin), end_of)
+    _match(events, np.flatnonzero(_BEGIN[codes] | _END[codes]), ["process", "tid", "loader"], end_of)
+    alone = end_of < 0
+    alone[end_of[end_of >= 0]] = False
+    _match(events, np.flatnonzero(_ROAMING[codes] & alone), ["process", "loader"], end_of)
+    return _spans(events, np.flatnonzero(_BEGIN[codes]), end_of)
 
 
 def _match(events: Rows, index: npt.NDArray[np.int64], keys: list[str], end_of: npt.NDArray[np.int64]) -> None:
     """For the begins and ends at `index`, set end_of[begin] = position of its end, last in first out within `keys`."""
-    rows = events[[*keys, "code"]][index]
-    is_begin = np.isin(rows["code"], [c for c, e in EVENTS.items() if e.phase is Phase.BEGIN])
-    name = np.where(is_begin, rows["code"], rows["code"] - 1)
-    columns = [name, *(rows[k] for k in keys)]
+    codes = events["code"][index]
+    is_begin = _BEGIN[codes]
+    columns = [np.where(is_begin, codes, codes - 1), *(events[key][index] for key in keys)]
     order = np.lexsort(columns)
     new = np.zeros(len(order), bool)
     for column in columns:

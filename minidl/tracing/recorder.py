@@ -13,6 +13,7 @@ once on stderr, and is counted in the file's header.
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import itertools
 import json
@@ -35,8 +36,8 @@ MAGIC = b"minidlEV"
 HEADER = struct.Struct("<8sIIqqQ")
 """Start of an events file: magic, format version, pid, start in monotonic and realtime ns, slots of the ring or 0."""
 
-STATE = struct.Struct("<QQq")
-"""At `STATE_AT`, rewritten in place: slots in the file, events that could not be recorded, and the reason's errno."""
+STATE = struct.Struct("<QQQq")
+"""At `STATE_AT`, rewritten in place: slots in the file, events and side-file lines that are lost, the last errno."""
 
 STATE_AT = 64
 HEADER_BYTES = 4096
@@ -46,6 +47,7 @@ GROW_SLOTS = 16384  # 1 MiB: a chatty one pays for growth once in 16384 events
 EVENTS_SUFFIX = ".events"
 SIDE_SUFFIX = ".meta.jsonl"
 MANIFEST = "manifest.json"
+_UNFIT = (struct.error, AttributeError, TypeError, ValueError)  # no slot there, no thread id yet, or values too wide
 
 
 class TraceError(Exception):
@@ -82,8 +84,8 @@ class Recorder:
     """This process's pen. Files are opened at the first event; a forked child begins files of its own."""
 
     __slots__ = (
-        "__weakref__", "_counter", "_dropped", "_header", "_introduced", "_left_out", "_local", "_map", "_mask",
-        "_off", "_refused", "_start", "_stem", "_string_ids", "_strings", "config",
+        "__weakref__", "_counter", "_errno", "_header", "_introduced", "_left_out", "_local", "_lost_events",
+        "_lost_lines", "_map", "_mask", "_off", "_refused", "_start", "_stem", "_string_ids", "_strings", "config",
     )  # fmt: skip
 
     def __init__(self, config: TraceConfig) -> None:
@@ -107,42 +109,50 @@ class Recorder:
         self._introduced = False
         self._strings: dict[str, int] = {}
         self._string_ids = itertools.count(1)
-        self._off: str | None = None
-        self._dropped = 0
+        self._off = ""  # why nothing more is recorded
+        self._errno = 0
+        self._lost_events = self._lost_lines = 0
         self._refused: set[str] = set()
 
     def emit(
-        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
-    ) -> None:
+        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0, *,
+        _pack: Any = PACK.pack_into, _now: Any = time.monotonic_ns, _next: Any = next, _unfit: Any = _UNFIT,
+    ) -> None:  # fmt: skip
         """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
 
         Only the exceptions that the slot itself can raise are caught: one thrown by a signal handler passes through.
+        Names are bound in the signature, and sizes are literal, since an object may emit while the interpreter takes
+        everything down, when this module's names are already gone.
         """
         if code in self._left_out:
             return
-        n = next(self._counter)
+        n = _next(self._counter)
         try:
-            PACK.pack_into(
-                self._map, HEADER_BYTES + (n & self._mask) * SLOT_BYTES,
-                time.monotonic_ns(), code, loader, self._local.tid, task, worker, x, y, z, n + 1,
+            _pack(
+                self._map, 4096 + (n & self._mask) * 64,
+                _now(), code, loader, self._local.tid, task, worker, x, y, z, n + 1,
             )  # fmt: skip
-        except (struct.error, AttributeError, TypeError, ValueError):
+        except _unfit:
             self._emit_slowly(n, code, loader, task, worker, x, y, z)
 
     def _emit_slowly(self, n: int, *values: int) -> None:
         """The first event of a process or a thread, one that needs a longer file, or one that does not fit a slot."""
-        if self._off is not None:
-            self._drop(n)
-            return
+        if PACK is None:
+            return  # the interpreter has cleared this module: there is nothing left to grow a file with
+        stamp = time.monotonic_ns()
         try:
             tid = self._tid()
-            self._grow((n & self._mask) + 1)
-            at = HEADER_BYTES + (n & self._mask) * SLOT_BYTES
-            PACK.pack_into(self._map, at, time.monotonic_ns(), *values[:2], tid, *values[2:], n + 1)
+            slots = self._grow((n & self._mask) + 1)
         except OSError as error:
             self._give_up(error)
-            self._drop(n)
-        except (struct.error, TypeError, ValueError):
+        if self._off:
+            if self._off != _CLOSED:
+                self._lose(events=1)
+            return
+        try:
+            at = HEADER_BYTES + (n & self._mask) * SLOT_BYTES
+            PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n + 1)
+        except _UNFIT:
             self._refuse(values)
 
     def _tid(self) -> int:
@@ -152,11 +162,16 @@ class Recorder:
             self.describe("thread", tid=tid, name=threading.current_thread().name)
         return tid
 
-    def _grow(self, slots: int) -> None:
-        """Make the map hold at least `slots` slots. Raises OSError where the disk, the directory or a limit says no."""
-        have = max(0, len(self._map) - HEADER_BYTES) // SLOT_BYTES
-        if slots <= have or self._off is not None:
-            return
+    def _grow(self, slots: int) -> mmap.mmap | bytearray:
+        """A map of at least `slots` slots. Raises OSError where the disk, the directory or a limit says no.
+
+        Of two threads that grow at once, the later one's map becomes everybody's, be it the shorter: then the next
+        event behind its end comes here again. Both maps show the same file.
+        """
+        current = self._map
+        have = max(0, len(current) - HEADER_BYTES) // SLOT_BYTES
+        if slots <= have or self._off:
+            return current
         want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
         if self._mask >= 0:
             want = min(want, self._mask + 1)
@@ -171,29 +186,35 @@ class Recorder:
         finally:
             os.close(fd)
         HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._mask + 1)
-        STATE.pack_into(grown, STATE_AT, want, 0, 0)
-        self._map = self._header = grown
+        if not self._off:
+            self._header = grown
+            self._lose()
+            self._map = grown
+        return grown
 
-    def _give_up(self, error: OSError) -> None:
-        """Turn recording off for good in this process, and say so once."""
-        if self._off is not None:
-            return
-        self._off = f"{error.strerror or error} ({self.config.directory})"
-        self._map = bytearray()  # a ring that could not grow must not start again at its first slot
+    def _lose(self, events: int = 0, lines: int = 0) -> None:
+        """Bring the header up to date, by what is lost if anything is."""
+        self._lost_events += events
+        self._lost_lines += lines
         if len(self._header):
             slots = (len(self._header) - HEADER_BYTES) // SLOT_BYTES
-            STATE.pack_into(self._header, STATE_AT, slots, 0, error.errno or 0)
-        if sys.stderr is not None:
-            text = f"minidl trace: process {os.getpid()} stops recording: {self._off}. The run goes on without it.\n"
+            STATE.pack_into(self._header, STATE_AT, slots, self._lost_events, self._lost_lines, self._errno)
+
+    def _give_up(self, error: OSError) -> None:
+        """Turn recording off for good in this process."""
+        self._warn(error, "stops recording")
+        self._off = self._off or error.strerror or str(error)
+        self._map = bytearray()  # a ring that could not grow must not start again at its first slot
+
+    def _warn(self, error: OSError, what: str) -> None:
+        """Say on stderr, once in a process, that the trace will be incomplete."""
+        first, self._errno = self._errno == 0, error.errno or -1
+        if first and sys.stderr is not None:
+            text = f"minidl trace: process {os.getpid()} {what}: {error}. The run goes on.\n"
             try:
-                os.write(2, text.encode("utf-8", "backslashreplace"))
+                os.write(2, text.encode("utf-8", "backslashreplace"))  # sys.stderr may be in use where a signal came
             except OSError:
                 pass
-
-    def _drop(self, n: int) -> None:
-        self._dropped += 1
-        if len(self._header):
-            struct.pack_into("<Q", self._header, STATE_AT + 8, self._dropped)
 
     def _refuse(self, values: tuple[object, ...]) -> None:
         """Note, once for each kind of mistake, an event whose values no slot can hold."""
@@ -209,22 +230,34 @@ class Recorder:
         if known is not None:
             return known
         number = next(self._string_ids)
-        self.describe("string", id=number, text=text)
-        if self._off is not None:
+        if not self.describe("string", id=number, text=text):
             return 0
         self._strings[text] = number
         return number
 
-    def describe(self, kind: str, **facts: Any) -> None:
-        """Append one line to the side file; what JSON cannot hold is written as its repr. Never raises."""
-        if self._off is not None:
-            return
+    def describe(self, kind: str, **facts: Any) -> bool:
+        """Append one line to the side file; what JSON cannot hold is written as its repr. Returns whether it is there.
+
+        A line that cannot be written is lost alone: a process that has run out of descriptors still records events.
+        """
+        if self._off:
+            return False
         try:
             if not self._introduced:
                 self._introduced = True
-                self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", [])),
-                             start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
+                self._introduce()
             self._append(kind=kind, **facts)
+        except OSError as error:
+            self._warn(error, "cannot describe what it records")
+            self._lose(lines=1)
+            return False
+        return True
+
+    def _introduce(self) -> None:
+        self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", [])),
+                     start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
+        try:
+            self._grow(1)
         except OSError as error:
             self._give_up(error)
 
@@ -237,7 +270,7 @@ class Recorder:
         fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if os.write(fd, data) < len(data):
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
 
@@ -248,28 +281,29 @@ class Recorder:
     @property
     def lost(self) -> str:
         """What could not be recorded, and why; "" where nothing is lost."""
-        parts = [f"{self._dropped} events: {self._off}"] if self._off not in (None, "closed") else []
+        counts = [f"{n} {what}" for n, what in ((self._lost_events, "events"), (self._lost_lines, "descriptions")) if n]
+        parts = [f"{' and '.join(counts)}: {os.strerror(max(0, self._errno))}"] if counts else []
         parts += [f"an event that does not fit a record: {what}" for what in sorted(self._refused)]
         return "; ".join(parts)
 
     def close(self) -> None:
         """Record no more. Unused slots stay in the file: cutting it under a thread that writes would be a bus error."""
-        if self._off is None:
-            self._off = "closed"
+        if not self._off:
+            self._off = _CLOSED
             self._map = self._header = bytearray()
 
     def __repr__(self) -> str:
-        state = "recording" if self._off is None else self._off
-        return f"<Recorder {self._stem}: {state}>"
+        return f"<Recorder {self._stem}: {self._off or 'recording'}{', lost ' * bool(self.lost)}{self.lost}>"
 
 
+_CLOSED = "closed"
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _active: Recorder | None = None
 
 
 def _after_fork() -> None:
     for recorder in list(_RECORDERS):
-        if recorder._off != "closed":
+        if recorder._off != _CLOSED:
             recorder._reset()
 
 
@@ -306,21 +340,24 @@ def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
     """Begin a trace: make the directory (and its parents) and write its manifest, which also holds `facts`.
 
     Called once, in the process that starts the trace. Returns the directory's absolute path. Raises TraceError where
-    the directory already holds a trace, since two runs in one directory could not be told apart.
+    the directory already holds a trace, since two runs in one directory could not be told apart, or cannot be written.
     """
     path = Path(directory).absolute()
-    path.mkdir(parents=True, exist_ok=True)
     taken = TraceError(f"{path} already holds a trace: give another directory, or delete this one first")
-    if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
-        raise taken
     draft = path / f".{MANIFEST}.{os.getpid()}"
-    draft.write_text(json.dumps(_manifest() | facts, indent=1, default=repr) + "\n")
     try:
-        os.link(draft, path / MANIFEST)  # unlike a rename, fails where another process was faster
-    except FileExistsError:
-        raise taken from None
-    finally:
-        draft.unlink()
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
+            raise taken
+        draft.write_text(json.dumps(_manifest() | facts, indent=1, default=repr) + "\n")
+        try:
+            os.link(draft, path / MANIFEST)  # unlike a rename, fails where another process was faster
+        except FileExistsError:
+            raise taken from None
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise TraceError(f"no trace can be begun in {path}: {error.strerror}: give another directory") from error
     return path
 
 
