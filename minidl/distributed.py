@@ -25,7 +25,7 @@ import torch.utils.data
 from torch import Tensor
 
 from minidl._libstdcxx import Mt19937, shuffle
-from minidl.sampler import Sampler, permutation, walk
+from minidl.sampler import Sampler, blocks, permutation
 
 __all__ = ["DistributedRandomSampler", "DistributedSampler", "DistributedSequentialSampler"]
 
@@ -86,7 +86,7 @@ class DistributedSampler(Sampler[_T_co]):
             return chain(within, wrapped)  # type: ignore[arg-type]
         order = permutation(n, torch.Generator().manual_seed(self.seed + self.epoch))
         # A copy, so that the whole permutation is freed here instead of living for the epoch.
-        return walk(torch.cat([order[share], order[wrapped]]))  # type: ignore[return-value]
+        return chain.from_iterable(blocks(torch.cat([order[share], order[wrapped]])))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return self.num_samples

@@ -11,8 +11,8 @@ Articles: 1 (samplers), 2 (what distribution changes). Upstream: torch/utils/dat
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain, islice, repeat
 from typing import Any, TypeVar
 
 import torch
@@ -43,10 +43,12 @@ def permutation(n: int, generator: Generator | None) -> Tensor:
     return torch.randperm(n, generator=generator, dtype=dtype)
 
 
-def walk(indices: Tensor) -> Iterator[int]:
-    """The elements of a tensor of shape (n,) as Python ints, turned into a list one block at a time."""
-    for block in torch.split(indices, _WALKED_AT_ONCE):
-        yield from block.tolist()
+def blocks(indices: Tensor) -> Iterator[list[int]]:
+    """The elements of a tensor of shape (n,) as Python ints, in lists that exist one at a time.
+
+    `chain.from_iterable` makes one iterator of them, at the speed of a list's: no Python code runs for an element.
+    """
+    return (block.tolist() for block in torch.split(indices, _WALKED_AT_ONCE))
 
 
 class Sampler(torch.utils.data.Sampler[_T_co]):
@@ -103,6 +105,9 @@ class RandomSampler(Sampler[int]):
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._blocks())
+
+    def _blocks(self) -> Iterator[list[int]]:
         n = len(self.data_source)
         generator = self.generator if self.generator is not None else _seeded_from_global_state()
         if self.replacement:
@@ -110,16 +115,18 @@ class RandomSampler(Sampler[int]):
         else:
             yield from self._shuffles(n, generator)
 
-    def _draws(self, n: int, generator: Generator) -> Iterator[int]:
+    def _draws(self, n: int, generator: Generator) -> Iterator[list[int]]:
         whole, rest = divmod(self.num_samples, DRAWN_AT_ONCE)
-        for size in itertools.chain(itertools.repeat(DRAWN_AT_ONCE, whole), [rest]):
-            yield from torch.randint(high=n, size=(size,), generator=generator).tolist()
+        for size in chain(repeat(DRAWN_AT_ONCE, whole), [rest]):
+            yield torch.randint(high=n, size=(size,), generator=generator).tolist()
 
-    def _shuffles(self, n: int, generator: Generator) -> Iterator[int]:
+    def _shuffles(self, n: int, generator: Generator) -> Iterator[list[int]]:
         for _ in range(self.num_samples // n):
-            yield from walk(permutation(n, generator))
+            yield from blocks(permutation(n, generator))
+        rest = self.num_samples % n
         # Drawn even when nothing of it is used: the caller's generator must end where torch would leave it.
-        yield from walk(permutation(n, generator)[: self.num_samples % n])
+        if rest or generator is self.generator:
+            yield from blocks(permutation(n, generator)[:rest])
 
     def __len__(self) -> int:
         return self.num_samples
@@ -140,7 +147,7 @@ class SubsetRandomSampler(Sampler[int]):
         self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        for position in walk(permutation(len(self.indices), self.generator)):
+        for position in chain.from_iterable(blocks(permutation(len(self.indices), self.generator))):
             yield self.indices[position]
 
     def __len__(self) -> int:
@@ -177,9 +184,8 @@ class WeightedRandomSampler(Sampler[int]):
         self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        yield from walk(
-            torch.multinomial(self.weights, self.num_samples, self.replacement, generator=self.generator)
-        )
+        drawn = torch.multinomial(self.weights, self.num_samples, self.replacement, generator=self.generator)
+        yield from chain.from_iterable(blocks(drawn))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -200,7 +206,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         indices = iter(self.sampler)
-        while batch := list(itertools.islice(indices, self.batch_size)):
+        while batch := list(islice(indices, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
                 return
             yield batch
