@@ -6,6 +6,7 @@ A fetcher tells its `Progress` what it is about to do, so that an error or a tim
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class _MapDatasetFetcher(_BaseDatasetFetcher):
     def fetch(self, possibly_batched_index: Any) -> Any:
         if self.auto_collation:
             data = self._samples(possibly_batched_index)
-            self.progress.collate(len(data))
+            self.progress.collate(operator.length_hint(data, -1))
         else:
             self.progress.sample(0, possibly_batched_index)
             data = self.dataset[possibly_batched_index]
@@ -66,7 +67,7 @@ class _MapDatasetFetcher(_BaseDatasetFetcher):
 
     def _samples(self, indices: Any) -> Any:
         if hasattr(self.dataset, "__getitems__") and self.dataset.__getitems__:
-            self.progress.samples(len(indices))
+            self.progress.samples(operator.length_hint(indices, -1))
             return self.dataset.__getitems__(indices)
         data = []
         for position, index in enumerate(indices):
@@ -89,7 +90,7 @@ class _IterableDatasetFetcher(_BaseDatasetFetcher):
             data = self._samples(possibly_batched_index)
             if not data or (self.drop_last and len(data) < len(possibly_batched_index)):
                 raise StopIteration
-            self.progress.collate(len(data))
+            self.progress.collate(operator.length_hint(data, -1))
         else:
             self.progress.sample(0, None)
             data = next(self.dataset_iter)

@@ -69,6 +69,7 @@ class LoaderState(enum.Enum):
     NEW = enum.auto()  # nothing started yet
     STARTING = enum.auto()  # workers and pin thread are being started
     RESUMING = enum.auto()  # waiting for persistent workers to acknowledge a new epoch
+    PRIMING = enum.auto()  # the first tasks of an epoch are being sent
     IDLE = enum.auto()  # the consumer's code runs; the loader does nothing until the next call of next()
     WAITING = enum.auto()  # inside __next__
     EXHAUSTED = enum.auto()  # the epoch is over
@@ -83,7 +84,8 @@ class LoaderEvent(enum.Enum):
     """What can happen to an iterator."""
 
     START = enum.auto()
-    EPOCH_BEGIN = enum.auto()  # the prefetch loop is primed
+    EPOCH_BEGIN = enum.auto()
+    PRIMED = enum.auto()  # every worker has its first tasks
     NEXT = enum.auto()  # the consumer asks for a batch
     YIELD = enum.auto()  # ... and gets it
     RAISE = enum.auto()  # ... or an error
@@ -99,7 +101,7 @@ class LoaderEvent(enum.Enum):
 _L, _LE = LoaderState, LoaderEvent
 LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
     _L.NEW: {_LE.START: _L.STARTING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
-    _L.STARTING: {_LE.EPOCH_BEGIN: _L.IDLE, _LE.SHUT_DOWN: _L.STOPPING_PIN},
+    _L.STARTING: {_LE.EPOCH_BEGIN: _L.PRIMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     _L.IDLE: {_LE.NEXT: _L.WAITING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     _L.WAITING: {
         _LE.YIELD: _L.IDLE,
@@ -108,7 +110,9 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
         _LE.SHUT_DOWN: _L.STOPPING_PIN,
     },
     _L.EXHAUSTED: {_LE.NEXT: _L.WAITING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
-    _L.RESUMING: {_LE.EPOCH_BEGIN: _L.IDLE, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
+    # A sampler may raise while the epoch is primed, or a worker die while it is waited for: then it may be resumed anew.
+    _L.RESUMING: {_LE.EPOCH_BEGIN: _L.PRIMING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
+    _L.PRIMING: {_LE.PRIMED: _L.IDLE, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     # A shutdown that was interrupted (Ctrl-C in a join) may be asked for again, and then only ends what is left.
     _L.STOPPING_PIN: {_LE.PIN_STOPPED: _L.STOPPING_WORKERS, _LE.TERMINATED: _L.CLOSED},
     _L.STOPPING_WORKERS: {_LE.SIGNALLED: _L.JOINING, _LE.TERMINATED: _L.CLOSED},
@@ -116,6 +120,7 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
     _L.TERMINATING: {_LE.TERMINATED: _L.CLOSED},
     _L.CLOSED: {_LE.NEXT: _L.CLOSED, _LE.EPOCH_END: _L.CLOSED, _LE.RAISE: _L.CLOSED},
 }
+_AFTER_SHUT_DOWN = {_L.STOPPING_PIN, _L.STOPPING_WORKERS, _L.JOINING, _L.TERMINATING, _L.CLOSED}
 
 
 class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
@@ -123,6 +128,11 @@ class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
 
     def __init__(self) -> None:
         super().__init__("loader", LoaderState.NEW, LOADER_TABLE)
+
+    @property
+    def shut_down(self) -> bool:
+        """Whether the shutdown has begun."""
+        return self.state in _AFTER_SHUT_DOWN
 
 
 # --- A worker ---------------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ RCVD_ADVANCE = _instant(
     "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
 )  # fmt: skip
 NEXT = _span(
-    56, "next", Track.LOADER, _GREY, "task", ("rcvd_idx", "yielded:batches ending:Ending"),
+    56, "next", Track.LOADER, _GREY, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
     "dataloader:__next__", "dataloader:__next__", "1 §2.3.2",
 )  # fmt: skip

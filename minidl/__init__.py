@@ -1,0 +1,74 @@
+"""minidl: a readable, faithful reimplementation of PyTorch's data loading that records what it does.
+
+`DataLoader`, the datasets and the samplers stand for their namesakes in `torch.utils.data`, and mix with them.
+`trace(directory)` records a run, `read_trace(path)` reads it. Start reading at `protocol.py` and `dispatcher.py`.
+"""
+
+from minidl.collate import default_collate, default_convert
+from minidl.dataloader import (
+    DataLoader,
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+from minidl.dataset import (
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
+from minidl.fetch import _DatasetKind
+from minidl.sampler import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from minidl.tracing.instrument import trace, trace_from_environment
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.recorder import TraceError
+from minidl.worker_info import WorkerInfo, get_worker_info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchSampler",
+    "ChainDataset",
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "DistributedRandomSampler",
+    "DistributedSampler",
+    "DistributedSequentialSampler",
+    "IterableDataset",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "StackDataset",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "Trace",
+    "TraceError",
+    "WeightedRandomSampler",
+    "WorkerInfo",
+    "_BaseDataLoaderIter",
+    "_DatasetKind",
+    "_MultiProcessingDataLoaderIter",
+    "_SingleProcessDataLoaderIter",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+    "random_split",
+    "read_trace",
+    "trace",
+]
+
+trace_from_environment()

@@ -1,0 +1,157 @@
+"""Page-locked memory, and the thread that copies batches into it on their way to the consumer.
+
+The copy to a GPU is done by DMA, which needs memory that can't be paged out; from pageable memory CUDA would first copy
+into a staging buffer of its own, synchronously. `_pin_memory_loop` stands between the workers' result queue and the
+queue that the loader reads. Article 1 §2.4.6; upstream: `torch.utils.data._utils.pin_memory`.
+
+MINIDL_SIMULATE_DEVICE=1 lets the same code run where there is no accelerator: the copy goes to pageable memory, and
+everything that shows it says "simulated".
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from minidl.errors import ExceptionWrapper
+from minidl.messages import RebuildFailure, ResumeIteration, Result, Sentinel, WorkerExhausted
+from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
+from minidl.protocol import PinEvent
+
+SIMULATED = "simulated"
+"""Device type where MINIDL_SIMULATE_DEVICE stands in for an accelerator."""
+
+
+def accelerator_type() -> str | None:
+    """Type of the accelerator that memory is pinned for ("cuda", ...), "simulated", or None where there is none."""
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+        return None if device is None else device.type
+    return SIMULATED if os.environ.get("MINIDL_SIMULATE_DEVICE") == "1" else None
+
+
+def pin_memory(data: Any, device: str | None = None) -> Any:
+    """`data` with every tensor in it in page-locked memory; structures keep their types where these can be copied.
+
+    An object with a `pin_memory` method is asked to do it itself. `device` "simulated" copies to pageable memory.
+    """
+    if isinstance(data, torch.Tensor):
+        return data.clone() if device == SIMULATED else data.pin_memory()
+    if hasattr(data, "pin_memory"):
+        return data.pin_memory()
+    if isinstance(data, (str, bytes)):
+        return data
+    if isinstance(data, collections.abc.Mapping):
+        return _pin_mapping(data, device)
+    if isinstance(data, tuple):
+        pinned = (pin_memory(item, device) for item in data)
+        return type(data)(*pinned) if hasattr(data, "_fields") else type(data)(pinned)
+    if isinstance(data, collections.abc.Sequence):
+        return _pin_sequence(data, device)
+    return data
+
+
+def _pin_mapping(data: Any, device: str | None) -> Any:
+    pinned = {key: pin_memory(value, device) for key, value in data.items()}
+    try:
+        if not isinstance(data, collections.abc.MutableMapping):
+            return type(data)(pinned)  # type: ignore[call-arg]
+        clone = copy.copy(data)  # a subclass may carry more than its items
+        clone.update(pinned)
+        return clone
+    except TypeError:
+        return pinned
+
+
+def _pin_sequence(data: Any, device: str | None) -> Any:
+    pinned = [pin_memory(item, device) for item in data]
+    try:
+        if not isinstance(data, collections.abc.MutableSequence):
+            return type(data)(pinned)  # type: ignore[call-arg]
+        clone = copy.copy(data)
+        for position, item in enumerate(pinned):
+            clone[position] = item
+        return clone
+    except TypeError:
+        return pinned
+
+
+class PinMemoryThread(threading.Thread):
+    """The thread, which keeps what it died of: `failure`."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        super().__init__(name="pin_memory", daemon=True)
+        self.failure: BaseException | None = None
+        self._loop, self._loop_args = target, args
+
+    def run(self) -> None:
+        try:
+            self._loop(*self._loop_args)
+        except BaseException as error:
+            self.failure = error
+        finally:
+            del self._loop, self._loop_args
+
+
+def _pin_memory_loop(
+    result_queue: Any,
+    ready_queue: Any,
+    device_id: int,
+    done_event: Any,
+    device: str,
+    ports: Ports,
+) -> None:
+    """Pin results until `done_event` is set (upstream: `_pin_memory_loop`; article 1 §2.4.6; article 4, shutdown).
+
+    An error in pinning one batch becomes that task's result. Any other error ends the thread and is kept in its
+    `failure`.
+    """
+    torch.set_num_threads(1)  # thread-local: the copies must not take every core
+    torch.multiprocessing._set_thread_name("pt_data_pin")
+    if device != SIMULATED:
+        torch.accelerator.set_device_index(device_id)
+    pin = ports.pinning(lambda data: pin_memory(data, device), device == SIMULATED)
+    lifecycle = ports.pin_lifecycle()
+    lifecycle.handle(PinEvent.READY)
+
+    def one_step() -> None:
+        # A function of its own, so that no batch is held by a local variable while the next one is waited for.
+        try:
+            message = result_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
+        except queue.Empty:
+            return
+        if isinstance(message, Sentinel):
+            lifecycle.handle(PinEvent.WOKEN)
+            return
+        lifecycle.handle(PinEvent.RESULT)
+        if isinstance(message, Result) and not done_event.is_set():
+            message = _pinned(message, pin, f"in pin memory thread for device {device_id}")
+        lifecycle.handle(PinEvent.PINNED)
+        if not done_event.is_set():
+            ready_queue.put(message)
+            lifecycle.handle(PinEvent.PUT)
+
+    try:
+        while not done_event.is_set():
+            one_step()
+    except BaseException:
+        lifecycle.handle(PinEvent.DIED)
+        raise
+    lifecycle.handle(PinEvent.DONE)
+
+
+def _pinned(result: Result, pin: Callable[[Result], Any], where: str) -> Result:
+    if isinstance(result.data, (ExceptionWrapper, RebuildFailure, WorkerExhausted, ResumeIteration)):
+        return result
+    try:
+        return Result(result.idx, result.worker_id, pin(result))
+    except Exception as error:
+        return Result(result.idx, result.worker_id, ExceptionWrapper(error, where, f"Task {result.idx}: pinning."))

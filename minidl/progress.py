@@ -1,0 +1,129 @@
+"""How far each worker has come: a small board in shared memory that workers write and the loader reads.
+
+It is what lets a timeout say "in sample 137 (place 3 of 8) for 4.2 s", and an error name its sample, with tracing off.
+A row is four integers (task, stage, position, since); a worker writes only its own. Nothing is locked: the reader may
+see a row between two writes, and uses it in messages only.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FIELDS = 4
+
+
+class Stage(enum.IntEnum):
+    """What a worker is doing."""
+
+    STARTING = 0
+    WAITING = 1  # for a task
+    FETCHING = 2  # in the dataset
+    COLLATING = 3
+    ENDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker is. position is -1 where the dataset was asked for a whole batch; `since` is CLOCK_MONOTONIC ns."""
+
+    task: int
+    stage: Stage
+    position: int
+    since: int
+
+    def describe(self, index: Any = None) -> str:
+        """In words, for messages; `index` is what the task's indices are, where the reader knows them."""
+        seconds = (time.monotonic_ns() - self.since) / 1e9
+        if self.stage in (Stage.FETCHING, Stage.COLLATING):
+            return f"in task {self.task}, {what_at(self.stage, self.position, index)}, for {seconds:.1f} s"
+        return {Stage.STARTING: "starting", Stage.WAITING: "waiting for a task", Stage.ENDED: "at its end"}[self.stage]
+
+
+def what_at(stage: Stage, position: int, index: Any) -> str:
+    """ "sample index 137 (place 3 of 8)"; places count from 1."""
+    if stage is Stage.COLLATING:
+        return "collating"
+    if not isinstance(index, (list, tuple)):
+        known = f"sample index {index!r}" if index is not None else f"sample {position + 1} of its stream's batch"
+        return known if position >= 0 else "its whole batch (__getitems__)"
+    if position < 0 or position >= len(index):
+        return f"its whole batch of {len(index)} (__getitems__)"
+    name = "a sample" if index[position] is None else f"sample index {index[position]!r}"
+    return f"{name} (place {position + 1} of {len(index)})"
+
+
+class ProgressBoard:
+    """Rows for `num_workers` workers, an int64 tensor of shape (num_workers, 4) in shared memory; picklable."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64).share_memory_()
+
+    def read(self, worker_id: int) -> Place:
+        """What the worker wrote last."""
+        task, stage, position, since = self._cells[worker_id].tolist()
+        return Place(task, Stage(stage), position, since)
+
+    def writer(self, worker_id: int) -> WorkerProgress:
+        """What the worker writes its own row through."""
+        return WorkerProgress(worker_id, self.row(worker_id))
+
+    def row(self, worker_id: int) -> memoryview:
+        """The worker's own row, writable."""
+        return memoryview(self._cells[worker_id].numpy())
+
+
+class WorkerProgress:
+    """The worker's side: a `fetch.Progress` that writes to the board."""
+
+    def __init__(self, worker_id: int, row: memoryview) -> None:
+        self._worker_id = worker_id
+        self._row = row
+        self._index: Any = None
+
+    def _write(self, stage: Stage, position: int) -> None:
+        row = self._row
+        row[3] = time.monotonic_ns()
+        row[2] = position
+        row[1] = stage
+
+    def waiting(self) -> None:
+        """At the index queue."""
+        self._write(Stage.WAITING, -1)
+
+    def begin(self, task: int, index: Any) -> None:
+        """A task has been taken up; `index` is what the fetcher gets."""
+        self._row[0] = task
+        self._index = index
+        self._write(Stage.FETCHING, -1)
+
+    def samples(self, count: int) -> None:
+        self._write(Stage.FETCHING, -1)
+
+    def sample(self, position: int, index: Any) -> None:
+        self._write(Stage.FETCHING, position)
+
+    def collate(self, count: int) -> None:
+        self._write(Stage.COLLATING, -1)
+
+    def end(self, outcome: int) -> None:
+        """The task's fetch has ended (`outcome`: 0 data, 1 error, 2 exhausted)."""
+        self._index = None
+
+    def ended(self) -> None:
+        """The worker is about to leave."""
+        self._write(Stage.ENDED, -1)
+
+    @property
+    def position(self) -> int:
+        """Place in the batch of the sample last asked for, from 0; -1 if none."""
+        return int(self._row[2])
+
+    def place(self) -> str:
+        """Where the present task stands, in words, for its error."""
+        stage = Stage(self._row[1])
+        return f"Task {self._row[0]} of worker {self._worker_id}: {what_at(stage, self.position, self._index)}."

@@ -1,0 +1,878 @@
+"""The one place where a running loader is turned into events: ports that are wrapped, transitions that are watched.
+
+`trace(directory)` gives iterators that are made inside it a `TracedPorts`; MINIDL_TRACE=DIRECTORY does it for a whole
+program. A TracedPorts hands out what `ports.Ports` hands out, wrapped: the pure classes in subclasses that emit what
+they decided, queues, events, processes and threads in proxies that emit and pass on. Nothing here changes what the
+loader does; an emit never raises. Stamp before a put and after a get.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl import ports
+from minidl.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
+from minidl.errors import ExceptionWrapper
+from minidl.fetch import Progress
+from minidl.messages import RebuildFailure, ResumeIteration, Result, Sentinel, Task, WorkerExhausted
+from minidl.progress import ProgressBoard, WorkerProgress
+from minidl.protocol import (
+    Action,
+    LoaderEvent,
+    LoaderLifecycle,
+    LoaderState,
+    PinEvent,
+    PinLifecycle,
+    PinState,
+    WorkerEvent,
+    WorkerLifecycle,
+)
+from minidl.tracing import events as ev
+from minidl.tracing import recorder
+from minidl.tracing.recorder import TraceConfig, TraceError
+from minidl.transport.message import Envelope, rebuild
+from minidl.transport.tensors import Reduced, TensorPickler
+
+_feeding = threading.local()
+"""What this thread is pickling or writing: `about`, the (loader, task, worker) of the message."""
+
+_loader_numbers = itertools.count()
+
+Emit = Callable[..., None]
+
+
+def _no_emit(*args: int) -> None: ...
+
+
+def _emit() -> Emit:
+    """This process's pen, or one that does nothing where no trace is on."""
+    pen = recorder.active()
+    return _no_emit if pen is None else pen.emit
+
+
+def _count(index: Any) -> int:
+    return len(index) if isinstance(index, (list, tuple)) else 1
+
+
+def _first(index: Any) -> int:
+    first = index[0] if isinstance(index, (list, tuple)) and index else index
+    return first if isinstance(first, int) else -1
+
+
+def _outcome(data: Any) -> ev.Outcome:
+    if isinstance(data, WorkerExhausted):
+        return ev.Outcome.EXHAUSTED
+    return ev.Outcome.ERROR if isinstance(data, (ExceptionWrapper, RebuildFailure)) else ev.Outcome.DATA
+
+
+def nbytes(data: Any) -> int:
+    """Bytes of the tensors in a nest of lists, tuples and mappings."""
+    if isinstance(data, torch.Tensor):
+        return data.nbytes
+    if isinstance(data, (list, tuple)):
+        return sum(map(nbytes, data))
+    return sum(map(nbytes, data.values())) if isinstance(data, dict) else 0
+
+
+class TracedPorts(ports.Ports):
+    """Ports of one iterator, which has the number `loader` in the trace."""
+
+    def __init__(self, config: TraceConfig, loader: int) -> None:
+        self.config = config
+        self.loader = loader
+        self.emit: Emit = recorder.start(config).emit
+        self.decisions: TracedDispatcher | None = None
+        self.sampling: TracedSampler | None = None
+        self.workers: list[TracedProcess] = []
+        self.alone = False  # no workers: this process fetches
+        self.received = -1  # in a worker: the task that came last
+
+    def __getstate__(self) -> tuple[TraceConfig, int]:
+        return self.config, self.loader
+
+    def __setstate__(self, state: tuple[TraceConfig, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a spawned worker opens a recorder of its own
+
+    # --- in the loader's process
+    def opened(self, iterator: Any) -> None:
+        pen = recorder.start(self.config)
+        pen.role("loader", loader=self.loader)
+        pen.describe("loader", loader=self.loader, **_facts(iterator))
+
+    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+        self.sampling = TracedSampler(self, iter(sampler))
+        return self.sampling
+
+    def loader_lifecycle(self) -> LoaderLifecycle:
+        return TracedLoaderLifecycle(self)
+
+    def dispatcher(self, num_workers: int, prefetch_factor: int, in_order: bool) -> Dispatcher:
+        self.decisions = TracedDispatcher(num_workers, prefetch_factor, in_order)
+        self.decisions.ports = self
+        return self.decisions
+
+    def progress(self) -> Progress:
+        self.alone = True
+        return TracedProgress(self, -1)
+
+    def index_queue(self, context: Any, worker_id: int) -> Any:
+        return TracedIndexQueue(self, super().index_queue(context, worker_id), worker_id)
+
+    def result_queue(self, context: Any) -> Any:
+        return TracedResultQueue(self, super().result_queue(context))
+
+    def ready_queue(self) -> Any:
+        return TracedReadyQueue(self, super().ready_queue())
+
+    def workers_done_event(self, context: Any) -> Any:
+        return TracedDoneEvent(self, super().workers_done_event(context), ev.DoneEvent.WORKERS)
+
+    def pin_memory_thread_done_event(self) -> Any:
+        return TracedDoneEvent(self, super().pin_memory_thread_done_event(), ev.DoneEvent.PIN_THREAD)
+
+    def worker(self, context: Any, worker_id: int, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        process = TracedProcess(self, super().worker(context, worker_id, target, args), worker_id)
+        self.workers.append(process)
+        return process
+
+    def pin_memory_thread(self, thread: threading.Thread) -> Any:
+        return TracedThread(self, thread)
+
+    def found_dead(self, what: str, worker_id: int, pid: int, exit_code: int | None) -> None:
+        actor = {"worker": ev.Actor.WORKER, "pin thread": ev.Actor.PIN_THREAD, "loader": ev.Actor.LOADER}[what]
+        self.emit(ev.FOUND_DEAD, self.loader, -1, worker_id, actor, pid, exit_code or 0)
+
+    def timed_out(self, idx: int, worker_id: int, seconds: float) -> None:
+        self.emit(ev.TIMED_OUT, self.loader, idx, worker_id, int(seconds * 1e9))
+
+    # --- messages
+    def task(self, idx: int, worker_id: int, index: Any) -> Any:
+        return TracedEnvelope(Task(idx, worker_id, index), self.loader)
+
+    def result(self, idx: int, worker_id: int, data: Any) -> Any:
+        if isinstance(data, ExceptionWrapper):
+            text = recorder.start(self.config).string(data.last_line[:1000])
+            position, index = self.fetching.at if self.fetching is not None else (-1, -1)
+            self.emit(ev.TASK_ERROR, self.loader, idx, worker_id, position, index, text)
+        return TracedEnvelope(Result(idx, worker_id, data), self.loader)
+
+    # --- in a worker
+    fetching: TracedProgress | None = None
+
+    def enter_worker(self, worker_id: int, num_workers: int, seed: int) -> None:
+        self.emit = recorder.start(self.config).emit
+        recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
+        _watch_new_shared(self, worker_id)
+        self.emit(ev.WORKER_READY, self.loader, -1, worker_id, os.getpid(), os.getppid(), seed)
+
+    def worker_lifecycle(self, worker_id: int) -> WorkerLifecycle:
+        return TracedWorkerLifecycle(self, worker_id)
+
+    def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
+        progress = TracedWorkerProgress(worker_id, board.row(worker_id))
+        self.fetching = progress.watch = TracedProgress(self, worker_id)
+        return progress
+
+    # --- in the pin thread
+    def pin_lifecycle(self) -> PinLifecycle:
+        return TracedPinLifecycle(self)
+
+    def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
+        def pin(result: Result) -> Any:
+            about = (self.loader, result.idx, result.worker_id)
+            self.emit(ev.PIN[0], *about, nbytes(result.data), int(simulated))
+            pinned = pin_memory(result.data)
+            self.emit(ev.PIN[1], *about, nbytes(pinned), int(simulated))
+            return pinned
+
+        return pin
+
+
+def _facts(iterator: Any) -> dict[str, Any]:
+    """An iterator's parameters, for the trace's reader."""
+    return {
+        "dataset": type(iterator._dataset).__qualname__,
+        "dataset_kind": "iterable" if iterator._dataset_kind else "map",
+        "num_workers": iterator._num_workers,
+        "in_order": iterator._in_order,
+        "persistent_workers": iterator._persistent_workers,
+        "pin_memory": iterator._pin_memory,
+        "pin_memory_device": iterator._pin_memory_device,
+        "timeout_s": iterator._timeout,
+        "batch_size": getattr(iterator._index_sampler, "batch_size", None),
+        "drop_last": iterator._drop_last,
+        "sampler": type(getattr(iterator._index_sampler, "sampler", iterator._index_sampler)).__qualname__,
+        "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
+    }
+
+
+# --- The pure classes, watched ----------------------------------------------------------------------------------------
+class TracedDispatcher(Dispatcher):
+    """Emits what the dispatcher decided. `delivered` is the last step that yields a batch."""
+
+    ports: TracedPorts
+    delivered: Deliver | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.delivered = None
+
+    def assign(self, index: Any) -> Assignment | None:
+        given = super().assign(index)
+        if given is not None:
+            emit, loader = self.ports.emit, self.ports.loader
+            emit(ev.TASK_ASSIGNED, loader, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
+        return given
+
+    def next_step(self) -> Deliver | Wait | Signal:
+        before = self.rcvd_idx
+        step = super().next_step()
+        if isinstance(step, Deliver):
+            self._emit_delivered(step, before, ev.REORDER_POP)
+        elif self.rcvd_idx != before:
+            self.ports.emit(ev.RCVD_ADVANCE, self.ports.loader, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+        return step
+
+    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+        before = self.rcvd_idx
+        worker_id = self.task_info[idx].worker_id if idx in self.task_info else -1
+        step = super().receive(idx, data)
+        if isinstance(step, Deliver):
+            self._emit_delivered(step, before)
+        elif step is STORED:
+            depth = self.reorder_depth
+            self.ports.emit(ev.REORDER_STORE, self.ports.loader, idx, worker_id, self.rcvd_idx, depth)
+        return step
+
+    def exhausted(self, idx: int, worker_id: int) -> None:
+        super().exhausted(idx, worker_id)
+        self.ports.emit(ev.WORKER_EXHAUSTED, self.ports.loader, idx, worker_id, sum(self.workers_status))
+
+    def _emit_delivered(self, step: Deliver, before: int, popped: int | None = None) -> None:
+        self.delivered = step
+        emit, loader = self.ports.emit, self.ports.loader
+        if popped is not None:
+            emit(popped, loader, step.idx, step.worker_id, self.rcvd_idx, self.reorder_depth)
+        if self.rcvd_idx != before:
+            emit(ev.RCVD_ADVANCE, loader, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+
+
+class TracedLoaderLifecycle(LoaderLifecycle):
+    """Emits epochs, the time in `__next__`, the consumer's time, and the shutdown."""
+
+    def __init__(self, ports: TracedPorts) -> None:
+        super().__init__()
+        self.ports = ports
+        self.epoch = -1
+        self.yielded = 0
+        self.open_epoch = self.open_consumer = False
+
+    def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
+
+    def handle(self, event: LoaderEvent) -> LoaderState:
+        before = self.state
+        if event is LoaderEvent.SHUT_DOWN or event is LoaderEvent.NEXT:
+            self._end_consumer()
+        after = super().handle(event)
+        watcher = self.WATCHERS.get(event)
+        if watcher is not None and before is not LoaderState.CLOSED:
+            watcher(self)
+        return after
+
+    def _epoch_begin(self) -> None:
+        self.epoch += 1
+        self.yielded = 0
+        self.open_epoch = True
+        decisions = self.ports.decisions
+        workers, prefetch = (0, 0) if decisions is None else (decisions.num_workers, decisions.prefetch_factor)
+        self._emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+
+    def _end_epoch(self, ending: ev.Ending) -> None:
+        if self.open_epoch:
+            self.open_epoch = False
+            self._emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+
+    def _begin_consumer(self, task: int = -1) -> None:
+        self.open_consumer = True
+        self._emit(ev.CONSUMER[0], task, x=self.yielded)
+
+    def _end_consumer(self) -> None:
+        if self.open_consumer:
+            self.open_consumer = False
+            self._emit(ev.CONSUMER[1], self._task())
+
+    def _task(self) -> int:
+        """The task yielded last."""
+        step = self._delivered()
+        if step is not None:
+            return step.idx
+        return self.ports.sampling.task - 1 if self.ports.alone and self.ports.sampling is not None else -1
+
+    def _delivered(self) -> Deliver | None:
+        return None if self.ports.decisions is None else self.ports.decisions.delivered
+
+    def _next(self) -> None:
+        decisions, sampling = self.ports.decisions, self.ports.sampling
+        wanted = decisions.rcvd_idx if decisions is not None else sampling.task if sampling is not None else -1
+        self._emit(ev.NEXT[0], wanted, x=wanted)
+
+    def _yield(self) -> None:
+        self.yielded += 1
+        self._handed_out(ev.Outcome.DATA)
+        self._begin_consumer(self._task())
+
+    def _raise(self) -> None:
+        """The error of a task is handed out like a batch; a timeout or a death belongs to no task."""
+        step = self._delivered()
+        of_task = self.ports.alone or (step is not None and isinstance(step.data, ExceptionWrapper))
+        if of_task:
+            self._handed_out(ev.Outcome.ERROR)
+        else:
+            self._emit(ev.NEXT[1], x=self.yielded, y=ev.Outcome.ERROR)
+        self._begin_consumer()
+
+    def _handed_out(self, outcome: ev.Outcome) -> None:
+        self._end_fetch_alone(outcome)
+        step, task = self._delivered(), self._task()
+        self._emit(ev.YIELD, task, -1 if step is None else step.worker_id, x=outcome, y=self.yielded)
+        self._emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
+        if step is not None and self.ports.decisions is not None:
+            # The tracer must not keep a batch alive that the loader has let go.
+            self.ports.decisions.delivered = Deliver(step.idx, step.worker_id, None)
+
+    def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
+        if self.ports.alone and self.ports.fetching is not None:
+            self.ports.fetching.end(outcome)
+
+    def _epoch_end(self) -> None:
+        self._end_fetch_alone(ev.Outcome.EXHAUSTED)
+        self._emit(ev.NEXT[1], x=self.yielded, y=ev.Outcome.EXHAUSTED)
+        self._end_epoch(ev.Ending.EXHAUSTED)
+
+    def _resume(self) -> None:
+        self._end_consumer()
+        self._end_epoch(ev.Ending.CLOSED)
+
+    def _shut_down(self) -> None:
+        self._end_epoch(ev.Ending.CLOSED)
+        self._emit(ev.SHUTDOWN[0])
+
+    def _terminated(self) -> None:
+        alive = 0
+        for process in self.ports.workers:
+            alive += process.emit_gone()
+        self._emit(ev.SHUTDOWN[1], x=alive)
+
+    WATCHERS = {
+        LoaderEvent.EPOCH_BEGIN: _epoch_begin,
+        LoaderEvent.PRIMED: _begin_consumer,
+        LoaderEvent.NEXT: _next,
+        LoaderEvent.YIELD: _yield,
+        LoaderEvent.RAISE: _raise,
+        LoaderEvent.EPOCH_END: _epoch_end,
+        LoaderEvent.RESUME: _resume,
+        LoaderEvent.SHUT_DOWN: _shut_down,
+        LoaderEvent.TERMINATED: _terminated,
+    }
+
+
+class TracedWorkerLifecycle(WorkerLifecycle):
+    """Emits what a worker skips and why it leaves."""
+
+    ENDINGS = {
+        WorkerEvent.SENTINEL: ev.Ending.SENTINEL,
+        WorkerEvent.SENTINEL_WHEN_DONE: ev.Ending.SENTINEL,
+        WorkerEvent.PARENT_DIED: ev.Ending.ORPHANED,
+        WorkerEvent.INTERRUPTED: ev.Ending.INTERRUPTED,
+    }
+
+    def __init__(self, ports: TracedPorts, worker_id: int) -> None:
+        super().__init__(worker_id)
+        self.ports = ports
+
+    def decide(self, event: WorkerEvent) -> Action:
+        action = super().decide(event)
+        if event is WorkerEvent.TASK_WHEN_DONE:
+            seen = ev.DoneEvent.WORKERS
+            self.ports.emit(ev.DONE_EVENT_SEEN, self.ports.loader, self.ports.received, self.worker_id, seen)
+        elif event in self.ENDINGS:
+            self.ports.emit(ev.WORKER_EXIT, self.ports.loader, -1, self.worker_id, self.ENDINGS[event])
+        return action
+
+
+class TracedPinLifecycle(PinLifecycle):
+    """Emits the pin thread's beginning and end."""
+
+    def __init__(self, ports: TracedPorts) -> None:
+        super().__init__()
+        self.ports = ports
+
+    def handle(self, event: PinEvent) -> PinState:
+        after = super().handle(event)
+        if event is PinEvent.READY:
+            self.ports.emit(ev.PIN_START, self.ports.loader)
+        elif event in (PinEvent.DONE, PinEvent.DIED):
+            ending = ev.Ending.SENTINEL if event is PinEvent.DONE else ev.Ending.ERROR
+            self.ports.emit(ev.PIN_EXIT, self.ports.loader, x=ending)
+        return after
+
+
+# --- Sampling and fetching --------------------------------------------------------------------------------------------
+class TracedSampler:
+    """The sampler's iterator; `task` is the task that it is asked for next where there is no dispatcher."""
+
+    def __init__(self, ports: TracedPorts, inner: Iterator[Any]) -> None:
+        self.ports = ports
+        self.inner = inner
+        self.task = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        ports = self.ports
+        task = ports.decisions.send_idx if ports.decisions is not None else self.task
+        ports.emit(ev.SAMPLER_NEXT[0], ports.loader, task)
+        count, first = 0, -1
+        try:
+            index = next(self.inner)
+            count, first = _count(index), _first(index)
+        finally:
+            ports.emit(ev.SAMPLER_NEXT[1], ports.loader, task, -1, count, first)
+        self.task += 1
+        if ports.alone and ports.fetching is not None:
+            ports.fetching.begin(task, index)
+        return index
+
+
+class TracedProgress:
+    """A `fetch.Progress` that emits fetch, samples and collation; each step closes the one before it."""
+
+    def __init__(self, ports: TracedPorts, worker_id: int) -> None:
+        self.ports = ports
+        self.worker_id = worker_id
+        self.task = -1
+        self.open: tuple[int, int, int] | None = None  # code of the end to emit, with its x and y
+        self.fetching = False
+        self.at = -1, -1  # position and index of the sample asked for last
+        ports.fetching = self
+
+    def _emit(self, code: int, x: int = 0, y: int = 0) -> None:
+        self.ports.emit(code, self.ports.loader, self.task, self.worker_id, x, y)
+
+    def _step(self, following: tuple[int, int, int] | None) -> None:
+        if self.open is not None:
+            self._emit(*self.open)
+        self.open = following
+
+    def begin(self, task: int, index: Any) -> None:
+        """A task is taken up."""
+        self.task, self.fetching, self.at = task, True, (-1, -1)
+        self._emit(ev.FETCH[0], _count(index))
+
+    def samples(self, count: int) -> None:
+        self.at = -1, -1
+        self._step((ev.SAMPLE[1], -1, -1))
+        self._emit(ev.SAMPLE[0], -1, -1)
+
+    def sample(self, position: int, index: Any) -> None:
+        self.at = position, index if isinstance(index, int) else -1
+        self._step((ev.SAMPLE[1], *self.at))
+        self._emit(ev.SAMPLE[0], *self.at)
+
+    def collate(self, count: int) -> None:
+        self._step((ev.COLLATE[1], 0, 0))
+        self._emit(ev.COLLATE[0], count)
+
+    def end(self, outcome: int) -> None:
+        """The task's fetch has ended."""
+        if self.fetching:
+            self._step(None)
+            self.fetching = False
+            self._emit(ev.FETCH[1], outcome)
+
+
+class TracedWorkerProgress(WorkerProgress):
+    """Writes to the board as ever, and tells `watch`."""
+
+    watch: TracedProgress
+
+    def begin(self, task: int, index: Any) -> None:
+        super().begin(task, index)
+        self.watch.begin(task, index)
+
+    def samples(self, count: int) -> None:
+        super().samples(count)
+        self.watch.samples(count)
+
+    def sample(self, position: int, index: Any) -> None:
+        super().sample(position, index)
+        self.watch.sample(position, index)
+
+    def collate(self, count: int) -> None:
+        super().collate(count)
+        self.watch.collate(count)
+
+    def end(self, outcome: int) -> None:
+        self.watch.end(outcome)
+        super().end(outcome)
+
+
+def _watch_new_shared(ports: TracedPorts, worker_id: int) -> None:
+    """In a worker: emit each segment that collate makes, ours or torch's, since both ask UntypedStorage for it."""
+    make = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: type, size: int, *args: Any, **kwargs: Any) -> Any:
+        storage = make(size, *args, **kwargs)
+        task = ports.fetching.task if ports.fetching is not None else -1
+        place, reason = ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT
+        ports.emit(ev.SHM_ALLOC, ports.loader, task, worker_id, storage.nbytes(), place, reason)
+        return storage
+
+    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+class TracedPickler(TensorPickler):
+    """Emits the copies into shared memory that happen while a message is pickled."""
+
+    def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
+        emit, about, size = _emit(), _feeding.about, storage.nbytes()
+        emit(ev.SHM_COPY[0], *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
+        try:
+            return super().copy_storage(storage)
+        finally:
+            emit(ev.SHM_COPY[1], *about, size)
+
+
+class TracedEnvelope(Envelope):
+    """Emits a result's pickling, in the feeder thread, and its rebuilding, in the reader's."""
+
+    pickler = TracedPickler
+
+    def __init__(self, message: Task | Result, loader: int) -> None:
+        super().__init__(message)
+        self.loader = loader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        message = self.message
+        about = _feeding.about = (self.loader, message.idx, message.worker_id)
+        if isinstance(message, Task):
+            return super().__reduce__()
+        emit = _emit()
+        emit(ev.RESULT_PICKLE[0], *about)
+        payload, pickler = self.payload()
+        emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
+        return load, (*about, payload, pickler.tensors, pickler.shared_bytes)
+
+
+def load(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, shared_bytes: int) -> Result:
+    """Rebuild a result, with its events (`transport.message.load`)."""
+    emit = _emit()
+    emit(ev.RESULT_REBUILD[0], loader, idx, worker_id, len(payload))
+    data = rebuild(payload)
+    emit(ev.RESULT_REBUILD[1], loader, idx, worker_id, tensors, shared_bytes)
+    return Result(idx, worker_id, data)
+
+
+# --- Queues, events, processes, threads -------------------------------------------------------------------------------
+class _Proxy:
+    """Passes on whatever it does not watch. Pickles as the thing and the ports."""
+
+    def __init__(self, ports: TracedPorts, inner: Any) -> None:
+        self.ports = ports
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
+
+
+class _TracedQueue(_Proxy):
+    """A queue of one of the three kinds."""
+
+    queue_id: ev.QueueId
+    write: tuple[int, int] | None = None
+    worker_id = -1
+    _hooked_in = 0  # pid: a forked child's queue has new pipe methods
+
+    def _hook(self) -> None:
+        """Watch the pipe under a multiprocessing queue; must happen before the feeder thread starts."""
+        self._hooked_in = os.getpid()
+        send, receive = getattr(self.inner, "_send_bytes", None), getattr(self.inner, "_recv_bytes", None)
+        if send is not None and self.write is not None:
+            self.inner._send_bytes = self._watched_send(send, self.write)
+        if receive is not None and self.queue_id is ev.QueueId.RESULT:
+            self.inner._recv_bytes = self._watched_receive(receive)
+
+    def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
+        def _send_bytes(data: Any) -> None:
+            about = getattr(_feeding, "about", (self.ports.loader, -1, self.worker_id))
+            self.ports.emit(write[0], *about, len(data))
+            send(data)
+            self.ports.emit(write[1], *about, len(data))
+            _feeding.about = (self.ports.loader, -1, self.worker_id)  # a sentinel has no envelope to say what it is
+
+        return _send_bytes
+
+    def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
+        def _recv_bytes() -> bytes:
+            data = receive()
+            self._emit(ev.RESULT_READ, x=len(data))
+            return data
+
+        return _recv_bytes
+
+    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        if self._hooked_in != os.getpid():
+            self._hook()
+        if isinstance(message, Sentinel):
+            self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
+        else:
+            self.emit_put(message)
+        self.inner.put(message, *args, **kwargs)
+
+    def emit_put(self, message: Any) -> None:
+        """Emit that `message`, which is no sentinel, is about to enter the queue."""
+
+    def _get(self, span: tuple[int, int], task: int, worker: int, timeout: float | None) -> Any:
+        """Get with a span around it; the end says what came."""
+        if self._hooked_in != os.getpid():
+            self._hook()
+        self._emit(span[0], task, worker, int((timeout or 0) * 1e9))
+        try:
+            message = self.inner.get(timeout=timeout)
+        except BaseException:
+            self._emit(span[1], -1, worker, ev.Message.EMPTY)
+            raise
+        self._emit_got(span[1], message)
+        return message
+
+    def _emit_got(self, code: int, message: Any) -> None:
+        if isinstance(message, Result):
+            self._emit(code, message.idx, message.worker_id, ev.Message.RESULT, _outcome(message.data))
+        elif isinstance(message, ResumeIteration):
+            self._emit(code, -1, message.worker_id, ev.Message.RESUME)
+        else:
+            self._emit(code, -1, -1, ev.Message.SENTINEL)
+            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+
+    def cancel_join_thread(self) -> None:
+        self._emit(ev.CANCEL_JOIN_THREAD, -1, self.worker_id, self.queue_id)
+        self.inner.cancel_join_thread()
+
+    def close(self) -> None:
+        self._emit(ev.QUEUE_CLOSE, -1, self.worker_id, self.queue_id)
+        self.inner.close()
+
+
+class TracedIndexQueue(_TracedQueue):
+    """The loader puts, one worker gets."""
+
+    queue_id = ev.QueueId.INDEX
+    write = ev.INDEX_WRITE
+
+    def __init__(self, ports: TracedPorts, inner: Any, worker_id: int) -> None:
+        super().__init__(ports, inner)
+        self.worker_id = worker_id
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, ResumeIteration):
+            self._emit(ev.RESUME_PUT, -1, self.worker_id, message.epoch)
+        else:
+            task = message.message
+            self._emit(ev.INDEX_PUT, task.idx, task.worker_id, _count(task.index))
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._get(ev.INDEX_GET, -1, self.worker_id, timeout)
+
+    def _emit_got(self, code: int, message: Any) -> None:
+        if isinstance(message, Task):
+            self.ports.received = message.idx
+            self._emit(code, message.idx, self.worker_id, ev.Message.TASK, _count(message.index))
+        elif isinstance(message, Sentinel):
+            self._emit(code, -1, self.worker_id, ev.Message.SENTINEL)
+            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+        else:
+            super()._emit_got(code, message)
+
+
+class TracedResultQueue(_TracedQueue):
+    """Every worker puts; the loader gets, or the pin thread where there is one."""
+
+    queue_id = ev.QueueId.RESULT
+    write = ev.RESULT_WRITE
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, ResumeIteration):
+            self._emit(ev.RESUME_ACK, -1, message.worker_id, message.epoch)
+        elif isinstance(message, Envelope):
+            result = message.message
+            outcome = _outcome(result.data) if isinstance(result, Result) else ev.Outcome.DATA
+            self._emit(ev.RESULT_PUT, result.idx, result.worker_id, outcome)
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._get(ev.RESULT_GET, *_wanted(self.ports), timeout)
+
+
+class TracedReadyQueue(_TracedQueue):
+    """The pin thread puts, the loader gets."""
+
+    queue_id = ev.QueueId.READY
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, Result):
+            self._emit(ev.READY_PUT, message.idx, message.worker_id, _outcome(message.data))
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._get(ev.READY_GET, *_wanted(self.ports), timeout)
+
+
+def _wanted(ports: TracedPorts) -> tuple[int, int]:
+    """Task and worker that the loader needs next; in order, it can yield nothing else."""
+    decisions = ports.decisions
+    info = None if decisions is None else decisions.task_info.get(decisions.rcvd_idx)
+    return (-1, -1) if info is None or decisions is None else (decisions.rcvd_idx, info.worker_id)
+
+
+class TracedDoneEvent(_Proxy):
+    """A done event."""
+
+    def __init__(self, ports: TracedPorts, inner: Any, which: ev.DoneEvent) -> None:
+        super().__init__(ports, inner)
+        self.which = which
+
+    def set(self) -> None:
+        self._emit(ev.DONE_EVENT_SET, x=self.which)
+        self.inner.set()
+
+
+class TracedProcess(_Proxy):
+    """A worker's process, as the loader handles it."""
+
+    def __init__(self, ports: TracedPorts, inner: Any, worker_id: int) -> None:
+        super().__init__(ports, inner)
+        self.worker_id = worker_id
+
+    def start(self) -> None:
+        self._emit(ev.WORKER_START[0], -1, self.worker_id)
+        self.inner.start()
+        self._emit(ev.WORKER_START[1], -1, self.worker_id, self.inner.pid)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._emit(ev.JOIN[0], -1, self.worker_id, ev.Actor.WORKER, int((timeout or 0) * 1e9))
+        self.inner.join(timeout)
+        self._emit(ev.JOIN[1], -1, self.worker_id, ev.Actor.WORKER, int(not self.inner.is_alive()))
+
+    def terminate(self) -> None:
+        self._emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGTERM)
+        self.inner.terminate()
+
+    def kill(self) -> None:
+        self._emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGKILL)
+        self.inner.kill()
+
+    def emit_gone(self) -> bool:
+        """Emit how the process ended; True where it has not."""
+        if self.inner.pid is None:
+            return False
+        code = self.inner.exitcode
+        if code is not None:
+            self._emit(ev.WORKER_GONE, -1, self.worker_id, self.inner.pid, code)
+        return code is None
+
+
+class TracedThread(_Proxy):
+    """The pin-memory thread, as the loader handles it."""
+
+    def join(self, timeout: float | None = None) -> None:
+        self._emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD, y=int((timeout or 0) * 1e9))
+        self.inner.join(timeout)
+        self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=int(not self.inner.is_alive()))
+
+
+# --- On and off -------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def trace(
+    directory: str | os.PathLike[str], *, detail: str = "sample", ring_bytes: int | None = None
+) -> Iterator[Path]:
+    """Record every loader whose iterator is made inside the `with` block into `directory`, which is made for it.
+
+    detail: "sample" has an event for each sample, "batch" has not. ring_bytes: keep only the newest events of each
+    process, in about so many bytes of disk; None keeps all. Gives the directory's path. Raises TraceError where the
+    directory holds a trace already, or where this process records one.
+
+    Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
+    """
+    if recorder.active() is not None:
+        raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
+    path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes)
+    pen = recorder.start(TraceConfig(str(path), detail, ring_bytes))
+    undo = ports.use(lambda: _new_ports(pen.config))
+    try:
+        yield path
+    finally:
+        undo()
+        pen.describe("trace_end")
+        recorder.stop()
+
+
+def _new_ports(config: TraceConfig) -> TracedPorts:
+    return TracedPorts(config, next(_loader_numbers) % 0xFFFF + 1)
+
+
+def trace_from_environment() -> None:
+    """Where MINIDL_TRACE names a directory, record every loader of this program from the first iterator on.
+
+    MINIDL_TRACE_DETAIL is "sample" (default) or "batch". A rank of a distributed run records into DIRECTORY/rankN. A
+    directory that holds a trace already is left alone: the next free DIRECTORY.2, DIRECTORY.3, ... is taken. A failure
+    is said on stderr, and the program runs without a trace.
+    """
+    if os.environ.get("MINIDL_TRACE"):
+        ports.use(_ports_from_environment)
+
+
+def _ports_from_environment() -> ports.Ports:
+    pen = recorder.active()
+    if pen is None:
+        try:
+            pen = recorder.start(_config_from_environment())
+        except (OSError, TraceError, ValueError) as error:
+            print(f"minidl: MINIDL_TRACE: no trace is recorded: {error}", file=sys.stderr)
+            ports.use(ports.Ports)
+            return ports.Ports()
+        print(f"minidl: recording to {pen.config.directory}", file=sys.stderr)
+    return _new_ports(pen.config)
+
+
+def _config_from_environment() -> TraceConfig:
+    base = os.environ["MINIDL_TRACE"]
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
+    detail = os.environ.get("MINIDL_TRACE_DETAIL", "sample")
+    for number in range(1, 1000):
+        directory = TraceConfig(base if number == 1 else f"{base}.{number}", detail).directory
+        try:
+            return TraceConfig(str(recorder.create(directory, detail=detail, ring_bytes=None)), detail)
+        except TraceError:
+            continue
+    raise TraceError(f"{base} and its numbered successors all hold traces: delete some, or name another directory")

@@ -1,0 +1,82 @@
+"""A message in its envelope: it pickles itself when a queue's feeder thread asks, and can't get lost there.
+
+`multiprocessing.Queue.put` only appends to a buffer; a feeder thread pickles and writes later. Where pickling fails
+there, upstream prints a traceback, drops the item, and the consumer waits for ever. An `Envelope` catches the failure
+where it happens and sends an error in the message's place, under the same task number. In the same way, data that can't
+be rebuilt on the reading side comes out of the queue as the error of its task.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing import reduction
+from typing import Any
+
+from minidl.errors import ExceptionWrapper
+from minidl.messages import RebuildFailure, Result, Task
+from minidl.transport.tensors import TensorPickler
+
+
+class Envelope:
+    """Carries a Task or a Result through a queue; what `get` returns on the other side is the message itself."""
+
+    pickler: type[TensorPickler] = TensorPickler
+
+    def __init__(self, message: Task | Result) -> None:
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Called by the feeder thread: this is the moment at which tensors go into shared memory."""
+        message = self.message
+        return load, (type(message), message.idx, message.worker_id, self.payload()[0])
+
+    def payload(self) -> tuple[bytes, TensorPickler]:
+        """The pickled index or data, or the pickled error that says why it can't be; and the pickler, for its counts."""
+        message = self.message
+        data = message.index if isinstance(message, Task) else message.data
+        try:
+            return dumps(data, self.pickler)
+        except Exception as error:
+            return dumps(_instead_of(data, error, message))
+
+
+def _instead_of(data: Any, error: Exception, message: Task | Result) -> ExceptionWrapper:
+    """What is sent where `data` could not be pickled."""
+    if isinstance(data, ExceptionWrapper):
+        return data.portable()
+    if isinstance(message, Task):
+        where = "in the loader while it pickled a task's indices"
+    else:
+        where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
+    wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
+    return wrapper if _picklable(wrapper) else wrapper.portable()
+
+
+def _picklable(data: Any) -> bool:
+    try:
+        dumps(data)
+    except Exception:
+        return False
+    return True
+
+
+def dumps(data: Any, kind: type[TensorPickler] = TensorPickler) -> tuple[bytes, TensorPickler]:
+    """Pickle `data` with its tensors in shared memory; raises what pickle and the sharing of memory raise."""
+    buffer = io.BytesIO()
+    pickler = kind(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.dump(data)
+    return buffer.getvalue(), pickler
+
+
+def load(kind: type[Task] | type[Result], idx: int, worker_id: int, payload: bytes) -> Task | Result:
+    """Called by the reading side's unpickler."""
+    return kind(idx, worker_id, rebuild(payload))
+
+
+def rebuild(payload: bytes) -> Any:
+    """The data again, or the RebuildFailure that says why not."""
+    try:
+        return reduction.ForkingPickler.loads(payload)
+    except Exception as error:
+        return RebuildFailure(error)

@@ -1,0 +1,130 @@
+"""What pickling does to a CPU tensor: its bytes stay in shared memory, its descriptor travels (article 3).
+
+A tensor pickles as (storage, offset, size, stride); a storage pickles as a handle to shared memory. If its bytes are
+not in shared memory yet they are copied there *now*, in the thread that pickles: a queue's feeder thread, unless collate
+has put them there before. Two sharing strategies: `file_descriptor` sends the segment's descriptor through a Unix
+socket (nothing is left behind by a crash); `file_system` sends a name (no descriptor is kept open).
+
+`TensorPickler` does this for plain CPU tensors and their storages. Everything else (CUDA, sparse, nested, meta,
+subclasses) goes the way that torch registers, whose storages come through here again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class TensorPickler(reduction.ForkingPickler):
+    """Pickles for a queue; counts what it sends. `tensors`: how many; `shared_bytes`: of storages sent by handle;
+    `copied_bytes`: of these, what had to be copied into shared memory here."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tensors = 0
+        self.shared_bytes = 0
+        self.copied_bytes = 0
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Ours for plain CPU tensors and storages; NotImplemented, and with it pickle's usual way, for the rest."""
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            self.tensors += 1
+            return reduce_tensor(obj)
+        if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
+            return self.reduce_storage(obj)
+        return NotImplemented
+
+    def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
+        """Count the storage and reduce it."""
+        self.shared_bytes += storage.nbytes()
+        if storage.is_shared():
+            return reduce_storage(storage)
+        self.copied_bytes += storage.nbytes()
+        return self.copy_storage(storage)
+
+    def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
+        """Reduce a storage whose bytes are not in shared memory yet; this is where the copy happens."""
+        return reduce_storage(storage)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor._backward_hooks
+    )
+
+
+def reduce_tensor(tensor: torch.Tensor) -> Reduced:
+    """A tensor is its storage and how to look at it: offset, size and stride, in elements."""
+    view = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return rebuild_tensor, (tensor.untyped_storage(), *view)
+
+
+def rebuild_tensor(
+    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]
+) -> torch.Tensor:
+    """The tensor over `storage` again; no bytes are copied."""
+    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+
+
+def reduce_storage(storage: torch.UntypedStorage) -> Reduced:
+    """Share the storage's bytes by the strategy in force, copying them into shared memory if they are not there."""
+    if mp.get_sharing_strategy() == "file_system":
+        manager, handle, size = storage._share_filename_cpu_()
+        storage._shared_incref()  # the message in flight holds the segment until the reader has it
+        shared_cache[handle] = StorageWeakRef(storage)
+        return rebuild_storage_filename, (manager, handle, size)
+    if storage.nbytes() == 0:
+        return torch.UntypedStorage, ()  # an empty segment can't be mapped
+    fd, size = storage._share_fd_cpu_()
+    shared_cache[fd_id(fd)] = StorageWeakRef(storage)
+    return rebuild_storage_fd, (reduction.DupFd(fd), size)
+
+
+def rebuild_storage_fd(duplicate: Any, size: int) -> torch.UntypedStorage:
+    """Fetch the descriptor from its sender through a Unix socket and map it.
+
+    A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError where the sender
+    is gone or this process has no descriptor left.
+    """
+    fd = duplicate.detach()
+    try:
+        return _mapped(fd_id(fd)) or _remember(fd_id(fd), torch.UntypedStorage._new_shared_fd_cpu(fd, size))
+    finally:
+        os.close(fd)
+
+
+def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> torch.UntypedStorage:
+    """Open the segment by its name and map it; raises RuntimeError where the name is gone."""
+    storage = _mapped(handle)
+    if storage is None:
+        storage = _remember(handle, torch.UntypedStorage._new_shared_filename_cpu(manager, handle, size))
+    return storage._shared_decref()
+
+
+def fd_id(fd: int) -> tuple[int, int]:
+    """What two descriptors of one segment have in common: inode and device."""
+    stat = os.fstat(fd)
+    return stat.st_ino, stat.st_dev
+
+
+def _mapped(key: Any) -> torch.UntypedStorage | None:
+    reference = shared_cache.get(key)
+    return None if reference is None else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+def _remember(key: Any, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    shared_cache[key] = StorageWeakRef(storage)
+    return storage

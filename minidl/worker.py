@@ -1,0 +1,210 @@
+"""A worker process: receive indices, fetch, send the batch; until the final signal, or until nobody is left to read.
+
+`_worker_loop` is what the process runs; what to do about each message is decided by `protocol.WorkerLifecycle`.
+Article 1 §2.4.5 and article 4, shutdown; upstream: `torch.utils.data._utils.worker`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+import torch.utils.data._utils.worker as torch_worker
+
+from minidl import worker_info
+from minidl.errors import ExceptionWrapper
+from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
+from minidl.messages import ResumeIteration, Sentinel, Task, WorkerExhausted
+from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
+from minidl.progress import ProgressBoard
+from minidl.protocol import Action, WorkerEvent
+from minidl.signals import _set_worker_signal_handlers
+from minidl.worker_info import WorkerInfo
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker is started with. manager_pid: the loader's process, or None where another process forks."""
+
+    worker_id: int
+    num_workers: int
+    dataset_kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    worker_init_fn: Callable[[int], None] | None
+    index_queue: Any
+    result_queue: Any
+    done_event: Any
+    board: ProgressBoard
+    ports: Ports
+    manager_pid: int | None
+
+    @property
+    def seed(self) -> int:
+        """The worker's own seed for `random` and torch."""
+        return self.base_seed + self.worker_id
+
+    @property
+    def where(self) -> str:
+        """How errors name this worker."""
+        return f"in DataLoader worker process {self.worker_id}"
+
+
+class ManagerWatchdog:
+    """Tells a worker whether the process that made it still lives: an orphan has another parent."""
+
+    def __init__(self, manager_pid: int | None = None) -> None:
+        self.manager_pid = os.getppid() if manager_pid is None else manager_pid
+        self.manager_dead = False
+
+    def is_alive(self) -> bool:
+        """Whether the parent is still the one of the beginning; once False, always False."""
+        self.manager_dead = self.manager_dead or os.getppid() != self.manager_pid
+        return not self.manager_dead
+
+
+def numpy_seed(base_seed: int, worker_id: int) -> list[int]:
+    """Four 32-bit words for `numpy.random.seed`, from NumPy's SeedSequence of (worker_id, base_seed).
+
+    Mixed, so that NumPy does not run in step with `random`, which has the same generator and gets seed + worker_id.
+    """
+    return [int(word) for word in np.random.SeedSequence((worker_id, base_seed)).generate_state(4)]
+
+
+def _seed(spec: WorkerSpec) -> None:
+    random.seed(spec.seed)
+    torch.manual_seed(spec.seed)
+    np.random.seed(numpy_seed(spec.base_seed, spec.worker_id))
+
+
+def _publish_worker_info(spec: WorkerSpec) -> None:
+    """Let `get_worker_info` answer, ours and torch's: users' sharding code may call either."""
+    info = WorkerInfo(id=spec.worker_id, num_workers=spec.num_workers, seed=spec.seed, dataset=spec.dataset)
+    worker_info._worker_info = info
+    torch_worker._worker_info = info  # type: ignore[assignment]  # the same fields under the same names
+
+
+class _Worker:
+    """What a worker knows between two messages."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.lifecycle = spec.ports.worker_lifecycle(spec.worker_id)
+        self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
+        self.fetcher: _BaseDatasetFetcher | None = None
+        self.init_exception: ExceptionWrapper | None = None
+
+    def make_fetcher(self) -> None:
+        """A fetcher for a new epoch. Its failure (an iterable's __iter__, say) is kept for the next task to report."""
+        spec = self.spec
+        try:
+            self.fetcher = _DatasetKind.create_fetcher(
+                spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
+            )
+        except Exception as error:
+            self.init_exception = ExceptionWrapper(error, spec.where)
+
+    def initialise(self) -> None:
+        """Run worker_init_fn and make the first fetcher."""
+        try:
+            if self.spec.worker_init_fn is not None:
+                self.spec.worker_init_fn(self.spec.worker_id)
+        except Exception as error:
+            self.init_exception = ExceptionWrapper(error, self.spec.where)
+        else:
+            self.make_fetcher()
+
+    def fetch(self, task: Task) -> Any:
+        """The task's batch, or what stands for it: an ExceptionWrapper or a WorkerExhausted."""
+        if self.init_exception is not None:
+            data, self.init_exception = self.init_exception, None
+            return data
+        if isinstance(task.index, ExceptionWrapper):  # the task itself could not be pickled
+            return task.index
+        try:
+            if self.fetcher is None:
+                raise RuntimeError("the worker has no fetcher, because its initialisation failed")
+            return self.fetcher.fetch(task.index)
+        except Exception as error:
+            if isinstance(error, StopIteration) and self.spec.dataset_kind == _DatasetKind.Iterable:
+                return WorkerExhausted(self.spec.worker_id)
+            return ExceptionWrapper(error, self.spec.where, self.progress.place())
+
+    def work(self, task: Task) -> None:
+        """Fetch and send."""
+        self.progress.begin(task.idx, task.index)
+        data = self.fetch(task)
+        exhausted = isinstance(data, WorkerExhausted)
+        self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
+        self.spec.result_queue.put(self.spec.ports.result(task.idx, self.spec.worker_id, data))
+        self.lifecycle.decide(WorkerEvent.ITERATION_END if exhausted else WorkerEvent.FETCHED)
+
+    def resume(self, message: ResumeIteration) -> None:
+        """Acknowledge, then begin the new epoch."""
+        self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id))
+        self.make_fetcher()
+
+    def event_of(self, message: Any) -> WorkerEvent:
+        """What a message means, given the done event."""
+        if isinstance(message, ResumeIteration):
+            return WorkerEvent.RESUME
+        done = self.spec.done_event.is_set()
+        if isinstance(message, Sentinel):
+            return WorkerEvent.SENTINEL_WHEN_DONE if done else WorkerEvent.SENTINEL
+        return WorkerEvent.TASK_WHEN_DONE if done else WorkerEvent.TASK
+
+    def run(self) -> None:
+        """The loop."""
+        watchdog = ManagerWatchdog(self.spec.manager_pid)
+        self.lifecycle.decide(WorkerEvent.READY)
+        action = Action.WAIT
+        while action is not Action.LEAVE:
+            if not watchdog.is_alive():
+                self.spec.ports.found_dead("loader", self.spec.worker_id, watchdog.manager_pid, None)
+                self.lifecycle.decide(WorkerEvent.PARENT_DIED)
+                return
+            self.progress.waiting()
+            try:
+                message = self.spec.index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
+            except queue.Empty:
+                continue
+            action = self.lifecycle.decide(self.event_of(message))
+            if action is Action.FETCH:
+                self.work(message)
+            elif action is Action.RESUME:
+                self.resume(message)
+            del message  # else it would keep the indices until the next one comes
+
+
+def _worker_loop(spec: WorkerSpec) -> None:
+    """Run a worker to its end (upstream: `_worker_loop`; article 1 §2.4.5).
+
+    A KeyboardInterrupt ends it in silence, because the loader's process gets the same signal and raises it.
+    """
+    worker = _Worker(spec)
+    try:
+        _set_worker_signal_handlers()
+        torch.set_num_threads(1)
+        torch.multiprocessing._set_thread_name("pt_data_worker")
+        _seed(spec)
+        _publish_worker_info(spec)
+        spec.ports.enter_worker(spec.worker_id, spec.num_workers, spec.seed)
+        worker.initialise()
+        worker.run()
+    except KeyboardInterrupt:
+        worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
+    worker.progress.ended()
+    if spec.done_event.is_set():
+        # The loader reads no more, so waiting for the feeder thread to write out could last for ever.
+        spec.result_queue.cancel_join_thread()
+        spec.result_queue.close()
