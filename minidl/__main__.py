@@ -1,0 +1,7 @@
+"""`python -m minidl` is `minidl`."""
+
+import sys
+
+from minidl.cli import main
+
+sys.exit(main())

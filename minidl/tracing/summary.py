@@ -1,0 +1,392 @@
+"""What a trace amounts to: time by stage and worker, bytes and copies, the slowest samples, what never ended.
+
+`summary(trace)` computes a `Summary`; its `text()` is what `minidl summary` prints. `open_spans(trace)` alone says in
+which step each thread was when the trace ended. Times are in ns unless a name says otherwise; a stage is what the event
+table calls one. The verdict compares waiting with training, and says no more than that comparison carries.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracing import events as ev
+from minidl.tracing.events import EVENTS, Ending, Reason
+
+if TYPE_CHECKING:
+    from minidl.tracing.reader import Trace
+
+Rows = npt.NDArray[np.void]
+
+KEEPS_UP = 0.1
+"""Share of waiting below which the loader is said to keep up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How long one kind of step took, over all workers. total, p50, p95, most: ns."""
+
+    name: str
+    count: int
+    total: int
+    p50: int
+    p95: int
+    most: int
+
+    @classmethod
+    def of(cls, name: str, durations: npt.NDArray[np.int64]) -> Stage:
+        p50, p95 = np.percentile(durations, [50, 95])
+        return cls(name, len(durations), int(durations.sum()), int(p50), int(p95), int(durations.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker: its tasks, and of its time (ns, from ready to its last event) what went into fetching and waiting."""
+
+    worker: int
+    pid: int
+    tasks: int
+    time: int
+    fetching: int
+    idle: int
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A slow step of a worker: the sample's index (-1 = no integer, or no samples recorded), and where it was."""
+
+    index: int
+    task: int
+    worker: int
+    took: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What was moved. shared: written straight into shared memory; copied: moved there by the feeder thread."""
+
+    shared: int = 0
+    shared_segments: int = 0
+    copied: int = 0
+    copied_segments: int = 0
+    piped: int = 0
+    pinned: int = 0
+    pin_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSummary:
+    """One loader iterator. waited: ns inside `next`, of which first_waits before an epoch's first batch."""
+
+    number: int
+    params: dict[str, Any]
+    epochs: int
+    batches: int
+    wall: int
+    waited: int
+    first_waits: int
+    consumer: int
+    start_up: int | None
+    shutdown: int | None
+    stages: list[Stage]
+    workers: list[Worker]
+    slowest: list[Slow]
+    bytes: Bytes
+    errors: int
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the time that the training loop took, the share that it waited for data; 0 where nothing is recorded."""
+        return self.waited / max(1, self.waited + self.consumer)
+
+    def verdict(self) -> str:
+        """One sentence on who waited for whom."""
+        if not self.batches:
+            return "no batch was yielded"
+        share = f"the training loop waited {self.waiting_share:.0%} of its time for data"
+        if self.waiting_share < KEEPS_UP:
+            return f"the loader keeps up: {share}"
+        if self.first_waits > self.waited / 2:
+            return f"{share}, most of it for the first batch of an epoch"
+        if not self.workers:
+            return f"{share}; there are no workers, so each batch is made while it waits"
+        busy = sum(w.fetching for w in self.workers) / max(1, sum(w.time for w in self.workers))
+        return f"{share}, while the workers were fetching {busy:.0%} of theirs"
+
+    def text(self) -> str:
+        """The loader's part of the summary."""
+        wall = f"{_s(self.wall)} from the first event to the last"
+        lines = [
+            f"loader {self.number}{_params(self.params)}",
+            f"  {_count(self.batches, 'batch', 'batches')} in {_count(self.epochs, 'epoch')}, {wall}",
+            f"  waited for data {_s(self.waited)}, consumer's own time {_s(self.consumer)}",
+            f"  {self.verdict()}",
+        ]
+        lines += [f"  {self.errors} task(s) ended in an error"] if self.errors else []
+        starts = [f"workers ready after {_s(self.start_up)}"] if self.start_up is not None else []
+        starts += [f"shutdown took {_s(self.shutdown)}"] if self.shutdown is not None else ["no shutdown recorded"]
+        lines += [f"  {', '.join(starts)}", *self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
+        if self.slowest:
+            lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
+        return "\n".join(lines)
+
+    def _stage_lines(self) -> list[str]:
+        if not self.stages:
+            return []
+        head = f"  {'stage':<10}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
+        rows = ((s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6) for s in self.stages)
+        return [head, *("  {:<10}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
+
+    def _worker_lines(self) -> list[str]:
+        if not self.workers:
+            return []
+        head = f"  {'worker':<8}{'pid':>9}{'tasks':>8}{'fetching':>10}{'idle':>8}  ended"
+        return [head] + [
+            f"  {w.worker:<8}{w.pid:>9}{w.tasks:>8}{w.fetching / max(1, w.time):>10.0%}{w.idle / max(1, w.time):>8.0%}"
+            f"  {w.ended}"
+            for w in self.workers
+        ]
+
+    def _byte_lines(self) -> list[str]:
+        b = self.bytes
+        parts = [f"collated into shared memory {_size(b.shared)} ({b.shared_segments} segments)"] if b.shared else []
+        parts += [f"copied there by the feeder {_size(b.copied)} ({b.copied_segments})"] if b.copied else []
+        parts += [f"through pipes {_size(b.piped)}"] if b.piped else []
+        simulated = " (simulated)" if b.pin_simulated else ""
+        parts += [f"pinned{simulated} {_size(b.pinned)}"] if b.pinned else []
+        return [f"  bytes: {', '.join(parts)}"] if parts else []
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
+
+    path: str
+    command: str
+    machine: str
+    processes: int
+    events: int
+    lost: int
+    wall: int
+    loaders: list[LoaderSummary]
+    open: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The whole summary, for a terminal of 100 columns."""
+        lost = f", {self.lost} lost" if self.lost else ""
+        processes = _count(self.processes, "process", "processes")
+        lines = [f"{self.path}: {self.events} events of {processes} in {_s(self.wall)}{lost}"]
+        lines += [f"  {text}" for text in (self.command, self.machine) if text]
+        lines += [loader.text() for loader in self.loaders] or ["no loader in this trace"]
+        if self.open:
+            lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
+        if self.problems:
+            lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
+        return "\n".join(lines)
+
+
+def summary(trace: Trace) -> Summary:
+    """Sum `trace` up; near-linear in its events."""
+    spans = trace.spans()
+    times = trace.events["time"]
+    numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
+    return Summary(
+        path=str(trace.path),
+        command=shlex.join(map(str, trace.manifest.get("command") or [])),
+        machine=_machine(trace.manifest),
+        processes=len(trace.processes),
+        events=len(trace),
+        lost=sum(process.lost for process in trace.processes),
+        wall=int(times[-1] - times[0]) if len(times) else 0,
+        loaders=[_loader(trace, spans, number) for number in numbers],
+        open=open_spans(trace, spans),
+        problems=list(trace.problems),
+    )
+
+
+def _machine(manifest: dict[str, Any]) -> str:
+    versions = manifest.get("versions")
+    parts = [str(manifest["host"])] if manifest.get("host") else []
+    parts += [f"{manifest['cpus']} CPUs"] if manifest.get("cpus") else []
+    parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    return ", ".join(parts)
+
+
+def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
+    events = trace.events[trace.events["loader"] == number]
+    spans = all_spans[all_spans["loader"] == number]
+    closed = spans[spans["end"] >= 0]
+    waits = closed[closed["code"] == ev.NEXT[0]]
+    return LoaderSummary(
+        number=number,
+        params=trace.loaders.get(number, {}),
+        epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
+        batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
+        wall=int(events["time"][-1] - events["time"][0]),
+        waited=_total(waits),
+        first_waits=_total(waits[waits["bx"] == 0]),
+        consumer=_total(closed[closed["code"] == ev.CONSUMER[0]]),
+        start_up=_start_up(events),
+        shutdown=_shutdown(closed),
+        stages=_stages(closed),
+        workers=_workers(events, closed),
+        slowest=_slowest(closed),
+        bytes=_bytes(events, closed),
+        errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
+    )
+
+
+def _durations(spans: Rows) -> npt.NDArray[np.int64]:
+    durations: npt.NDArray[np.int64] = spans["end"] - spans["begin"]
+    return durations
+
+
+def _total(spans: Rows) -> int:
+    return int(_durations(spans).sum())
+
+
+def _start_up(events: Rows) -> int | None:
+    """From the first worker's start to the last worker's readiness."""
+    starts, ready = events[events["code"] == ev.WORKER_START[0]], events[events["code"] == ev.WORKER_READY]
+    return int(ready["time"][-1] - starts["time"][0]) if len(starts) and len(ready) else None
+
+
+def _shutdown(spans: Rows) -> int | None:
+    found = spans[spans["code"] == ev.SHUTDOWN[0]]
+    return _total(found) if len(found) else None
+
+
+def _stages(spans: Rows) -> list[Stage]:
+    """In the order of the event table. Several kinds of span may be one stage: both waits are "wait"."""
+    codes: dict[str, list[int]] = {}
+    for event in EVENTS.values():
+        if event.stage and event.phase is ev.Phase.BEGIN:
+            codes.setdefault(event.stage, []).append(event.code)
+    if np.any(spans["code"] == ev.READY_GET[0]):  # then it is the pin thread that waits for results
+        codes["wait"].remove(ev.RESULT_GET[0])
+        codes["pin idle"] = [ev.RESULT_GET[0]]
+    found = ((name, spans[np.isin(spans["code"], wanted)]) for name, wanted in codes.items())
+    return [Stage.of(name, _durations(mine)) for name, mine in found if len(mine)]
+
+
+def _workers(events: Rows, spans: Rows) -> list[Worker]:
+    out = []
+    ready = events[events["code"] == ev.WORKER_READY]
+    for begin in ready:
+        own = events[events["process"] == begin["process"]]
+        mine = spans[spans["process"] == begin["process"]]
+        fetches, gets = mine[mine["code"] == ev.FETCH[0]], mine[mine["code"] == ev.INDEX_GET[0]]
+        out.append(
+            Worker(
+                worker=int(begin["worker"]),
+                pid=int(begin["pid"]),
+                tasks=len(fetches),
+                time=int(own["time"][-1] - begin["time"]),
+                fetching=_total(fetches),
+                idle=_total(gets),
+                ended=_ended(events, own, int(begin["worker"])),
+            )
+        )
+    return sorted(out, key=lambda w: w.worker)
+
+
+def _ended(events: Rows, own: Rows, worker: int) -> str:
+    """How the worker ended, as far as the trace knows."""
+    gone = events[(events["code"] == ev.WORKER_GONE) & (events["worker"] == worker)]
+    if len(gone) and gone["y"][-1]:
+        return f"exit code {gone['y'][-1]}"
+    left = own[own["code"] == ev.WORKER_EXIT]
+    if len(left):
+        return next((ending.name.lower() for ending in Ending if ending == left["x"][-1]), "unknown")
+    return "exit code 0" if len(gone) else "not recorded"
+
+
+def _slowest(spans: Rows, count: int = 3) -> list[Slow]:
+    """The slowest samples, or where none are recorded, the slowest fetches."""
+    samples = spans[spans["code"] == ev.SAMPLE[0]]
+    rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
+    rows = rows[np.argsort(_durations(rows), kind="stable")[::-1][:count]]
+    by_index = len(samples) > 0
+    return [
+        Slow(int(row["by"]) if by_index else -1, int(row["task"]), int(row["worker"]), int(row["end"] - row["begin"]))
+        for row in rows
+    ]
+
+
+def _bytes(events: Rows, spans: Rows) -> Bytes:
+    allocated = events[events["code"] == ev.SHM_ALLOC]
+    shared = allocated[allocated["z"] == Reason.COLLATE_SHORTCUT]
+    copied = spans[spans["code"] == ev.SHM_COPY[0]]
+    pinned = spans[spans["code"] == ev.PIN[0]]
+    return Bytes(
+        shared=int(shared["x"].sum()),
+        shared_segments=len(shared),
+        copied=int(copied["bx"].sum()),
+        copied_segments=len(copied),
+        piped=int(spans["ex"][np.isin(spans["code"], [ev.RESULT_WRITE[0], ev.INDEX_WRITE[0]])].sum()),
+        pinned=int(pinned["ex"].sum()),
+        pin_simulated=bool(len(pinned) and pinned["ey"].any()),
+    )
+
+
+# --- What never ended -------------------------------------------------------------------------------------------------
+def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
+    """In words, for each thread with a span open when the trace ends: the innermost one, and for how long."""
+    spans = trace.spans() if spans is None else spans
+    unended = spans[spans["end"] < 0]
+    if not len(unended):
+        return []
+    last = int(trace.events["time"][-1])
+    innermost = {(int(row["process"]), int(row["tid"])): row for row in unended}  # in order of begin: the last stays
+    return [
+        f"{trace.processes[process].name} has been {_doing(row)} for {_s(last - int(row['begin']))}"
+        for (process, _), row in innermost.items()
+    ]
+
+
+def _doing(row: np.void) -> str:
+    code, task, worker = int(row["code"]), int(row["task"]), int(row["worker"])
+    if code == ev.SAMPLE[0]:
+        what = f"sample {row['by']}" if row["by"] >= 0 else f"the sample at place {row['bx']}"
+        return f"in {what} (task {task})"
+    if code in (ev.RESULT_GET[0], ev.READY_GET[0]):
+        return f"waiting for task {task} of worker {worker}" if task >= 0 else "waiting for a result"
+    if code == ev.INDEX_GET[0]:
+        return "waiting for a task"
+    if code == ev.CONSUMER[0]:
+        return f"in the consumer's code after task {task}"
+    return f"in {EVENTS[code].name}" + (f" (task {task})" if task >= 0 else "")
+
+
+# --- Wording ----------------------------------------------------------------------------------------------------------
+def _s(nanoseconds: int | None) -> str:
+    if nanoseconds is None:
+        return "?"
+    return f"{nanoseconds / 1e9:.2f} s" if nanoseconds >= 1e9 else f"{nanoseconds / 1e6:.1f} ms"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _slow(step: Slow) -> str:
+    what = f"sample {step.index}" if step.index >= 0 else "batch"
+    worker = f", worker {step.worker}" if step.worker >= 0 else ""
+    return f"{what} (task {step.task}{worker}) {step.took / 1e6:.1f} ms"
+
+
+def _params(params: dict[str, Any]) -> str:
+    """The parameters that shape a run, where they are known: ": num_workers=4, prefetch_factor=2, in_order=True"."""
+    names = ("num_workers", "batch_size", "prefetch_factor", "in_order", "persistent_workers", "pin_memory")
+    known = [f"{name}={params[name]}" for name in names if name in params]
+    return f": {', '.join(known)}" if known else ""
