@@ -5,12 +5,7 @@
 """
 
 from minidl.collate import default_collate, default_convert
-from minidl.dataloader import (
-    DataLoader,
-    _BaseDataLoaderIter,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from minidl.dataloader import DataLoader
 from minidl.dataset import (
     ChainDataset,
     ConcatDataset,
@@ -23,6 +18,7 @@ from minidl.dataset import (
 )
 from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
 from minidl.fetch import _DatasetKind
+from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.sampler import (
     BatchSampler,
     RandomSampler,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 _LARGEST_PICKLE = 1 << 20  # bytes; an exception that drags a dataset along is sent as text only
@@ -25,7 +26,7 @@ class _Message(str):
         return str(self)
 
 
-class WorkerTraceback(Exception):
+class RemoteTracebackError(Exception):
     """The text of a traceback from another process or thread; the cause of an exception that was rebuilt as it was."""
 
 
@@ -68,17 +69,21 @@ class ExceptionWrapper:
             raise rebuilt
         original = self._from_pickle()
         if original is not None:
-            raise original from WorkerTraceback(self.text)
+            raise original from RemoteTracebackError(self.text)
         raise RuntimeError(self.text)
 
     def _from_text(self) -> BaseException | None:
         text = _Message(self.text) if issubclass(self.exc_type, KeyError) else self.text
         try:
             if getattr(self.exc_type, "message", None):
-                return self.exc_type(message=text)
-            return self.exc_type(text)
+                return self._make(message=text)
+            return self._make(text)
         except Exception:
             return None
+
+    @property
+    def _make(self) -> Callable[..., BaseException]:
+        return self.exc_type
 
     def _from_pickle(self) -> BaseException | None:
         try:

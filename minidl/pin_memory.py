@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing
 
 from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, ResumeIteration, Result, Sentinel, WorkerExhausted
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, WorkerExhausted
 from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
 from minidl.protocol import PinEvent
 
@@ -63,7 +63,7 @@ def _pin_mapping(data: Any, device: str | None) -> Any:
     pinned = {key: pin_memory(value, device) for key, value in data.items()}
     try:
         if not isinstance(data, collections.abc.MutableMapping):
-            return type(data)(pinned)  # type: ignore[call-arg]
+            return type(data)(pinned)
         clone = copy.copy(data)  # a subclass may carry more than its items
         clone.update(pinned)
         return clone
@@ -75,7 +75,7 @@ def _pin_sequence(data: Any, device: str | None) -> Any:
     pinned = [pin_memory(item, device) for item in data]
     try:
         if not isinstance(data, collections.abc.MutableSequence):
-            return type(data)(pinned)  # type: ignore[call-arg]
+            return type(data)(pinned)
         clone = copy.copy(data)
         for position, item in enumerate(pinned):
             clone[position] = item

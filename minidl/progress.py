@@ -29,7 +29,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker is. position is -1 where the dataset was asked for a whole batch; `since` is CLOCK_MONOTONIC ns."""
+    """Where a worker is. position -1: the dataset was asked for a whole batch; since: CLOCK_MONOTONIC, ns."""
 
     task: int
     stage: Stage
@@ -61,7 +61,8 @@ class ProgressBoard:
     """Rows for `num_workers` workers, an int64 tensor of shape (num_workers, 4) in shared memory; picklable."""
 
     def __init__(self, num_workers: int) -> None:
-        self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64).share_memory_()
+        self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64)
+        self._cells.share_memory_()  # type: ignore[no-untyped-call]
 
     def read(self, worker_id: int) -> Place:
         """What the worker wrote last."""
@@ -74,7 +75,7 @@ class ProgressBoard:
 
     def row(self, worker_id: int) -> memoryview:
         """The worker's own row, writable."""
-        return memoryview(self._cells[worker_id].numpy())
+        return memoryview(self._cells[worker_id].numpy())  # type: ignore[arg-type]
 
 
 class WorkerProgress:

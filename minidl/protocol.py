@@ -110,7 +110,8 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
         _LE.SHUT_DOWN: _L.STOPPING_PIN,
     },
     _L.EXHAUSTED: {_LE.NEXT: _L.WAITING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
-    # A sampler may raise while the epoch is primed, or a worker die while it is waited for: then it may be resumed anew.
+    # A sampler may raise while the epoch is primed, or a worker die while it is waited for: then resuming may be
+    # tried anew.
     _L.RESUMING: {_LE.EPOCH_BEGIN: _L.PRIMING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     _L.PRIMING: {_LE.PRIMED: _L.IDLE, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     # A shutdown that was interrupted (Ctrl-C in a join) may be asked for again, and then only ends what is left.
@@ -199,9 +200,7 @@ class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
     """A worker's lifecycle, with the action that each event asks for (article 1 §2.4.5; article 4, shutdown)."""
 
     def __init__(self, worker_id: int) -> None:
-        states = {
-            state: {event: entry[0] for event, entry in row.items()} for state, row in WORKER_TABLE.items()
-        }
+        states = {state: {event: entry[0] for event, entry in row.items()} for state, row in WORKER_TABLE.items()}
         super().__init__(f"worker {worker_id}", WorkerState.STARTING, states)
         self.worker_id = worker_id
 

@@ -20,7 +20,7 @@ from minidl.protocol import LoaderEvent
 from minidl.signals import _remove_worker_pids
 
 if TYPE_CHECKING:
-    from minidl.dataloader import _MultiProcessingDataLoaderIter
+    from minidl.iterators import _MultiProcessingDataLoaderIter
 
 python_exit_status: bool | None = False
 """Whether Python is exiting. Locks, threads and queues may be half gone then, so nothing is shut down by hand."""
@@ -84,8 +84,9 @@ def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     thread.join(timeout=MP_STATUS_CHECK_INTERVAL)
     if thread.is_alive():
         warnings.warn(
-            f"the pin memory thread did not end within {MP_STATUS_CHECK_INTERVAL:g} s: it is probably reading a message "
-            "whose worker was killed while writing it. It is left behind as a daemon thread; the workers are stopped.",
+            f"the pin memory thread did not end within {MP_STATUS_CHECK_INTERVAL:g} s: it is probably reading a "
+            "message whose worker was killed while writing it. It is left behind as a daemon thread; the workers are "
+            "stopped.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -19,7 +19,7 @@ __all__ = ["_remove_worker_pids", "_set_SIGCHLD_handler", "_set_worker_pids", "_
 _SIGCHLD_handler_set = False
 
 
-def _set_SIGCHLD_handler() -> None:
+def _set_SIGCHLD_handler() -> None:  # noqa: N802  # upstream's name
     """Install the handler, once a process, and only from the main thread, where alone Python allows it."""
     global _SIGCHLD_handler_set
     if _SIGCHLD_handler_set or threading.current_thread() is not threading.main_thread():

@@ -266,12 +266,12 @@ _TEAL, _GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
 EPOCH = _span(
     10, "epoch", Track.LOADER, _GREY, "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
     "one pass over the loader, from the iterator's (re)start to its end",
-    "dataloader:_reset", "dataloader:_reset", "1 §2.4.3",
+    "iterators:_reset", "dataloader:_reset", "1 §2.4.3",
 )  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, _BLUE, "task", ("", "count:indices first_index"),
     "the sampler is asked for the next task's indices; the end's count is 0 where it had none",
-    "dataloader:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
+    "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
 )  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
@@ -281,7 +281,7 @@ TASK_ASSIGNED = _instant(
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
-    "dataloader:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
+    "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
 )  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, _OLIVE, "task worker", ("bytes:B", "bytes:B"),
@@ -293,7 +293,7 @@ INDEX_WRITE = _span(
 INDEX_GET = _span(
     20, "index_get", Track.WORKER, _GREY, "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
+    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
 )  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, _TEAL, "task worker", ("count:samples", "outcome:Outcome"),
@@ -303,7 +303,7 @@ FETCH = _span(
 SAMPLE = _span(
     24, "sample", Track.WORKER, _TEAL, "task worker", ("position index", "position index"),
     "the dataset is asked for one sample; index is -1 where the key is no integer",
-    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
+    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
 )  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, _GREEN, "task worker", ("count:samples", ""),
@@ -313,17 +313,17 @@ COLLATE = _span(
 SHM_ALLOC = _instant(
     28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
     "a shared-memory segment was made for the batch to be written into",
-    "transport.tensors:new_shared", "_utils.collate:collate_tensor_fn", "3",
+    "collate:new_shared", "_utils.collate:collate_tensor_fn", "3",
 )  # fmt: skip
 SHM_COPY = _span(
     30, "shm_copy", Track.FEEDER, _PINK, "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
-    "transport.tensors:reduce_storage", "multiprocessing.reductions:reduce_storage", "3", stage="copy",
+    "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3", stage="copy",
 )  # fmt: skip
 RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5",
+    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
 )  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, _OLIVE, "task worker", ("", "bytes:B tensors copied:B"),
@@ -340,7 +340,7 @@ RESULT_WRITE = _span(
 RESULT_GET = _span(
     40, "result_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "a result is waited for; worker and task of the begin are those that the loader needs next, where it knows them",
-    "dataloader:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
@@ -355,7 +355,7 @@ RESULT_REBUILD = _span(
 PIN = _span(
     46, "pin", Track.PIN, _VIOLET, "task worker", ("bytes:B simulated", "bytes:B simulated"),
     "the batch is copied into page-locked memory",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
+    "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
 )  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
@@ -365,7 +365,7 @@ READY_PUT = _instant(
 READY_GET = _span(
     50, "ready_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
-    "dataloader:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
@@ -385,39 +385,39 @@ RCVD_ADVANCE = _instant(
 NEXT = _span(
     56, "next", Track.LOADER, _GREY, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
-    "dataloader:__next__", "dataloader:__next__", "1 §2.3.2",
+    "iterators:__next__", "dataloader:__next__", "1 §2.3.2",
 )  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
-    "dispatcher:yielded", "dataloader:_process_data", "1 §2.4.7",
+    "iterators:_process_data", "dataloader:_process_data", "1 §2.4.7",
 )  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, _GREY, "task", ("yielded:batches", ""),
     "the user's own code between two calls of next: the training step",
-    "dataloader:__next__", "", "1 §2.5", stage="consumer",
+    "iterators:__next__", "", "1 §2.5", stage="consumer",
 )  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
     70, "worker_start", Track.LOADER, _GREY, "worker", ("", "pid"),
     "the loader starts the worker's process",
-    "dataloader:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
+    "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
 )  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and is about to enter its loop",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5",
+    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5",
 )  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+    "worker:run", "_utils.worker:_worker_loop", "4 shutdown",
 )  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _RED, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "device simulated",
@@ -432,12 +432,12 @@ PIN_EXIT = _instant(
 RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
-    "dataloader:_reset", "dataloader:_reset", "1 §2.4.3",
+    "iterators:_resume_workers", "dataloader:_reset", "1 §2.4.3",
 )  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
     "the worker has dropped its old fetcher and acknowledges the new epoch",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.3",
+    "worker:resume", "_utils.worker:_worker_loop", "1 §2.4.3",
 )  # fmt: skip
 WORKER_EXHAUSTED = _instant(
     80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
@@ -447,17 +447,17 @@ WORKER_EXHAUSTED = _instant(
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
-    "dataloader:_try_get_data", "dataloader:_try_get_data", "4 shutdown",
+    "iterators:_raise_if_worker_died", "dataloader:_try_get_data", "4 shutdown",
 )  # fmt: skip
 TIMED_OUT = _instant(
     83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
     "the loader's timeout has passed while it waited for this worker's task",
-    "dataloader:_get_data", "dataloader:_get_data", "4 shutdown",
+    "iterators:_raise_timeout", "dataloader:_get_data", "4 shutdown",
 )  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed; text is the error's last line",
-    "errors:ExceptionWrapper", "_utils.worker:_worker_loop", "1 §2.4.5",
+    "worker:fetch", "_utils.worker:_worker_loop", "1 §2.4.5",
 )  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
@@ -469,40 +469,40 @@ SHUTDOWN = _span(
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _RED, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:signal_workers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _RED, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+    "worker:event_of", "_utils.worker:_worker_loop", "4 shutdown",
 )  # fmt: skip
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _RED, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
-    "shutdown:signal_end", "dataloader:_mark_worker_as_unavailable", "4 shutdown",
+    "iterators:_mark_worker_as_unavailable", "dataloader:_mark_worker_as_unavailable", "4 shutdown",
 )  # fmt: skip
 SENTINEL_GET = _instant(
     95, "sentinel_get", Track.WORKER, _RED, "worker", "queue:QueueId",
     "the final signal has been received",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "4 shutdown",
+    "worker:event_of", "_utils.worker:_worker_loop", "4 shutdown",
 )  # fmt: skip
 JOIN = _span(
     96, "join", Track.LOADER, _RED, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _RED, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _RED, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,7 +24,7 @@ from minidl import ports
 from minidl.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
 from minidl.errors import ExceptionWrapper
 from minidl.fetch import Progress
-from minidl.messages import RebuildFailure, ResumeIteration, Result, Sentinel, Task, WorkerExhausted
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.protocol import (
     Action,
@@ -375,7 +374,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
             alive += process.emit_gone()
         self._emit(ev.SHUTDOWN[1], x=alive)
 
-    WATCHERS = {
+    WATCHERS: ClassVar = {
         LoaderEvent.EPOCH_BEGIN: _epoch_begin,
         LoaderEvent.PRIMED: _begin_consumer,
         LoaderEvent.NEXT: _next,
@@ -391,7 +390,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 class TracedWorkerLifecycle(WorkerLifecycle):
     """Emits what a worker skips and why it leaves."""
 
-    ENDINGS = {
+    ENDINGS: ClassVar = {
         WorkerEvent.SENTINEL: ev.Ending.SENTINEL,
         WorkerEvent.SENTINEL_WHEN_DONE: ev.Ending.SENTINEL,
         WorkerEvent.PARENT_DIED: ev.Ending.ORPHANED,
@@ -532,7 +531,7 @@ class TracedWorkerProgress(WorkerProgress):
 
 def _watch_new_shared(ports: TracedPorts, worker_id: int) -> None:
     """In a worker: emit each segment that collate makes, ours or torch's, since both ask UntypedStorage for it."""
-    make = torch.UntypedStorage._new_shared
+    make: Callable[..., Any] = torch.UntypedStorage._new_shared
 
     def _new_shared(cls: type, size: int, *args: Any, **kwargs: Any) -> Any:
         storage = make(size, *args, **kwargs)

@@ -32,7 +32,7 @@ class Envelope:
         return load, (type(message), message.idx, message.worker_id, self.payload()[0])
 
     def payload(self) -> tuple[bytes, TensorPickler]:
-        """The pickled index or data, or the pickled error that says why it can't be; and the pickler, for its counts."""
+        """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
         message = self.message
         data = message.index if isinstance(message, Task) else message.data
         try:

@@ -1,9 +1,9 @@
 """What pickling does to a CPU tensor: its bytes stay in shared memory, its descriptor travels (article 3).
 
 A tensor pickles as (storage, offset, size, stride); a storage pickles as a handle to shared memory. If its bytes are
-not in shared memory yet they are copied there *now*, in the thread that pickles: a queue's feeder thread, unless collate
-has put them there before. Two sharing strategies: `file_descriptor` sends the segment's descriptor through a Unix
-socket (nothing is left behind by a crash); `file_system` sends a name (no descriptor is kept open).
+not in shared memory yet they are copied there *now*, in the thread that pickles (a queue's feeder thread), unless
+collate has put them there before. Two sharing strategies: `file_descriptor` sends the segment's descriptor through a
+Unix socket (nothing is left behind by a crash); `file_system` sends a name (no descriptor is kept open).
 
 `TensorPickler` does this for plain CPU tensors and their storages. Everything else (CUDA, sparse, nested, meta,
 subclasses) goes the way that torch registers, whose storages come through here again.
@@ -21,6 +21,8 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+_UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
 class TensorPickler(reduction.ForkingPickler):
@@ -79,38 +81,39 @@ def rebuild_tensor(
     return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
 
 
-def reduce_storage(storage: torch.UntypedStorage) -> Reduced:
+def reduce_storage(storage: Any) -> Reduced:
     """Share the storage's bytes by the strategy in force, copying them into shared memory if they are not there."""
-    if mp.get_sharing_strategy() == "file_system":
+    if mp.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
         manager, handle, size = storage._share_filename_cpu_()
         storage._shared_incref()  # the message in flight holds the segment until the reader has it
-        shared_cache[handle] = StorageWeakRef(storage)
+        _remember(handle, storage)
         return rebuild_storage_filename, (manager, handle, size)
     if storage.nbytes() == 0:
         return torch.UntypedStorage, ()  # an empty segment can't be mapped
     fd, size = storage._share_fd_cpu_()
-    shared_cache[fd_id(fd)] = StorageWeakRef(storage)
+    _remember(fd_id(fd), storage)
     return rebuild_storage_fd, (reduction.DupFd(fd), size)
 
 
-def rebuild_storage_fd(duplicate: Any, size: int) -> torch.UntypedStorage:
-    """Fetch the descriptor from its sender through a Unix socket and map it.
+def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
+    """Fetch the descriptor from its sender through a Unix socket and map it: an UntypedStorage of `size` bytes.
 
     A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError where the sender
     is gone or this process has no descriptor left.
     """
     fd = duplicate.detach()
     try:
-        return _mapped(fd_id(fd)) or _remember(fd_id(fd), torch.UntypedStorage._new_shared_fd_cpu(fd, size))
+        storage = _mapped(fd_id(fd))
+        return _remember(fd_id(fd), _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
     finally:
         os.close(fd)
 
 
-def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> torch.UntypedStorage:
+def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> Any:
     """Open the segment by its name and map it; raises RuntimeError where the name is gone."""
     storage = _mapped(handle)
     if storage is None:
-        storage = _remember(handle, torch.UntypedStorage._new_shared_filename_cpu(manager, handle, size))
+        storage = _remember(handle, _UNTYPED._new_shared_filename_cpu(manager, handle, size))
     return storage._shared_decref()
 
 
@@ -120,11 +123,12 @@ def fd_id(fd: int) -> tuple[int, int]:
     return stat.st_ino, stat.st_dev
 
 
-def _mapped(key: Any) -> torch.UntypedStorage | None:
-    reference = shared_cache.get(key)
-    return None if reference is None else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+def _mapped(key: Any) -> Any:
+    """The storage over this segment that this process has already, or None. The cache is torch's, shared with it."""
+    reference = shared_cache.get(key)  # type: ignore[no-untyped-call]
+    return None if reference is None else _UNTYPED._new_with_weak_ptr(reference.cdata)
 
 
-def _remember(key: Any, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    shared_cache[key] = StorageWeakRef(storage)
+def _remember(key: Any, storage: Any) -> Any:
+    shared_cache[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
     return storage
