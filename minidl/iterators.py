@@ -420,7 +420,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the pin-memory thread and the workers; see `shutdown`."""
-        shutdown.shut_down(self)
+        shut_down = getattr(shutdown, "shut_down", None)  # None where Python's exit has cleared the module already
+        if shut_down is not None:
+            shut_down(self)
 
     def close(self) -> None:
         """End the pin-memory thread and the workers now. Calling next() after it raises StopIteration."""

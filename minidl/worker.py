@@ -21,7 +21,7 @@ import torch.utils.data._utils.worker as torch_worker
 from minidl import worker_info
 from minidl.errors import ExceptionWrapper
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
-from minidl.messages import ResumeIteration, Sentinel, Task, WorkerExhausted
+from minidl.messages import RebuildFailure, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
 from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent
@@ -131,6 +131,9 @@ class _Worker:
             return data
         if isinstance(task.index, ExceptionWrapper):  # the task itself could not be pickled
             return task.index
+        if isinstance(task.index, RebuildFailure):
+            where = f"{self.spec.where} while it unpickled a task's indices"
+            return ExceptionWrapper(task.index.error, where, f"Task {task.idx}.")
         try:
             if self.fetcher is None:
                 raise RuntimeError("the worker has no fetcher, because its initialisation failed")

@@ -345,12 +345,12 @@ RESULT_GET = _span(
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "transport.message:load", "multiprocessing.queues:get", "3",
+    "transport.message:load_result", "multiprocessing.queues:get", "3",
 )  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, _OLIVE, "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
-    "transport.message:load", "multiprocessing.reductions:rebuild_storage_fd", "3", stage="rebuild",
+    "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3", stage="rebuild",
 )  # fmt: skip
 PIN = _span(
     46, "pin", Track.PIN, _VIOLET, "task worker", ("bytes:B simulated", "bytes:B simulated"),

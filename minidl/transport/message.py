@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from multiprocessing import reduction
 from typing import Any
 
 from minidl.errors import ExceptionWrapper
@@ -29,7 +28,8 @@ class Envelope:
     def __reduce__(self) -> tuple[Any, ...]:
         """Called by the feeder thread: this is the moment at which tensors go into shared memory."""
         message = self.message
-        return load, (type(message), message.idx, message.worker_id, self.payload()[0])
+        load = load_task if isinstance(message, Task) else load_result
+        return load, (message.idx, message.worker_id, self.payload()[0])
 
     def payload(self) -> tuple[bytes, TensorPickler]:
         """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
@@ -69,14 +69,19 @@ def dumps(data: Any, kind: type[TensorPickler] = TensorPickler) -> tuple[bytes, 
     return buffer.getvalue(), pickler
 
 
-def load(kind: type[Task] | type[Result], idx: int, worker_id: int, payload: bytes) -> Task | Result:
-    """Called by the reading side's unpickler."""
-    return kind(idx, worker_id, rebuild(payload))
+def load_task(idx: int, worker_id: int, payload: bytes) -> Task:
+    """Called by a worker's unpickler."""
+    return Task(idx, worker_id, rebuild(payload))
+
+
+def load_result(idx: int, worker_id: int, payload: bytes) -> Result:
+    """Called by the unpickler of the loader, or of its pin thread."""
+    return Result(idx, worker_id, rebuild(payload))
 
 
 def rebuild(payload: bytes) -> Any:
     """The data again, or the RebuildFailure that says why not."""
     try:
-        return reduction.ForkingPickler.loads(payload)
+        return pickle.loads(payload)
     except Exception as error:
         return RebuildFailure(error)

@@ -11,10 +11,13 @@ subclasses) goes the way that torch registers, whose storages come through here 
 
 from __future__ import annotations
 
+import copyreg
 import os
+import pickle
+from collections import ChainMap
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.multiprocessing as mp
@@ -22,18 +25,19 @@ from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
+_registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
-class TensorPickler(reduction.ForkingPickler):
+class TensorPickler(pickle.Pickler):
     """Pickles for a queue; counts what it sends. `tensors`: how many; `shared_bytes`: of storages sent by handle;
     `copied_bytes`: of these, what had to be copied into shared memory here."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.tensors = 0
-        self.shared_bytes = 0
-        self.copied_bytes = 0
+    # What ForkingPickler knows (pipes, locks, torch's kinds of tensors), without its new table for each message.
+    dispatch_table: ClassVar[Any] = ChainMap(_registered, copyreg.dispatch_table)
+    tensors = 0
+    shared_bytes = 0
+    copied_bytes = 0
 
     def reducer_override(self, obj: Any) -> Any:
         """Ours for plain CPU tensors and storages; NotImplemented, and with it pickle's usual way, for the rest."""
