@@ -17,7 +17,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Callable
 from multiprocessing import reduction
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.multiprocessing as mp
@@ -34,7 +34,7 @@ class TensorPickler(pickle.Pickler):
     `copied_bytes`: of these, what had to be copied into shared memory here."""
 
     # What ForkingPickler knows (pipes, locks, torch's kinds of tensors), without its new table for each message.
-    dispatch_table: ClassVar[Any] = ChainMap(_registered, copyreg.dispatch_table)
+    dispatch_table = ChainMap(_registered, copyreg.dispatch_table)  # noqa: RUF012  # what pickle looks for on the class
     tensors = 0
     shared_bytes = 0
     copied_bytes = 0
