@@ -48,16 +48,19 @@ _feeding = threading.local()
 
 _loader_numbers = itertools.count()
 
+_recorded: set[int] = set()
+"""Loaders of the trace that this process records now."""
+
 Emit = Callable[..., None]
 
 
 def _no_emit(*args: int) -> None: ...
 
 
-def _emit() -> Emit:
-    """This process's pen, or one that does nothing where no trace is on."""
+def _emit(loader: int) -> Emit:
+    """This process's pen, or one that does nothing where this loader belongs to no trace, or to one that has ended."""
     pen = recorder.active()
-    return _no_emit if pen is None else pen.emit
+    return _no_emit if pen is None or loader not in _recorded else pen.emit
 
 
 def _count(index: Any) -> int:
@@ -91,6 +94,7 @@ class TracedPorts(ports.Ports):
         self.config = config
         self.loader = loader
         self.emit: Emit = recorder.start(config).emit
+        _recorded.add(loader)
         self.decisions: TracedDispatcher | None = None
         self.sampling: TracedSampler | None = None
         self.workers: list[TracedProcess] = []
@@ -548,7 +552,8 @@ class TracedPickler(TensorPickler):
     """Emits the copies into shared memory that happen while a message is pickled."""
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
-        emit, about, size = _emit(), _feeding.about, storage.nbytes()
+        about, size = _feeding.about, storage.nbytes()
+        emit = _emit(about[0])
         emit(ev.SHM_COPY[0], *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
         try:
             return super().copy_storage(storage)
@@ -570,7 +575,7 @@ class TracedEnvelope(Envelope):
         about = _feeding.about = (self.loader, message.idx, message.worker_id)
         if isinstance(message, Task):
             return super().__reduce__()
-        emit = _emit()
+        emit = _emit(self.loader)
         emit(ev.RESULT_PICKLE[0], *about)
         payload, pickler = self.payload()
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
@@ -579,7 +584,7 @@ class TracedEnvelope(Envelope):
 
 def load(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, shared_bytes: int) -> Result:
     """Rebuild a result, with its events (`transport.message.load`)."""
-    emit = _emit()
+    emit = _emit(loader)
     emit(ev.RESULT_REBUILD[0], loader, idx, worker_id, len(payload))
     data = rebuild(payload)
     emit(ev.RESULT_REBUILD[1], loader, idx, worker_id, tensors, shared_bytes)
@@ -833,6 +838,7 @@ def trace(
         undo()
         pen.describe("trace_end")
         recorder.stop()
+        _recorded.clear()
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:

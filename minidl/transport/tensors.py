@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
+_by_copyreg: Any = copyreg.dispatch_table
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
@@ -34,7 +35,7 @@ class TensorPickler(pickle.Pickler):
     `copied_bytes`: of these, what had to be copied into shared memory here."""
 
     # What ForkingPickler knows (pipes, locks, torch's kinds of tensors), without its new table for each message.
-    dispatch_table = ChainMap(_registered, copyreg.dispatch_table)  # noqa: RUF012  # what pickle looks for on the class
+    dispatch_table = ChainMap(_registered, _by_copyreg)  # noqa: RUF012  # what pickle looks for on the class
     tensors = 0
     shared_bytes = 0
     copied_bytes = 0
