@@ -1,0 +1,632 @@
+"""A trace as Chrome trace JSON, the format that the Perfetto UI, chrome://tracing and viztracer's --combine read.
+
+Interface: `to_chrome(trace)` gives the document as a dict, `write_chrome(trace, path)` streams the same one to a file.
+What becomes what: a span with an end is an X slice, a span without one a B without E (the viewer lets it fade to the
+right), an instant an i. `index_put` and `yield` are drawn as slices of at most 2 us, since a batch's arrows begin and
+end there. Each batch is one flow across the processes, and one async slice "batch in flight", from its `index_put` to
+its `yield`. An epoch is an async slice too, and the consumer has a pseudo-thread for each loader: two loaders that are
+iterated together would otherwise overlap in part, and the viewer drops such slices. `COUNTERS` says how counters are
+derived.
+
+Times are monotonic microseconds since the first event, exact to the nanosecond. The viewer picks its colours by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracing import events as ev
+from minidl.tracing.events import EVENTS, Event, Field, Message, Phase, Place, Track
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from minidl.tracing.reader import Process, Trace
+
+Rows = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+Lines = Iterable[str]
+
+ANCHOR_NS: Final = 2_000
+"""Longest that an instant is drawn as a slice for arrows to start from; less where the thread's next event is near."""
+
+PSEUDO_TID: Final = 1 << 22
+"""Above every real thread and process number of Linux: from here on, numbers of tracks that are no threads."""
+
+CHUNK: Final = 20_000
+"""Lines that are joined before they are written."""
+
+COUNTERS: Final = {
+    "send_idx": "of task_assigned; 0 when an epoch begins",
+    "rcvd_idx": "of rcvd_advance; 0 when an epoch begins",
+    "tasks outstanding": "`outstanding` of task_assigned and rcvd_advance; one less at reorder_store and at "
+    "worker_exhausted; 0 when an epoch begins",
+    "reorder buffer batches": "`depth` of reorder_store and reorder_pop; 0 when an epoch begins",
+    "in flight bytes": "up by `bytes` at a batch's shm_alloc in collate and by `bytes` + `copied` at the end of its "
+    "result_pickle, down by both when the batch is yielded or given up",
+    "index queue tasks": "of a worker: up at index_put, down at the end of the index_get that brings the task",
+    "result queue batches": "of a worker: up at result_put, down at the end of the result_get that brings the result",
+}
+"""Each counter, and the events that it is derived from."""
+
+
+def to_chrome(trace: Trace) -> dict[str, Any]:
+    """The whole document: {"traceEvents": [...], "otherData": {...}, "displayTimeUnit": "ns"}.
+
+    Slower and larger than `write_chrome`; for traces that fit in memory several times.
+    """
+    document: dict[str, Any] = json.loads("".join(_document(trace, None)))
+    return document
+
+
+def write_chrome(trace: Trace, path: str | PathLike[str], progress: Callable[[int, int], None] | None = None) -> Path:
+    """Write the document to `path`, replacing what is there, and return the path. OSError as `open` raises it.
+
+    progress is called with (events written, events in all), once for each kind of event.
+    """
+    target = Path(path)
+    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(_document(trace, progress))
+    return target
+
+
+def _document(trace: Trace, progress: Callable[[int, int], None] | None) -> Iterator[str]:
+    """The JSON text, piece by piece."""
+    view = _View(trace)
+    yield f'{{"displayTimeUnit":"ns","otherData":{_json(_other_data(view))},\n"traceEvents":[\n'
+    yield ",\n".join(_metadata(view))
+    done = 0
+    for count, lines in _groups(view):
+        for chunk in _chunks(lines):
+            yield ",\n" + chunk
+        done += count
+        if progress is not None and count:
+            progress(done, len(trace.events))
+    yield "\n]}\n"
+
+
+def _chunks(lines: Lines) -> Iterator[str]:
+    rest = iter(lines)
+    while chunk := list(islice(rest, CHUNK)):
+        yield ",\n".join(chunk)
+
+
+def _groups(view: _View) -> Iterator[tuple[int, Lines]]:
+    """All events but the metadata, as (events of the trace that these lines say for the first time, lines)."""
+    yield from _slices(view)
+    yield from _instants(view)
+    yield from _flows(view)
+    yield 0, _in_flight(view)
+    yield 0, _counters(view)
+
+
+def _other_data(view: _View) -> dict[str, Any]:
+    """What the document says of itself: where it comes from, and what it lacks."""
+    trace = view.trace
+    return {
+        "source": str(trace.path),
+        "clock": "CLOCK_MONOTONIC minus first_event_ns",
+        "first_event_ns": view.start,
+        "manifest": trace.manifest,
+        "loaders": trace.loaders,
+        "problems": trace.problems,
+        "counters": COUNTERS,
+    }
+
+
+# --- What is where ----------------------------------------------------------------------------------------------------
+class _View:
+    """The trace, and what several parts of the export need to know of it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.events: Rows = trace.events
+        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.pids = _distinct_pids(trace.processes)
+        self.home = self._homes()
+        self.several = len(self.home) > 1
+        self.lanes: dict[tuple[int, int, int], int] = {}  # (process, tid, loader) -> number of the consumer's track
+
+    def pick(self, *codes: int) -> Rows:
+        """The events with one of the codes, in time order."""
+        return self.events[np.isin(self.events["code"], codes)]
+
+    def _homes(self) -> dict[int, int]:
+        """loader -> the process that iterates over it."""
+        rows = self.pick(ev.EPOCH[0], ev.EPOCH[1], ev.INDEX_PUT, ev.NEXT[0], ev.YIELD)
+        loaders, first = np.unique(rows["loader"], return_index=True)
+        return dict(zip(loaders.tolist(), rows["process"][first].tolist(), strict=True))
+
+    def owner(self, loader: int, worker: int) -> int:
+        """The process of the loader's worker, or the loader's own where the worker left no trace."""
+        for index, process in enumerate(self.trace.processes):
+            if process.role == "worker" and process.loader == loader and process.worker == worker:
+                return index
+        return self.home.get(loader, 0)
+
+    def of(self, what: str, loader: int) -> str:
+        """`what`, with the loader's number before it where there are several loaders."""
+        return f"loader {loader}: {what}" if self.several else what
+
+    def lane(self, process: int, tid: int, loader: int) -> int:
+        """The pseudo-thread of the loader's consumer in that thread."""
+        return self.lanes.setdefault((process, tid, loader), PSEUDO_TID + len(self.lanes))
+
+    @cached_property
+    def spans(self) -> Rows:
+        return self.trace.spans()
+
+    @cached_property
+    def drawn(self) -> Ints:
+        """Where each span is drawn to end, ns, so that spans nest on their track; -1 = not at all."""
+        return _nested(self.spans, self._tracks())
+
+    def _tracks(self) -> Ints:
+        """A number for the track that each span is drawn on."""
+        spans = self.spans
+        consumer = np.isin(spans["code"], [c for c, e in EVENTS.items() if e.track is Track.CONSUMER])
+        lane = np.where(consumer, spans["loader"].astype(np.int64) + 2, spans["code"] == ev.EPOCH[0])
+        track: Ints = (spans["process"].astype(np.int64) << 49) | (lane << 32) | spans["tid"]
+        return track
+
+    @cached_property
+    def batches(self) -> _Batches:
+        return _Batches.of(self)
+
+
+def _distinct_pids(processes: list[Process]) -> list[int]:
+    """A number for each process: its pid, unless an earlier process had the same one."""
+    out: list[int] = []
+    for process in processes:
+        out.append(process.pid if process.pid not in out else PSEUDO_TID + len(out))
+    return out
+
+
+def _nested(spans: Rows, track: Ints) -> Ints:
+    """An end for each span that is no later than the end of the span around it, -1 where neither has one."""
+    never = np.iinfo(np.int64).max
+    ends = np.where(spans["end"] < 0, never, spans["end"])
+    order = np.lexsort((-ends, spans["begin"], track))
+    end: list[int] = ends.tolist()
+    around: list[int] = []
+    on = -1
+    for i, lane, begin in zip(order.tolist(), track[order].tolist(), spans["begin"][order].tolist(), strict=True):
+        if lane != on:
+            on, around = lane, []
+        while around and end[around[-1]] <= begin:
+            around.pop()
+        if around:
+            end[i] = min(end[i], end[around[-1]])
+        around.append(i)
+    return np.array([-1 if e == never else e for e in end], np.int64)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The batches that were sent to a worker; a batch is a task of one epoch, since task numbers begin again."""
+
+    view: _View
+    puts: Rows  # the index_put of each
+    keys: Ints  # (loader, task) of each, as one number, sorted; a search tree together with `rows`
+    rows: Ints  # its position in the trace
+    order: Ints  # the batch that keys[i] and rows[i] belong to
+    end: Ints  # ns; -1 where it is still in flight when the trace ends
+    how: list[str]  # why it ended there
+
+    @classmethod
+    def of(cls, view: _View) -> _Batches:
+        at = np.flatnonzero(view.events["code"] == ev.INDEX_PUT)
+        puts = view.events[at]
+        keys = _key(puts)
+        order = np.lexsort((at, keys))
+        none = np.full(len(puts), -1, np.int64)
+        batches = cls(view, puts, keys[order], at[order], order, none, ["did not end"] * len(puts))
+        batches._close()
+        return batches
+
+    def _close(self) -> None:
+        """Find what ended each batch: its yield, its worker's exhaustion, or the end of the epoch."""
+        enders = self.view.pick(ev.YIELD, ev.WORKER_EXHAUSTED)
+        for batch, row in zip(self.find(enders, enders["time"]).tolist(), enders, strict=True):
+            if batch >= 0 and self.end[batch] < 0:
+                self.end[batch] = row["time"]
+                self.how[batch] = EVENTS[int(row["code"])].name
+        for row in self.view.pick(ev.EPOCH[1]):
+            mine = (self.puts["loader"] == row["loader"]) & (self.puts["time"] < row["time"]) & (self.end < 0)
+            for batch in np.flatnonzero(mine).tolist():
+                self.end[batch] = row["time"]
+                self.how[batch] = "given up: the epoch ended"
+
+    def find(self, rows: Rows, times: Ints, task: str = "task") -> Ints:
+        """The batch that each event or span is about: the last one sent with its loader and task; -1 = none."""
+        known, rank = np.unique(self.keys, return_inverse=True)
+        out = np.full(len(rows), -1, np.int64)
+        if not len(known):
+            return out
+        size = len(self.view.events) + 1
+        wanted = _key(rows, task)
+        place = np.clip(np.searchsorted(known, wanted), 0, len(known) - 1)
+        exists = (known[place] == wanted) & (rows[task] >= 0)
+        row = np.searchsorted(self.view.events["time"], times, side="right")
+        last = np.searchsorted(rank * size + self.rows, place * size + row) - 1
+        exists &= (last >= 0) & (rank[last] == place)
+        out[exists] = self.order[last[exists]]
+        return out
+
+
+def _key(rows: Rows, task: str = "task") -> Ints:
+    key: Ints = (rows["loader"].astype(np.int64) << 44) | rows[task]
+    return key
+
+
+# --- Names of processes and threads -----------------------------------------------------------------------------------
+def _metadata(view: _View) -> list[str]:
+    out = []
+
+    def name(kind: str, pid: int, tid: int, **args: object) -> None:
+        out.append(_json({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}))
+
+    for index, process in enumerate(view.trace.processes):
+        pid = view.pids[index]
+        name("process_name", pid, 0, name=_process_name(view, process))
+        name("process_sort_index", pid, 0, sort_index=process.loader * 10_000 + process.worker + 1)
+        if process.note:
+            name("process_labels", pid, 0, labels=process.note)
+        for (owner, tid), thread in view.trace.threads.items():
+            if owner == process.pid:
+                name("thread_name", pid, tid, name=thread)
+    for process_index, tid, loader in _consumers(view):
+        lane = view.lane(process_index, tid, loader)
+        name("thread_name", view.pids[process_index], lane, name=view.of("training step (consumer)", loader))
+    return out
+
+
+def _process_name(view: _View, process: Process) -> str:
+    rank = view.trace.manifest.get("rank")
+    what = process.role if process.worker < 0 else f"{process.role} {process.worker}"
+    if view.several and process.worker >= 0:
+        what += f" of loader {process.loader}"
+    return what if rank is None else f"{what} (rank {rank})"
+
+
+def _consumers(view: _View) -> list[tuple[int, int, int]]:
+    spans = view.spans[view.spans["code"] == ev.CONSUMER[0]]
+    found = np.unique(np.stack([spans["process"], spans["tid"], spans["loader"]], axis=1).astype(np.int64), axis=0)
+    return [tuple(row) for row in found.tolist()]
+
+
+# --- Slices and instants ----------------------------------------------------------------------------------------------
+def _slices(view: _View) -> Iterator[tuple[int, Lines]]:
+    """Every span: an X slice, or a B where it did not end; if only its end is lost, an X within what is around."""
+    for code in np.unique(view.spans["code"]).tolist():
+        mine = view.spans["code"] == code
+        rows, until = view.spans[mine], view.drawn[mine]
+        ended = rows["end"] >= 0
+        lost = ~ended & (until >= 0)
+        open_ = until < 0
+        if code == ev.EPOCH[0]:
+            yield int(len(rows) + ended.sum()), _epochs(view, rows)
+            continue
+        yield 2 * int(ended.sum()), _closed(view, EVENTS[code], rows[ended], until[ended], EVENTS[code + 1])
+        yield int(lost.sum()), _closed(view, EVENTS[code], rows[lost], until[lost], None)
+        yield int(open_.sum()), _open(view, EVENTS[code], rows[open_])
+
+
+def _closed(view: _View, event: Event, rows: Rows, until: Ints, end: Event | None) -> Lines:
+    args = _Args(view, event)
+    args.add_span(rows, end)
+    columns = [*_where(view, event, rows), *_us(rows["begin"] - view.start), *_us(until - rows["begin"])]
+    name = event.name if end else f"{event.name} (its end is not in the trace)"
+    return args.lines({"ph": "X", "name": name, **_AT, "dur": _US}, columns)
+
+
+def _open(view: _View, event: Event, rows: Rows) -> Lines:
+    args = _Args(view, event)
+    args.add_span(rows, None)
+    columns = [*_where(view, event, rows), *_us(rows["begin"] - view.start)]
+    return args.lines({"ph": "B", "name": f"{event.name} (did not end)", **_AT}, columns)
+
+
+def _instants(view: _View) -> Iterator[tuple[int, Lines]]:
+    """Every instant; those that a batch's arrows start from or end at as short slices."""
+    codes = view.events["code"]
+    length = _room(view.events)
+    for code in np.unique(codes).tolist():
+        event = EVENTS[code]
+        if event.phase is not Phase.INSTANT:
+            continue
+        mine = codes == code
+        rows = view.events[mine]
+        args = _Args(view, event)
+        args.add_fields(rows, event, "xyz")
+        columns = [*_where(view, event, rows), *_us(rows["time"] - view.start)]
+        if code in (ev.INDEX_PUT, ev.YIELD):
+            yield len(rows), args.lines({"ph": "X", "name": event.name, **_AT, "dur": _US}, columns + _us(length[mine]))
+        else:
+            yield len(rows), args.lines({"ph": "i", "s": "t", "name": event.name, **_AT}, columns)
+
+
+def _arrivals(view: _View, spans: Rows) -> Lines:
+    """The last moments of the waits that bring a pinned batch: a slice for the batch's arrow to point at.
+
+    The wait itself begins before its batch is pinned, and the viewer lets no arrow point backwards in time.
+    """
+    event = EVENTS[ev.READY_GET[1]]
+    args = _Args(view, event)
+    args.add_span(spans, event)
+    length = np.minimum(spans["end"] - spans["begin"], ANCHOR_NS)
+    columns = [*_where(view, event, spans), *_us(spans["end"] - length - view.start), *_us(length)]
+    return args.lines({"ph": "X", "name": "arrived", **_AT, "dur": _US}, columns)
+
+
+def _room(rows: Rows) -> Ints:
+    """ns from each event to the next one of its thread, ANCHOR_NS at most."""
+    order = np.lexsort((np.arange(len(rows)), rows["tid"], rows["process"]))
+    out = np.full(len(rows), ANCHOR_NS, np.int64)
+    process, tid, time = (rows[name][order] for name in ("process", "tid", "time"))
+    same = (process[1:] == process[:-1]) & (tid[1:] == tid[:-1])
+    gap = np.where(same, np.minimum(time[1:] - time[:-1], ANCHOR_NS), ANCHOR_NS)
+    out[order[:-1]] = gap
+    return out
+
+
+def _where(view: _View, event: Event, rows: Rows) -> list[list[int]]:
+    """The columns pid and tid."""
+    pids = np.array(view.pids, np.int64)[rows["process"]].tolist()
+    tids: list[int] = rows["tid"].tolist()
+    if event.track is Track.CONSUMER:
+        who = zip(rows["process"].tolist(), tids, rows["loader"].tolist(), strict=True)
+        tids = [view.lane(*key) for key in who]
+    return [pids, tids]
+
+
+def _us(ns: Ints) -> list[list[int]]:
+    """Two columns for "%d.%03d": whole microseconds, and the nanoseconds after the point."""
+    return [(ns // 1000).tolist(), (ns % 1000).tolist()]
+
+
+class _Args:
+    """The "args" of all events of one kind: what is the same for all, and columns of what differs."""
+
+    def __init__(self, view: _View, event: Event) -> None:
+        self.view = view
+        self.event = event
+        self.columns: dict[str, list[str]] = {}
+
+    def add_span(self, rows: Rows, end: Event | None) -> None:
+        """The fields of spans' begins, overridden by those of `end` where it has the same ones.
+
+        A wait's begin names the task that is needed next, its end the one that came.
+        """
+        if self.event.stage == "wait":
+            self.add("awaited task", rows["task"])
+            self.add("awaited worker", rows["worker"])
+        rows = rows.copy()
+        for key in ("task", "worker"):
+            came = rows["end_" + key]
+            rows[key] = came if self.event.stage == "wait" else np.where(came < 0, rows[key], came)
+        self.add_fields(rows, self.event, ("bx", "by", "bz"))
+        if end is not None:
+            self.add_fields(rows, end, ("ex", "ey", "ez"))
+
+    def add_fields(self, rows: Rows, event: Event, own: Iterable[str]) -> None:
+        """Loader, task, worker, and the event's own fields."""
+        if self.view.several:
+            self.add("loader", rows["loader"])
+        if event.has_task:
+            self.add("task", rows["task"])
+        if event.has_worker:
+            self.add("worker", rows["worker"])
+        for field, column in zip(event.fields, own, strict=False):
+            key = f"{field.name} [{field.unit}]" if field.unit and field.unit != "string" else field.name
+            self.columns[key] = self._words(field, rows, column)
+
+    def add(self, key: str, values: Ints) -> None:
+        """A column of numbers, -1 standing for none."""
+        self.columns[key] = ["null" if v == -1 else str(v) for v in values.tolist()]
+
+    def _words(self, field: Field, rows: Rows, column: str) -> list[str]:
+        values: list[int] = rows[column].tolist()
+        if field.unit == "string":
+            texts = self.view.trace.strings
+            keys = zip(rows["process"].tolist(), values, strict=True)
+            return [_json(texts.get(key, "")) for key in keys]
+        if field.enum is None:
+            return [str(v) for v in values]
+        words = {v: _json(_word(field, v)) for v in set(values)}
+        return [words[v] for v in values]
+
+    def lines(self, event: dict[str, object], columns: list[list[int]]) -> Lines:
+        """One JSON object an event: `event` with its holes filled from `columns`, then the args."""
+        args = {**dict.fromkeys(self.columns, _ANY), **_about(self.event)}
+        template = _template({**event, "cat": self.event.track.value, "args": args})
+        return map(template.__mod__, zip(*columns, *self.columns.values(), strict=True))
+
+
+_INT, _US, _ANY = "%d", "%d.%03d", "%s"
+"""Holes in a template: an integer, microseconds in two columns, ready-made JSON."""
+
+_AT: Final = {"pid": _INT, "tid": _INT, "ts": _US}
+
+
+def _json(value: object) -> str:
+    """JSON in as few characters as it takes; not ASCII only, since the viewer shows \\u escapes as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _template(event: dict[str, object]) -> str:
+    """The event as JSON and as a "%" format: each value that is a hole stays one, every other "%" is itself."""
+    text = _json(event).replace("%", "%%")
+    for hole in (_INT, _US, _ANY):
+        text = text.replace(_json(hole).replace("%", "%%"), hole)
+    return text
+
+
+def _word(field: Field, value: int) -> str | int:
+    """The value, in words where it is of an enumeration and known to it."""
+    names = {int(m): m.name.lower() for m in field.enum or ()}
+    return names.get(value, value)
+
+
+def _about(event: Event) -> dict[str, str]:
+    """What the table says of an event."""
+    about = {"meaning": event.meaning, "ours": event.ours, "upstream": event.upstream, "article": event.article}
+    return {key: text for key, text in about.items() if text}
+
+
+# --- Async slices: epochs and batches ---------------------------------------------------------------------------------
+def _async(phase: str, name: str, number: str, pid: int, ns: int, args: dict[str, object] | None = None) -> str:
+    where = {"pid": pid, "tid": pid, "ts": ns / 1000}
+    return _json({"ph": phase, "cat": "loader", "name": name, "id2": {"local": number}, **where, "args": args or {}})
+
+
+def _epochs(view: _View, rows: Rows) -> Iterator[str]:
+    event, end = EVENTS[ev.EPOCH[0]], EVENTS[ev.EPOCH[1]]
+    for number, row in enumerate(rows):
+        ended = row["end"] >= 0
+        args: dict[str, object] = {f.name: int(row[c]) for f, c in zip(event.fields, ("bx", "by", "bz"), strict=False)}
+        for field, column in zip(end.fields, ("ex", "ey", "ez"), strict=False):
+            args[field.name] = _word(field, int(row[column])) if ended else "did not end"
+        pid, name = view.pids[row["process"]], view.of("epoch", int(row["loader"]))
+        yield _async("b", name, f"e{number}", pid, int(row["begin"]) - view.start, {**args, **_about(event)})
+        if ended:
+            yield _async("e", name, f"e{number}", pid, int(row["end"]) - view.start)
+
+
+def _in_flight(view: _View) -> Iterator[str]:
+    """From index_put to yield, a slice for each batch, in as many rows as there are batches under way at once."""
+    batches = view.batches
+    for number, (put, end, how) in enumerate(zip(batches.puts, batches.end.tolist(), batches.how, strict=True)):
+        pid, name = view.pids[put["process"]], view.of("batch in flight", int(put["loader"]))
+        args: dict[str, object] = {"task": int(put["task"]), "worker": int(put["worker"]), "ended by": how}
+        yield _async("b", name, f"b{number}", pid, int(put["time"]) - view.start, args)
+        if end >= 0:
+            yield _async("e", name, f"b{number}", pid, end - view.start)
+
+
+# --- Flows: a batch's way through the processes -----------------------------------------------------------------------
+FLOW_SPANS: Final = (
+    ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0],
+)  # fmt: skip
+"""Spans that a batch's arrows pass through, bound where they begin."""
+
+
+def _flows(view: _View) -> Iterator[tuple[int, Lines]]:
+    """A flow for each batch, from its index_put over FLOW_SPANS to its yield, and the slices made for it alone."""
+    brings = (view.spans["code"] == ev.READY_GET[0]) & (view.spans["ex"] == Message.RESULT) & (view.spans["end"] >= 0)
+    ready = view.spans[brings]
+    yield 0, _arrivals(view, ready)
+    batch, time, process, tid = _steps(view, ready)
+    order = np.lexsort((time, batch))
+    order = order[batch[order] >= 0]
+    new = np.ones(len(order) + 1, bool)
+    new[1:-1] = batch[order][1:] != batch[order][:-1]
+    first, last = new[:-1], new[1:]
+    joined = order[~(first & last)]
+    phase = np.where(first, '"s"', np.where(last, '"f"', '"t"'))[~(first & last)].tolist()
+    pids = np.array(view.pids, np.int64)[process[joined]].tolist()
+    columns = [batch[joined].tolist(), pids, tid[joined].tolist(), *_us(time[joined] - view.start)]
+    line = _template({"ph": _ANY, "bp": "e", "cat": "batch", "name": "batch", "id": _INT, **_AT})
+    yield 0, map(line.__mod__, zip(phase, *columns, strict=True))
+
+
+def _steps(view: _View, ready: Rows) -> list[Ints]:
+    """The places that batches pass: batch, time, process, tid."""
+    spans = view.spans[np.isin(view.spans["code"], FLOW_SPANS)]
+    points = view.pick(ev.INDEX_PUT, ev.YIELD)
+    find = view.batches.find
+    parts = [
+        (find(spans, spans["begin"]), spans["begin"], spans),
+        (find(ready, ready["end"], "end_task"), ready["end"] - 1, ready),  # - 1: inside the slice, not after it
+        (find(points, points["time"]), points["time"], points),
+    ]
+    columns = ((batch, time, rows["process"], rows["tid"]) for batch, time, rows in parts)
+    return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*columns, strict=True)]
+
+
+# --- Counters ---------------------------------------------------------------------------------------------------------
+def _counters(view: _View) -> Iterator[str]:
+    for loader, process in view.home.items():
+        pid = view.pids[process]
+        for name, unit, steps in (
+            ("send_idx", "", _values(view, loader, {ev.TASK_ASSIGNED: "x"})),
+            ("rcvd_idx", "", _values(view, loader, {ev.RCVD_ADVANCE: "x"})),
+            ("tasks", "outstanding", _outstanding(view, loader)),
+            ("reorder buffer", "batches", _values(view, loader, {ev.REORDER_STORE: "y", ev.REORDER_POP: "y"})),
+            ("in flight", "bytes", _bytes_in_flight(view, loader)),
+        ):
+            yield from _count(view, pid, loader, name, unit, steps)
+    yield from _queues(view, "index queue", "tasks", ev.INDEX_PUT, ev.INDEX_GET[1], Message.TASK)
+    yield from _queues(view, "result queue", "batches", ev.RESULT_PUT, ev.RESULT_GET[1], Message.RESULT)
+
+
+def _count(view: _View, pid: int, loader: int, name: str, unit: str, steps: tuple[Ints, Ints]) -> Lines:
+    """A counter's lines; the viewer shows it as "name unit"."""
+    times, values = steps
+    event = {"ph": "C", "cat": "loader", "name": view.of(name, loader), "pid": pid, "tid": pid, "ts": _US}
+    line = _template({**event, "args": {unit: _INT}})
+    return map(line.__mod__, zip(*_us(times - view.start), values.tolist(), strict=True))
+
+
+def _values(view: _View, loader: int, columns: dict[int, str]) -> tuple[Ints, Ints]:
+    """Times and values of a counter that is an event's own field; 0 when an epoch begins."""
+    rows = view.pick(*columns, ev.EPOCH[0])
+    rows = rows[rows["loader"] == loader]
+    values = np.zeros(len(rows), np.int64)
+    for code, column in columns.items():
+        mine = rows["code"] == code
+        values[mine] = rows[column][mine]
+    return rows["time"], values
+
+
+def _outstanding(view: _View, loader: int) -> tuple[Ints, Ints]:
+    """The dispatcher's own count where an event tells it, one less at each event that takes a task from it."""
+    rows = view.pick(ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE, ev.REORDER_STORE, ev.WORKER_EXHAUSTED)
+    rows = rows[rows["loader"] == loader]
+    less = np.isin(rows["code"], [ev.REORDER_STORE, ev.WORKER_EXHAUSTED])
+    told = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"])
+    base = np.maximum.accumulate(np.where(less, 0, np.arange(len(rows))))
+    taken = np.cumsum(less)
+    return rows["time"], told[base] - (taken - taken[base])
+
+
+def _sums(times: Ints, changes: Ints) -> tuple[Ints, Ints]:
+    order = np.argsort(times, kind="stable")
+    return times[order], np.cumsum(changes[order])
+
+
+def _bytes_in_flight(view: _View, loader: int) -> tuple[Ints, Ints]:
+    rows = view.pick(ev.SHM_ALLOC, ev.RESULT_PICKLE[1])
+    rows = rows[rows["loader"] == loader]
+    made = np.where(rows["code"] == ev.SHM_ALLOC, rows["x"] * (rows["y"] == Place.COLLATE), rows["x"] + rows["z"])
+    batch = view.batches.find(rows, rows["time"])
+    end = view.batches.end
+    there = (batch >= 0) & ((end[batch] < 0) | (rows["time"] <= end[batch])) if len(end) else np.zeros(len(rows), bool)
+    total = np.zeros(len(end), np.int64)
+    np.add.at(total, batch[there], made[there])
+    gone = (end >= 0) & (view.batches.puts["loader"] == loader)
+    return _sums(np.concatenate([rows["time"][there], end[gone]]), np.concatenate([made[there], -total[gone]]))
+
+
+def _queues(view: _View, name: str, unit: str, put: int, got: int, message: Message) -> Iterator[str]:
+    """A counter for each worker: what was put, and not yet received."""
+    puts, gets = view.pick(put), view.pick(got)
+    gets = gets[gets["x"] == message]
+    rows = np.concatenate([puts, gets])
+    changes = np.concatenate([np.ones(len(puts), np.int64), np.full(len(gets), -1, np.int64)])
+    who = np.stack([rows["loader"], rows["worker"]], axis=1).astype(np.int64)
+    for loader, worker in np.unique(who, axis=0).tolist():
+        mine = (rows["loader"] == loader) & (rows["worker"] == worker)
+        owner = view.owner(loader, worker)
+        title = name if owner != view.home.get(loader) else f"{name} of worker {worker}"
+        steps = _sums(rows["time"][mine], changes[mine])
+        yield from _count(view, view.pids[owner], loader, title, unit, steps)
