@@ -385,7 +385,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._ports.found_dead("worker", worker_id, worker.pid, worker.exitcode)
             self._mark_worker_as_unavailable(worker_id)
         pids = ", ".join(str(self._workers[worker_id].pid) for worker_id in failed)
-        last = "; ".join(f"worker {i}: exit code {self._workers[i].exitcode}, {self._doing(i)}" for i in failed)
+        last = "; ".join(f"worker {i}: exit code {self._workers[i].exitcode}, last {self._doing(i)}" for i in failed)
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last})") from cause
 
     def _raise_timeout(self, waited: float) -> NoReturn:
@@ -398,7 +398,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         alive = "alive" if worker.is_alive() else f"dead, exit code {worker.exitcode}"
         raise RuntimeError(
             f"{message}: waited {waited:.1f} s for task {self._rcvd_idx} of worker {info.worker_id} "
-            f"(pid {worker.pid}, {alive}), which is {self._doing(info.worker_id)}"
+            f"(pid {worker.pid}, {alive}), which is {self._doing(info.worker_id)}, "
+            f"for {self._board.read(info.worker_id).seconds:.1f} s"
         )
 
     def _doing(self, worker_id: int) -> str:

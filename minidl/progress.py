@@ -36,11 +36,15 @@ class Place:
     position: int
     since: int
 
+    @property
+    def seconds(self) -> float:
+        """How long it has been there."""
+        return (time.monotonic_ns() - self.since) / 1e9
+
     def describe(self, index: Any = None) -> str:
         """In words, for messages; `index` is what the task's indices are, where the reader knows them."""
-        seconds = (time.monotonic_ns() - self.since) / 1e9
         if self.stage in (Stage.FETCHING, Stage.COLLATING):
-            return f"in task {self.task}, {what_at(self.stage, self.position, index)}, for {seconds:.1f} s"
+            return f"in task {self.task}, {what_at(self.stage, self.position, index)}"
         return {Stage.STARTING: "starting", Stage.WAITING: "waiting for a task", Stage.ENDED: "at its end"}[self.stage]
 
 
