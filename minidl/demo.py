@@ -169,21 +169,23 @@ def train(options: Options) -> Training:
     print(f"{len(dataset)} images of {len(dataset.classes)} classes, {options.workers} workers, training on {device}")
     directory = options.trace or free_directory(options.work_dir, "trace")
     losses = []
-    with minidl.trace(directory):
-        loader = minidl.DataLoader(
-            dataset,
-            batch_size=options.batch_size,
-            shuffle=True,
-            num_workers=options.workers,
-            pin_memory=pin,
-            persistent_workers=options.workers > 0 and options.epochs > 1,
-        )
+    with minidl.trace(directory), _loader(dataset, options, pin) as loader:
         for epoch in range(options.epochs):
             steps = list(_epoch(loader, network, optimiser, device))
             losses.append(sum(steps) / len(steps))
             print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
-        del loader  # persistent workers end with it, while the recording still runs
     return Training(tuple(losses), directory)
+
+
+def _loader(dataset: Photos, options: Options, pin: bool) -> minidl.DataLoader[Any]:
+    return minidl.DataLoader(
+        dataset,
+        batch_size=options.batch_size,
+        shuffle=True,
+        num_workers=options.workers,
+        pin_memory=pin,
+        persistent_workers=options.workers > 0 and options.epochs > 1,
+    )
 
 
 def _epoch(
@@ -193,7 +195,7 @@ def _epoch(
     for done, (images, labels) in enumerate(loader, start=1):
         loss = functional.cross_entropy(network(images.to(device, non_blocking=True)), labels.to(device))
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         progress(f"batch {done} of {len(loader)}, loss {loss.item():.3f}")
         yield loss.item()

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import torch.utils.data
 import torch.utils.data.dataloader
@@ -37,15 +38,15 @@ class RunError(Exception):
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """While this is open, `torch.utils.data.DataLoader` is `minidl.DataLoader`."""
-    homes = (torch.utils.data, torch.utils.data.dataloader)
+    homes: tuple[Any, ...] = (torch.utils.data, torch.utils.data.dataloader)
     original = torch.utils.data.DataLoader
     try:
         for home in homes:
-            home.DataLoader = minidl.DataLoader  # type: ignore[assignment,misc]
+            home.DataLoader = minidl.DataLoader
         yield
     finally:
         for home in homes:
-            home.DataLoader = original  # type: ignore[misc]
+            home.DataLoader = original
 
 
 def run_script(command: Sequence[str], *, module: bool, trace: Path, detail: str = "sample") -> int:

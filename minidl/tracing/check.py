@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from minidl.dispatcher import EPOCH_END, Deliver, Dispatcher, DispatchError, Wait
-from minidl.protocol import ProtocolError, WorkerEvent, WorkerLifecycle, WorkerState
+from minidl.dispatcher import DispatchError
+from minidl.protocol import ProtocolError
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, DoneEvent, Ending, Message, Outcome, Phase, QueueId
+from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay
 from minidl.tracing.summary import open_spans
 
 if TYPE_CHECKING:
@@ -170,12 +171,15 @@ class _Loader:
 
     def pick(self, *codes: int) -> Rows:
         """Rows with one of `codes`, in order of time."""
-        return np.flatnonzero(np.isin(self.code, codes)) if len(codes) > 1 else np.flatnonzero(self.code == codes[0])
+        wanted = np.isin(self.code, codes) if len(codes) > 1 else self.code == codes[0]
+        rows: Rows = np.flatnonzero(wanted)
+        return rows
 
     def messages(self, code: int, message: Message) -> Rows:
         """Rows of a get's end that brought `message`."""
         rows = self.pick(code)
-        return rows[self.events["x"][rows] == message]
+        brought: Rows = rows[self.events["x"][rows] == message]
+        return brought
 
     def stage(self, code: int) -> Rows:
         """Rows of one stage of a task's way; of a get, those that brought what the stage is about."""
@@ -189,7 +193,8 @@ class _Loader:
         order = np.argsort(self.key[others], kind="stable")
         keys = self.key[others][order]
         place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
-        return np.where(keys[place] == self.key[rows], others[order[place]], -1)
+        found: Rows = np.where(keys[place] == self.key[rows], others[order[place]], -1)
+        return found
 
     def epoch(self, row: int) -> int:
         return int(self.key[row]) >> 40
@@ -211,11 +216,6 @@ class _Loader:
     def endings(self) -> dict[int, int]:
         """Epoch -> how it ended (an Ending); an epoch that is still open is not in it."""
         return {self.epoch(row): int(self.events["z"][row]) for row in self.pick(ev.EPOCH[1])}
-
-    def last_row_of_thread(self, row: int) -> int:
-        """The last row that this row's thread wrote, for whichever loader iterator of ours."""
-        same = (self.events["process"] == self.events["process"][row]) & (self.events["tid"] == self.events["tid"][row])
-        return int(np.flatnonzero(same)[-1])
 
 
 _LOADER_THREAD_CODES: Final = np.array(
@@ -407,184 +407,114 @@ def _in_order(loader: _Loader) -> Iterator[Violation]:
 
 @_rule("counts", "the batches counted by yield, next and epoch are the batches yielded", needs_all=True)
 def _counts(loader: _Loader) -> Iterator[Violation]:
-    rows = loader.pick(ev.YIELD)
-    epochs = loader.key[rows] >> 40
-    for row in loader.pick(ev.EPOCH[1]):
-        said, seen = int(loader.events["y"][row]), int(np.count_nonzero(epochs == loader.epoch(row)))
-        if said != seen:
-            yield loader.broken("counts", f"it says {said} batches were yielded, there are {seen}", row)
+    batches = loader.pick(ev.YIELD)
+    batches = batches[loader.events["x"][batches] == Outcome.DATA]
+    starts = np.r_[0, loader.pick(ev.EPOCH[0])]
+    for code, column in ((ev.YIELD, "y"), (ev.NEXT[1], "x"), (ev.EPOCH[1], "y")):
+        rows = loader.pick(code)
+        begun = starts[np.searchsorted(starts, rows, side="right") - 1]
+        seen = np.searchsorted(batches, rows, side="right") - np.searchsorted(batches, begun)
+        for at in np.flatnonzero(loader.events[column][rows] != seen):
+            said = loader.events[column][rows[at]]
+            yield loader.broken("counts", f"it counts {said} batches of this epoch, there are {seen[at]}", rows[at])
 
 
-@_rule("capacity", "no more tasks are outstanding than prefetch_factor * num_workers, and their count is kept right")
+@_rule("capacity", "no more tasks are outstanding than prefetch_factor * num_workers")
 def _capacity(loader: _Loader) -> Iterator[Violation]:
-    most = _capacity_of(loader)
-    rows = loader.pick(ev.TASK_ASSIGNED)
-    if most is None:
+    capacity = _capacity_of(loader)
+    if capacity is None:
         return
+    most = capacity[0] * capacity[1]
+    rows = loader.pick(ev.TASK_ASSIGNED)
     for row in rows[loader.events["y"][rows] > most]:
         yield loader.broken("capacity", f"{loader.events['y'][row]} tasks outstanding, the capacity is {most}", row)
 
 
-def _capacity_of(loader: _Loader) -> int | None:
-    workers, factor = loader.params.get("num_workers"), loader.params.get("prefetch_factor")
-    begins = loader.pick(ev.EPOCH[0])
-    if not workers and len(begins):
-        workers, factor = int(loader.events["y"][begins[0]]), int(loader.events["z"][begins[0]])
-    return int(workers) * int(factor) if workers and factor and int(workers) > 0 else None
+def _capacity_of(loader: _Loader) -> tuple[int, int] | None:
+    """num_workers and prefetch_factor, as an epoch's begin says; None where there are no workers."""
+    begins = loader.events[loader.pick(ev.EPOCH[0])]
+    if not len(begins) or begins["y"][0] <= 0 or begins["z"][0] <= 0:
+        return None
+    return int(begins["y"][0]), int(begins["z"][0])
 
 
 # --- Replays: the live loader's own classes ---------------------------------------------------------------------------
-@_rule("decisions", "the dispatcher, replayed, assigns the same tasks and yields the same batches", needs_all=True)
+@_rule("decisions", "the dispatcher, replayed, decides what the trace says it decided", needs_all=True)
 def _decisions(loader: _Loader) -> Iterator[Violation]:
-    if not loader.multiprocess or _capacity_of(loader) is None:
+    capacity = _capacity_of(loader)
+    if not loader.multiprocess or capacity is None:
         return
-    rows = loader.pick(
-        *(ev.TASK_ASSIGNED, loader.received, ev.WORKER_EXHAUSTED, ev.YIELD, ev.FOUND_DEAD, ev.EPOCH[0], ev.EPOCH[1])
-    )
-    replay = _DispatcherReplay(loader)
-    for row in rows:
-        try:
-            replay.step(int(row))
-        except DispatchError as error:
-            yield loader.broken("decisions", str(error), int(row))
-            replay.lost_track = True  # the state has parted from the loader's until the next epoch begins
+    in_order = loader.params.get("in_order", True) is not False
+    replay = DispatcherReplay(*capacity, in_order, loader.received)
+    lost = False
+    for row in loader.pick(*DispatcherReplay.READS):
+        if loader.code[row] == ev.EPOCH[0]:
+            lost = False
+        if not lost:
+            try:
+                replay.step(loader.events[row])
+            except DispatchError as error:
+                yield loader.broken("decisions", str(error), int(row))
+                lost = True
 
 
-class _DispatcherReplay:
-    """Drives a Dispatcher with a loader's events; raises DispatchError where the two part."""
-
-    def __init__(self, loader: _Loader) -> None:
-        self.events = loader.events
-        begin = loader.events[loader.pick(ev.EPOCH[0])[:1]]
-        self.received = loader.received
-        workers = int(loader.params.get("num_workers") or begin["y"][0])
-        factor = int(loader.params.get("prefetch_factor") or begin["z"][0])
-        self.dispatcher = Dispatcher(workers, factor, loader.params.get("in_order", True) is not False)
-        self.due: int | None = None  # the task that was received in its turn and is to be yielded next
-        self.lost_track = False
-
-    def step(self, row: int) -> None:
-        event = self.events[row]
-        code, task, worker = int(event["code"]), int(event["task"]), int(event["worker"])
-        if code == ev.EPOCH[0]:
-            self.dispatcher.reset()
-            self.due, self.lost_track = None, False
-        elif self.lost_track:
-            return
-        elif code == ev.TASK_ASSIGNED:
-            self._assigned(task, worker, int(event["y"]))
-        elif code == ev.WORKER_EXHAUSTED:
-            self.dispatcher.exhausted(task, worker)
-        elif code == ev.FOUND_DEAD:
-            self.lost_track = True  # what follows is an error, not a decision
-        elif code == ev.YIELD:
-            self._yielded(task)
-        elif code == ev.EPOCH[1]:
-            self._ended(int(event["z"]))
-        elif event["x"] == Message.RESULT and event["y"] != Outcome.EXHAUSTED:
-            self._received(task)
-
-    def _assigned(self, task: int, worker: int, outstanding: int) -> None:
-        decided = self.dispatcher.assign(None)
-        if decided is None or (decided.idx, decided.worker_id) != (task, worker):
-            raise DispatchError(f"the dispatcher decides {decided}, the trace has task {task} for worker {worker}")
-        if outstanding != self.dispatcher.tasks_outstanding:
-            counted = self.dispatcher.tasks_outstanding
-            raise DispatchError(f"{counted} tasks are outstanding, the trace has {outstanding}")
-
-    def _received(self, task: int) -> None:
-        if self.dispatcher.send_idx == 0:
-            return  # a leftover of the last epoch, read and dropped before the new one begins
-        if not isinstance(step := self.dispatcher.next_step(), Wait):
-            raise DispatchError(f"a result is received while the dispatcher decides {step}")
-        answer = self.dispatcher.receive(task, None)
-        self.due = answer.idx if isinstance(answer, Deliver) else None
-
-    def _yielded(self, task: int) -> None:
-        due, self.due = self.due, None
-        if due is None:
-            step = self.dispatcher.next_step()
-            due = step.idx if isinstance(step, Deliver) else None
-        if due != task:
-            raise DispatchError(f"the dispatcher yields {'nothing' if due is None else f'task {due}'} now")
-
-    def _ended(self, ending: int) -> None:
-        if ending == Ending.EXHAUSTED and self.dispatcher.next_step() is not EPOCH_END:
-            raise DispatchError("the epoch ends, the dispatcher still has something to yield or to wait for")
-
-
-@_rule("lifecycle", "each worker does what the protocol's table allows in its state", needs_all=True)
+@_rule("lifecycle", "loader, workers and pin thread do what the protocol's tables allow in their state", needs_all=True)
 def _lifecycles(loader: _Loader) -> Iterator[Violation]:
+    yield from _followed(loader, LoaderReplay(), loader.pick(*LoaderReplay.READS))
+    if loader.pinned:
+        yield from _followed(loader, PinReplay(), loader.pick(*PinReplay.READS))
+    if not loader.multiprocess:
+        return
     done = loader.pick(ev.DONE_EVENT_SET)
     done = done[loader.events["x"][done] == DoneEvent.WORKERS]
     set_at = int(loader.time[done[0]]) if len(done) else None
-    rows = loader.pick(
-        *(ev.WORKER_READY, ev.INDEX_GET[1], ev.DONE_EVENT_SEEN, ev.FETCH[0], ev.FETCH[1], ev.RESULT_PUT),
-        *(ev.RESUME_ACK, ev.SENTINEL_GET, ev.WORKER_EXIT),
-    )
-    rows = rows[loader.worker[rows] >= 0]
+    rows = loader.pick(*WorkerReplay.READS)
     for worker in np.unique(loader.worker[rows]):
-        replay = _WorkerReplay(int(worker), loader, set_at)
-        for row in rows[loader.worker[rows] == worker]:
-            try:
-                replay.step(int(row))
-            except ProtocolError as error:
-                yield loader.broken("lifecycle", str(error), int(row))
-                break
+        if worker >= 0:
+            replay = WorkerReplay(int(worker), set_at)
+            yield from _followed(loader, replay, rows[loader.worker[rows] == worker])
 
 
-class _WorkerReplay:
-    """Drives a WorkerLifecycle with a worker's events; raises ProtocolError where they part."""
-
-    def __init__(self, worker: int, loader: _Loader, done_set_at: int | None) -> None:
-        self.life = WorkerLifecycle(worker)
-        self.events = loader.events
-        self.done_set_at = done_set_at
-        self.pending: int | None = None  # the task that came, and of which the next event says whether it is skipped
-
-    def step(self, row: int) -> None:
-        event = self.events[row]
-        code = int(event["code"])
-        if self.pending is not None:
-            self._resolve(code, int(event["task"]))
-        if code == ev.WORKER_READY:
-            self.life.handle(WorkerEvent.READY)
-        elif code == ev.INDEX_GET[1] and event["x"] == Message.TASK:
-            self.pending = int(event["task"])
-        elif code == ev.FETCH[1]:
-            ended = event["x"] == Outcome.EXHAUSTED
-            self.life.handle(WorkerEvent.ITERATION_END if ended else WorkerEvent.FETCHED)
-        elif code == ev.RESUME_ACK:
-            self.life.handle(WorkerEvent.RESUME)
-        elif code == ev.SENTINEL_GET:
-            self._sentinel(int(event["time"]))
-        elif code == ev.WORKER_EXIT:
-            self._exit(int(event["x"]))
-
-    def _resolve(self, code: int, task: int) -> None:
-        """Was the task that came fetched or skipped?"""
-        pending, self.pending = self.pending, None
-        if code == ev.DONE_EVENT_SEEN and task == pending:
-            self.life.handle(WorkerEvent.TASK_WHEN_DONE)
-        else:
-            self.life.handle(WorkerEvent.TASK)
-            if code == ev.RESULT_PUT and task == pending:  # answered without a fetch: the worker's init has failed
-                self.life.handle(WorkerEvent.FETCHED)
-
-    def _sentinel(self, time: int) -> None:
-        if not self.life.allows(WorkerEvent.SENTINEL):
-            if self.done_set_at is None or self.done_set_at > time:
-                raise ProtocolError(f"{self.life.actor}: a sentinel before the done event, its dataset not ended")
-            self.life.handle(WorkerEvent.SENTINEL_WHEN_DONE)
-        else:
-            self.life.handle(WorkerEvent.SENTINEL)
-
-    def _exit(self, ending: int) -> None:
-        if ending == Ending.SENTINEL and self.life.state is not WorkerState.ENDED:
-            raise ProtocolError(f"{self.life.actor}: it leaves for a sentinel that it has not received")
+def _followed(loader: _Loader, replay: LoaderReplay | WorkerReplay | PinReplay, rows: Rows) -> Iterator[Violation]:
+    """Take the rows through a replay, up to its first error."""
+    for row in rows:
+        try:
+            replay.step(loader.events[row])
+        except ProtocolError as error:
+            yield loader.broken("lifecycle", str(error), int(row))
+            return
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
+@_rule(
+    "messages", "a sentinel or a new epoch's message is received once for each time that it was sent", needs_all=True
+)
+def _messages(loader: _Loader) -> Iterator[Violation]:
+    queue = loader.events["x"]
+    told, heard = loader.pick(ev.SENTINEL_PUT), loader.pick(ev.SENTINEL_GET)
+    resumed = (
+        loader.pick(ev.RESUME_PUT),
+        loader.pick(ev.RESUME_ACK),
+        loader.messages(ev.RESULT_GET[1], Message.RESUME),
+    )
+    for worker in np.unique(loader.worker[np.concatenate([told, heard, *resumed])]):
+        for which in QueueId:
+            both = (rows[(loader.worker[rows] == worker) & (queue[rows] == which)] for rows in (told, heard))
+            yield from _answered(loader, *both)
+        steps = [rows[loader.worker[rows] == worker] for rows in resumed]
+        for before, after in itertools.pairwise(steps):
+            yield from _answered(loader, before, after)
+
+
+def _answered(loader: _Loader, before: Rows, after: Rows) -> Iterator[Violation]:
+    """The n-th of `after` answers the n-th of `before`, and comes later."""
+    for row in after[len(before) :]:
+        yield loader.broken("messages", f"it is number {len(after)}, and {len(before)} were sent", row)
+    for sent, got in zip(before, after, strict=False):
+        if sent > got:
+            yield loader.broken("messages", "it was sent later", got, sent)
+
+
 @_rule("sentinel", "a worker that was told to leave is sent no more tasks, and fetches none")
 def _sentinel(loader: _Loader) -> Iterator[Violation]:
     told = loader.pick(ev.SENTINEL_PUT)
@@ -634,7 +564,7 @@ def _spans(loader: _Loader) -> Iterator[Violation]:
             yield loader.broken("spans", "an end without its begin", rows[at])
         for at in np.flatnonzero(begins & ~same):
             if (after := _went_on(loader, int(rows[at]))) is not None:
-                yield loader.broken("spans", "it has no end, though the span around it has", rows[at], after)
+                yield loader.broken("spans", "it has no end, though its thread went on", rows[at], after)
 
 
 def _span_rows(loader: _Loader) -> Iterator[tuple[int, Rows]]:
@@ -659,14 +589,41 @@ def _lane(loader: _Loader, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def _went_on(loader: _Loader, row: int) -> int | None:
-    """The row of an end that can only have come after the span at `row` had ended, if there is one."""
-    around = _AROUND.get(int(loader.code[row]))
-    if around is None:
-        return None
-    ends = loader.pick(around)
-    ends = ends[(ends > row) & (loader.key[ends] == loader.key[row])]
-    ends = ends[loader.events["process"][ends] == loader.events["process"][row]]
-    return int(ends[0]) if len(ends) else None
+    """The row of an event that can only have come after the span at `row` had ended, if there is one."""
+    code, same = int(loader.code[row]), loader.events["process"] == loader.events["process"][row]
+    if code in _FOLLOWING:
+        after = loader.pick(_FOLLOWING[code])
+        after = after[(after > row) & (loader.key[after] == loader.key[row]) & same[after]]
+        if len(after):
+            return int(after[0])
+    lane = np.flatnonzero(same & (loader.events["tid"] == loader.events["tid"][row]))
+    lane = lane[lane > row]
+    if code in _LEAVES:
+        return int(lane[0]) if len(lane) else None
+    return _end_of_a_span_around(loader, lane)
 
 
-_AROUND: Final = {ev.SAMPLE[0]: ev.FETCH[1], ev.COLLATE[0]: ev.FETCH[1], ev.FETCH[0]: ev.RESULT_PUT}
+def _end_of_a_span_around(loader: _Loader, lane: Rows) -> int | None:
+    """The first end in the rest of a thread's events that closes what was begun before them."""
+    inner: list[int] = []
+    for row in lane[np.isin(loader.code[lane], _BEGINS) | np.isin(loader.code[lane] - 1, _BEGINS)]:
+        code = int(loader.code[row])
+        if EVENTS[code].phase is Phase.BEGIN:
+            inner.append(code)
+        elif code - 1 not in inner:
+            return int(row)
+        else:
+            del inner[inner.index(code - 1) :]
+    return None
+
+
+_LEAVES: Final = {span[0] for span in (ev.INDEX_GET, ev.INDEX_WRITE, ev.RESULT_WRITE, ev.RESULT_REBUILD)}
+"""Spans during which their thread records nothing else of this loader."""
+
+_FOLLOWING: Final = {
+    ev.FETCH[0]: ev.RESULT_PUT,
+    ev.RESULT_PICKLE[0]: ev.RESULT_WRITE[0],
+    ev.WORKER_START[0]: ev.EPOCH[0],
+    ev.EPOCH[0]: ev.SHUTDOWN[1],
+}
+"""What happens, for the same task or epoch, only once the span has ended; spans inside one another are known anyway."""

@@ -337,17 +337,23 @@ def _bytes(events: Rows, spans: Rows) -> Bytes:
 
 # --- What never ended -------------------------------------------------------------------------------------------------
 def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
-    """In words, for each thread with a span open when the trace ends: the innermost one, and for how long."""
+    """In words, for each thread with a span open when the trace or its process ends: the innermost one, how long."""
     spans = trace.spans() if spans is None else spans
     unended = spans[spans["end"] < 0]
     if not len(unended):
         return []
     last = int(trace.events["time"][-1])
+    left = set(trace.events["process"][trace.events["code"] == ev.WORKER_EXIT].tolist())
+    gone = set(trace.events["x"][trace.events["code"] == ev.WORKER_GONE].tolist())
     innermost = {(int(row["process"]), int(row["tid"])): row for row in unended}  # in order of begin: the last stays
-    return [
-        f"{trace.processes[process].name} has been {_doing(row)} for {_s(last - int(row['begin']))}"
-        for (process, _), row in innermost.items()
-    ]
+    out = []
+    for (index, _), row in innermost.items():
+        process = trace.processes[index]
+        if index in left or process.pid in gone:
+            out.append(f"{process.name} ended while it was {_doing(row)}")
+        else:
+            out.append(f"{process.name} has been {_doing(row)} for {_s(last - int(row['begin']))}")
+    return out
 
 
 def _doing(row: np.void) -> str:
