@@ -195,8 +195,11 @@ class TracedPorts(ports.Ports):
         def pin(result: Result) -> Any:
             about = (self.loader, result.idx, result.worker_id)
             self.emit(ev.PIN[0], *about, nbytes(result.data), int(simulated))
-            pinned = pin_memory(result.data)
-            self.emit(ev.PIN[1], *about, nbytes(pinned), int(simulated))
+            pinned = None  # nothing, where pinning raises
+            try:
+                pinned = pin_memory(result.data)
+            finally:
+                self.emit(ev.PIN[1], *about, nbytes(pinned), int(simulated))
             return pinned
 
         return pin
@@ -779,13 +782,17 @@ class TracedProcess(_Proxy):
 
     def start(self) -> None:
         self._emit(ev.WORKER_START[0], -1, self.worker_id)
-        self.inner.start()
-        self._emit(ev.WORKER_START[1], -1, self.worker_id, self.inner.pid)
+        try:
+            self.inner.start()
+        finally:
+            self._emit(ev.WORKER_START[1], -1, self.worker_id, self.inner.pid or 0)
 
     def join(self, timeout: float | None = None) -> None:
         self._emit(ev.JOIN[0], -1, self.worker_id, ev.Actor.WORKER, int((timeout or 0) * 1e9))
-        self.inner.join(timeout)
-        self._emit(ev.JOIN[1], -1, self.worker_id, ev.Actor.WORKER, int(not self.inner.is_alive()))
+        try:
+            self.inner.join(timeout)
+        finally:
+            self._emit(ev.JOIN[1], -1, self.worker_id, ev.Actor.WORKER, int(not self.inner.is_alive()))
 
     def terminate(self) -> None:
         self._emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGTERM)
@@ -810,8 +817,10 @@ class TracedThread(_Proxy):
 
     def join(self, timeout: float | None = None) -> None:
         self._emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD, y=int((timeout or 0) * 1e9))
-        self.inner.join(timeout)
-        self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=int(not self.inner.is_alive()))
+        try:
+            self.inner.join(timeout)
+        finally:
+            self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=int(not self.inner.is_alive()))
 
 
 # --- On and off -------------------------------------------------------------------------------------------------------
