@@ -220,17 +220,25 @@ def _unzip(file: Any) -> tuple[bytes, str]:
 
 
 def _members(plain: bytes, problems: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each regular member, the last one perhaps cut short. Nothing is unpacked to the disk."""
-    try:
-        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
-            for member in tar:
-                if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                    yield member.name, plain[member.offset_data : member.offset_data + member.size]
-                else:
-                    problems.append(f"a member named {member.name[:80]!r} is no plain file and was left out")
-    except (tarfile.TarError, ValueError, OverflowError) as error:
-        if not problems:
-            problems.append(f"the packed file ends early: {error}")
+    """Name and content of each plain member of a tar file, the last one perhaps cut short.
+
+    Headers are taken one by one, and tarfile's own walk is not used: its extensions can lead it back and forth in a
+    file made for that.
+    """
+    at = 0
+    while any(block := plain[at : at + tarfile.BLOCKSIZE]) and len(block) == tarfile.BLOCKSIZE:
+        try:
+            member = tarfile.TarInfo.frombuf(block, "ascii", "replace")
+        except tarfile.HeaderError as error:
+            problems.append(f"the packed file is damaged behind its first {at} bytes ({error})")
+            return
+        at += tarfile.BLOCKSIZE
+        size = max(0, member.size)
+        if member.type == tarfile.REGTYPE:
+            yield member.name, plain[at : at + size]
+        else:
+            problems.append(f"a member named {member.name[:80]!r} is no plain file and was left out")
+        at += size + -size % tarfile.BLOCKSIZE
 
 
 # --- What the bytes mean ----------------------------------------------------------------------------------------------

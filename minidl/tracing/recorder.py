@@ -20,6 +20,7 @@ import json
 import mmap
 import os
 import platform
+import secrets
 import socket
 import struct
 import sys
@@ -208,7 +209,9 @@ class Recorder:
 
     def _warn(self, error: OSError, what: str) -> None:
         """Say on stderr, once in a process, that the trace will be incomplete."""
-        first, self._errno = self._errno == 0, error.errno or -1
+        if error.errno is None:
+            raise error  # no system call's, but a signal handler's: a TimeoutError, say
+        first, self._errno = self._errno == 0, error.errno
         if first and sys.stderr is not None:
             text = f"minidl trace: process {os.getpid()} {what}: {error}. The run goes on.\n"
             try:
@@ -344,7 +347,7 @@ def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
     """
     path = Path(directory).absolute()
     taken = TraceError(f"{path} already holds a trace: give another directory, or delete this one first")
-    draft = path / f".{MANIFEST}.{os.getpid()}"
+    draft = path / f".{MANIFEST}.{secrets.token_hex(4)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
