@@ -18,7 +18,7 @@ from oracle_trace import write_process
 
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Message, Phase
-from minidl.tracing.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, _nested, to_chrome, write_chrome
+from minidl.tracing.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, nest, to_chrome, write_chrome
 from minidl.tracing.reader import SPAN, Trace, read_trace
 
 Json = dict[str, Any]
@@ -97,12 +97,17 @@ def test_whatever_the_spans_are_they_are_drawn_nested(raw: list[tuple[int, int, 
     spans["begin"] = [begin for _, begin, _ in raw]
     spans["end"] = [-1 if length < 0 else begin + length for _, begin, length in raw]
     track = np.array([t for t, _, _ in raw], np.int64)
-    until = _nested(spans, track)
+    until, parent = nest(spans, track)
     for lane in set(track.tolist()):
         mine = track == lane
         drawn = [10**9 if e < 0 else e for e in until[mine].tolist()]
         slices = [(b, e, i) for i, (b, e) in enumerate(zip(spans["begin"][mine].tolist(), drawn, strict=True))]
         assert partly_overlapping(slices) == []
+    for child, around in enumerate(parent.tolist()):
+        if around >= 0:
+            assert track[child] == track[around]
+            assert spans["begin"][around] <= spans["begin"][child]
+            assert until[around] == -1 or spans["begin"][child] < until[around] >= until[child]
     assert (until[spans["end"] >= 0] <= spans["end"][spans["end"] >= 0]).all()
     assert ((until >= spans["begin"]) | (until == -1)).all()
 

@@ -1,6 +1,7 @@
 """A trace as Chrome trace JSON, the format that the Perfetto UI, chrome://tracing and viztracer's --combine read.
 
-Interface: `to_chrome(trace)` gives the document as a dict, `write_chrome(trace, path)` streams the same one to a file.
+Interface: `to_chrome(trace)` gives the document as a dict, `write_chrome(trace, path)` streams the same one to a file;
+`nest(spans, track)` says what is inside what.
 What becomes what: a span with an end is an X slice, a span without one a B without E (the viewer lets it fade to the
 right), an instant an i. `index_put` and `yield` are drawn as slices of at most 2 us, since a batch's arrows begin and
 end there. Each batch is one flow across the processes, and one async slice "batch in flight", from its `index_put` to
@@ -168,7 +169,7 @@ class _View:
     @cached_property
     def drawn(self) -> Ints:
         """Where each span is drawn to end, ns, so that spans nest on their track; -1 = not at all."""
-        return _nested(self.spans, self._tracks())
+        return nest(self.spans, self._tracks())[0]
 
     def _tracks(self) -> Ints:
         """A number for the track that each span is drawn on."""
@@ -191,12 +192,16 @@ def _distinct_pids(processes: list[Process]) -> list[int]:
     return out
 
 
-def _nested(spans: Rows, track: Ints) -> Ints:
-    """An end for each span that is no later than the end of the span around it, -1 where neither has one."""
+def nest(spans: Rows, track: Ints) -> tuple[Ints, Ints]:
+    """An end for each span no later than that of the span around it, and which one that is, both among `spans`' track.
+
+    spans: array of SPAN; track: a number for each. The end is -1 where neither has one; around is -1 for an outer span.
+    """
     never = np.iinfo(np.int64).max
     ends = np.where(spans["end"] < 0, never, spans["end"])
     order = np.lexsort((-ends, spans["begin"], track))
     end: list[int] = ends.tolist()
+    parent = [-1] * len(end)
     around: list[int] = []
     on = -1
     for i, lane, begin in zip(order.tolist(), track[order].tolist(), spans["begin"][order].tolist(), strict=True):
@@ -205,9 +210,11 @@ def _nested(spans: Rows, track: Ints) -> Ints:
         while around and end[around[-1]] <= begin:
             around.pop()
         if around:
+            parent[i] = around[-1]
             end[i] = min(end[i], end[around[-1]])
         around.append(i)
-    return np.array([-1 if e == never else e for e in end], np.int64)
+    until = np.array(end, np.int64)
+    return np.where(until == never, -1, until), np.array(parent, np.int64)
 
 
 @dataclass(frozen=True)

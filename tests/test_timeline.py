@@ -1,0 +1,223 @@
+"""The text timeline: whole pictures, then what makes them: cells, windows, filters, shares, colours."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import made_trace
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trace import Run
+from oracle_trace import write_process
+
+from minidl.tracing import events as ev
+from minidl.tracing.events import EVENTS, Phase
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.timeline import LETTERS, WAITING, _cover, kind_of, nearest_256, render
+
+PINNED = """\
+           |0 ms            |1                |2               |3
+loader     +++++++-0-------------------n    -1--    -2------2--    n    jJJJJJJJ
+consumer                               T0TTTt  T1TTTT         T2TTTT3TTTT
+feeder            W
+pin thread                         -R0L    -RL1l       -R3-R2L
+worker 0        ...0SSSSSSSSSSSCCCC2SSSSSSSSSSSSSSSCCCCCc
+feeder 0                          pP                    Pw
+worker 1           .S1SSSSSSSSSSSSCCCCc3SSSSSSSSSSSCCCC
+feeder 1                              pP              pP
+
+loader     busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %), wait 48 %, join 10 %
+consumer   busy 31 % (consumer 31 %)
+feeder     busy <1 % (index_write <1 %)
+pin thread busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
+worker 0   busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
+feeder 0   busy 3 % (pickle 2 %, write <1 %)
+worker 1   busy 50 % (sample 37 %, collate 12 %, fetch <1 %), idle <1 %
+feeder 1   busy 3 % (pickle 2 %, write <1 %)
+
++ start  I sampling  . idle  F fetch  S sample  C collate  P pickle
+W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
+X shutdown
+"""
+
+HUNG = """\
+         |0 ms     |2         |4         |6         |8         |10        |12
+loader   ++-0----nrn-2-r n -4- r -- r -8-r-9----9----9-----9----9-----9----9----
+consumer         TTTT  tTTTt tTTTttTTTt  TT
+feeder     w     w w   w w   w w  w w
+worker 0  .S0SSCS2SSSCCS4SSCCS6SSCS8SSSCC10SSC>>>>> index_get did not end >>>>>>
+feeder 0        p      p     p    p     pw    p
+worker 1   s1SSSCC3SSCC5SSSSCS7SSSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>>>
+feeder 1         p    p      p     p
+
+loader   busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %), wait 72 %, did not end <1 %
+consumer busy 21 % (consumer 21 %)
+feeder   busy <1 % (index_write <1 %)
+worker 0 busy 49 % (sample 36 %, collate 12 %, fetch <1 %), still waiting 47 %, idle 1 %
+feeder 0 busy 2 % (pickle 2 %, write <1 %)
+worker 1 busy 34 % (sample 26 %, collate 8 %, fetch <1 %), did not end 62 %, idle <1 %
+feeder 1 busy 2 % (pickle 1 %, write <1 %)
+
+did not end: loader: result_get (task 9, worker 1, timeout 5 s), since 0.012995 s
+did not end: loader: next (rcvd_idx 9), since 0.006215 s
+did not end: worker 0: index_get, since 0.006866 s
+did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006 s
+did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804 s
+
++ start  I sampling  . idle  F fetch  S sample  C collate  P pickle
+W write, index_write  - wait  R rebuild  N next  T consumer
+> did not end, still waiting
+"""
+
+
+def made(path: Path, *runs: Run) -> Trace:
+    return read_trace(made_trace.write(path, *runs))
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Trace:
+    return made(tmp_path / "trace", Run(**made_trace.HUNG | {"batches": 12}))
+
+
+def lanes(text: str) -> dict[str, str]:
+    """The pictures of the lanes, by their names."""
+    lines = text.split("\n\n")[0].splitlines()[1:]
+    width = max(m.end() for m in (re.match(r"pin thread|\w+( \d+)?", line) for line in lines) if m) + 1
+    return {line[:width].strip(): line[width:] for line in lines}
+
+
+def test_a_run_with_a_pin_thread(tmp_path: Path) -> None:
+    assert render(made(tmp_path, Run(batches=4, pin=True)), 80) + "\n" == PINNED
+
+
+def test_a_run_that_hangs(hung: Trace) -> None:
+    assert render(hung, 80) + "\n" == HUNG
+
+
+def test_every_kind_of_span_has_a_letter_and_no_letter_is_idle() -> None:
+    drawn = {kind_of(e) for e in EVENTS.values() if e.phase is Phase.BEGIN and e.code != ev.EPOCH[0]}
+    assert drawn | {"did not end", "still waiting"} == set(LETTERS)
+    assert set(WAITING) <= set(LETTERS)
+    assert all(len(letter) == 1 for letter in LETTERS.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8),
+    st.integers(0, 2**62),
+    st.lists(st.integers(0, 50), min_size=2, max_size=6, unique=True),
+)
+def test_cover_is_what_counting_nanoseconds_gives(raw: list[tuple[int, int]], far: int, edges: list[int]) -> None:
+    begin = np.array([b for b, _ in raw], np.int64)
+    end = np.array([b + length for b, length in raw], np.int64)
+    edges = sorted(edges)
+    counted = [sum(b <= t < b + n for b, n in raw for t in range(lo, hi)) for lo, hi in itertools.pairwise(edges)]
+    assert _cover(begin + far, end + far, np.array(edges, np.int64) + far).tolist() == counted
+
+
+def test_time_in_an_inner_span_is_not_the_outer_ones(tmp_path: Path) -> None:
+    steps = [(0, ev.FETCH[0]), (250, ev.SAMPLE[0]), (500, ev.SAMPLE[1]), (500, ev.COLLATE[0]), (750, ev.COLLATE[1]),
+             (1000, ev.FETCH[1])]  # fmt: skip
+    write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
+    text = render(read_trace(tmp_path), 29)
+    assert lanes(text)["worker 0"] == "FFFFFSSSSSCCCCCFFFFF"
+    assert "worker 0 busy 100 % (fetch 50 %, collate 25 %, sample 25 %)" in text
+
+
+def test_a_small_letter_is_less_than_half_of_the_cell(tmp_path: Path) -> None:
+    steps = [(0, ev.FETCH[0]), (50, ev.FETCH[1]), (100, ev.FETCH[0]), (149, ev.FETCH[1]), (2000, ev.WORKER_EXIT)]
+    write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
+    assert lanes(render(read_trace(tmp_path), 29))["worker 0"] == "Ff"
+
+
+def test_batches_lie_in_the_same_cells_in_every_lane(tmp_path: Path) -> None:
+    """A batch is fetched, then rebuilt, then trained on."""
+    picture = lanes(render(made(tmp_path, Run(batches=6)), 200, batch=4))
+    assert list(picture) == ["loader", "consumer", "feeder", "worker 0", "feeder 0"]
+    first = {name: len(line) - len(line.lstrip()) for name, line in picture.items()}
+    assert first["loader"] <= first["feeder"] < first["worker 0"] < first["feeder 0"] < first["consumer"]
+    assert all("4" in picture[name] for name in ("loader", "worker 0", "consumer"))
+
+
+def test_a_window_is_cut_out_and_its_ruler_counts_from_the_traces_begin(hung: Trace) -> None:
+    text = render(hung, 80, since=0.002, until=0.006)
+    assert text.splitlines()[0].split() == ["|2", "ms", "|3", "|4", "|5"]
+    assert ">" in lanes(text)["worker 1"]
+    assert ">" not in lanes(render(hung, 80, until=0.0045))["worker 1"]
+
+
+def test_a_long_window_counts_in_seconds(hung: Trace) -> None:
+    assert render(hung, 80, until=60.0).splitlines()[0].split()[:3] == ["|0", "s", "|10"]
+
+
+def test_other_workers_can_be_left_out(hung: Trace) -> None:
+    assert list(lanes(render(hung, worker=1))) == ["loader", "consumer", "feeder", "worker 1", "feeder 1"]
+    with pytest.raises(ValueError, match=r"no worker 7, only \[0, 1\]"):
+        render(hung, worker=7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"batch": 99}, "no span of batch 99"), ({"since": 1.0, "until": 0.5}, "from 1 s until 0.5 s has no length")],
+)
+def test_where_there_is_nothing_to_draw_it_says_so(hung: Trace, arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        render(hung, **arguments)
+
+
+def test_a_trace_without_spans_is_an_error(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    with pytest.raises(ValueError, match="no span to draw"):
+        render(read_trace(tmp_path))
+
+
+def test_loaders_are_drawn_one_after_the_other(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=3, workers=1), Run(batches=3, workers=1, loader=2, first_pid=2000)))
+    names = [line.split("  ")[0].rstrip() for line in text.split("\n\n")[0].splitlines()[1:]]
+    assert next(n for n in names if n.startswith("loader ")).startswith("loader 1:")
+    assert sum(name.startswith("worker 0") for name in names) == 2
+
+
+def test_lines_are_as_wide_as_asked_for(hung: Trace) -> None:
+    for width in (60, 133):
+        picture = render(hung, width).split("\n\n")[0].splitlines()
+        assert max(map(len, picture)) == width
+
+
+def test_shares_never_exceed_the_window(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=9, pin=True, epochs=2)))
+    for line in text.split("\n\n")[1].splitlines():
+        outside = re.sub(r"\(.*?\)", "", line)
+        assert sum(int(n) for n in re.findall(r" (\d+) %", outside)) <= 101, line
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_colour_changes_nothing_but_colour(hung: Trace) -> None:
+    coloured = render(hung, colour=True)
+    assert ANSI.sub("", coloured) == render(hung, colour=False)
+    teal = nearest_256(EVENTS[ev.FETCH[0]].colour)
+    assert f"\x1b[48;5;{teal};" in coloured
+    waiting = next(line for line in coloured.splitlines() if line.startswith("worker 0"))
+    assert waiting.endswith(">>>>"), "an idle worker that waits for its next task is no alarm"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "coloured"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
+def test_colour_is_for_terminals_that_want_it(
+    hung: Trace, monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, coloured: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert bool(ANSI.search(render(hung))) is coloured
+
+
+def test_the_nearest_of_256_colours() -> None:
+    colours = {"#000000": 16, "#ffffff": 231, "#808080": 244, "#ff0000": 196, "#5f87af": 67, "#626262": 241}
+    assert {c: nearest_256(c) for c in colours} == colours
