@@ -267,7 +267,7 @@ def random_split(
         counts = list(lengths)  # type: ignore[arg-type]
     if sum(counts) != size:
         raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
-    order = torch.randperm(size, generator=generator).tolist()
+    order = torch.randperm(sum(counts), generator=generator).tolist()
     ends = list(itertools.accumulate(counts))
     return [Subset(dataset, order[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 

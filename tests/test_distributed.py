@@ -43,9 +43,8 @@ class TestDistributedSampler:
 
         agree(program)
 
-    @given(
-        sizes=st.tuples(st.integers(0, 20), st.integers(0, 20)), shuffle=st.booleans(), drop_last=st.booleans()
-    )
+    @given(sizes=st.tuples(st.integers(0, 20), st.integers(0, 20)), shuffle=st.booleans(), drop_last=st.booleans())
+    @settings(deadline=None)
     def test_a_dataset_whose_length_changes(self, sizes: tuple[int, int], **options: Any) -> None:
         def program(lib: Any) -> Any:
             source = [0] * sizes[0]

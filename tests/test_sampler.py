@@ -25,12 +25,18 @@ from minidl.sampler import (
     permutation,
 )
 
-SEEDS = st.none() | st.integers(0, 2**40)
+SEEDS = st.tuples(st.booleans(), st.integers(0, 2**40))
 
 
-def drawn(lib: Any, make: Any, seed: int | None, taken: int | None = None) -> Any:
-    """Two epochs (of `taken` indices each) and the random states before the first, between them and after."""
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+def drawn(lib: Any, make: Any, seed: tuple[bool, int], taken: int | None = None) -> Any:
+    """Two epochs (of `taken` indices each) and the random states before the first, between them and after.
+
+    seed: whether the sampler gets a generator of its own or draws from the global state, and the seed of either.
+    """
+    own, number = seed
+    generator = torch.Generator().manual_seed(number) if own else None
+    if not own:
+        torch.manual_seed(number)
     sampler = make(lib, generator)
     trail: list[Any] = [len(sampler)]
     for _ in range(2):
@@ -57,7 +63,8 @@ class TestRandomSampler:
     @pytest.mark.parametrize("replacement", [False, True])
     @pytest.mark.parametrize("n", [4095, 4096, 4097, 70_000])
     def test_sizes_around_a_block(self, n: int, replacement: bool) -> None:
-        agree(lambda lib: drawn(lib, lambda lib, g: lib.RandomSampler(range(n), replacement, 2 * n + 1, g), seed=7))
+        seed = (True, 7)
+        agree(lambda lib: drawn(lib, lambda lib, g: lib.RandomSampler(range(n), replacement, 2 * n + 1, g), seed))
 
     def test_a_last_permutation_is_drawn_even_when_nothing_is_left_to_take(self) -> None:
         ours, bare = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
@@ -93,10 +100,12 @@ class TestOtherSamplers:
         assert issubclass(Sampler, torch.utils.data.Sampler)
 
     @given(n=st.integers(0, 50))
+    @settings(deadline=None)
     def test_sequential(self, n: int) -> None:
         agree(lambda lib: [list(lib.SequentialSampler(range(n))), len(lib.SequentialSampler(range(n)))])
 
     @given(indices=st.lists(st.integers()) | st.text(), seed=SEEDS, taken=st.none() | st.integers(0, 5))
+    @settings(deadline=None)
     def test_subset_random(self, indices: Any, seed: Any, taken: Any) -> None:
         agree(lambda lib: drawn(lib, lambda lib, g: lib.SubsetRandomSampler(indices, g), seed, taken))
 
@@ -109,7 +118,7 @@ class TestOtherSamplers:
         replacement=st.booleans(),
         seed=SEEDS,
     )
-    @settings(max_examples=200)
+    @settings(max_examples=200, deadline=None)
     def test_weighted(self, weights: list[float], num_samples: int, replacement: bool, seed: Any) -> None:
         agree(
             lambda lib: drawn(lib, lambda lib, g: lib.WeightedRandomSampler(weights, num_samples, replacement, g), seed)
@@ -133,6 +142,7 @@ class TestOtherSamplers:
 
 class TestBatchSampler:
     @given(n=st.integers(0, 30), batch_size=st.integers(1, 12), drop_last=st.booleans())
+    @settings(deadline=None)
     def test_batches(self, n: int, batch_size: int, drop_last: bool) -> None:
         agree(lambda lib: list(lib.BatchSampler(range(n), batch_size, drop_last)))
         agree(lambda lib: list(lib.BatchSampler(lib.RandomSampler(range(n + 1)), batch_size, drop_last)))
