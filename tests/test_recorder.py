@@ -76,6 +76,7 @@ def words(trace: Trace) -> str:
 
 
 # --- Survival ---------------------------------------------------------------------------------------------------------
+@pytest.mark.timeout(120 + KILLS // 5)
 def test_a_kill_right_after_an_event_loses_nothing(place: Path) -> None:
     expected = {}
     for trial in range(KILLS):
@@ -96,6 +97,7 @@ def test_a_kill_right_after_an_event_loses_nothing(place: Path) -> None:
     assert_numbered(trace.events)
 
 
+@pytest.mark.timeout(120 + KILLS // 5)
 @pytest.mark.parametrize("ring", [None, 1024 * 64])
 def test_a_kill_at_any_moment_leaves_whole_records_only(place: Path, ring: int | None) -> None:
     for _ in range(max(1, KILLS // 6)):
@@ -348,17 +350,14 @@ atexit.register(pen.emit, ev.QUEUE_CLOSE, x=3)
 
 
 def test_events_from_an_interpreter_that_exits(place: Path) -> None:
-    """Daemon threads emit until they are stopped; so do an exit handler, and objects that outlive the module's names."""
-    for _ in range(3):
-        command = [sys.executable, "-c", LATE, str(place)]
-        done = subprocess.run(command, capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": _root()})
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    """Daemon threads emit until they are stopped; so do an exit handler, and objects that outlive a module's names."""
+    command = [sys.executable, "-c", LATE, str(place)]
+    done = subprocess.run(command, capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": _root()})
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     trace = read_trace(place)
-    assert len(trace.processes) == 3
-    for index in range(3):
-        rows = trace.select("queue_close")
-        assert sorted(rows["x"][rows["process"] == index].tolist()) == [1, 2, 3]
-    assert not any("did not fit" in problem for problem in trace.problems)
+    assert sorted(trace.select("queue_close")["x"].tolist()) == [1, 2, 3]
+    assert len(trace.select("index_write")) > 3000
+    assert "did not fit" not in words(trace)
 
 
 def _root() -> str:
@@ -552,7 +551,7 @@ def test_values_that_fit_no_slot_are_refused_and_noted(pen: Recorder, place: Pat
     trace = read_trace(place)
     assert trace.events["x"].tolist() == [1, 2]
     assert words(trace).count("did not fit a record") == 1
-    assert "3 events were begun and not written to their end" in words(trace)
+    assert "3 events are missing: begun and never completed" in words(trace)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class Trace:
         self.strings: dict[tuple[int, int], str] = {}
         self.loaders: dict[int, dict[str, Any]] = {}
         self._lines: list[dict[str, Any]] = []
-        self._side = files.side
+        self._files = _Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
         for stem in sorted(files.side.keys() | files.events.keys(), key=_start_of):
             process = Process(pid=int(stem.split("-")[0]), start_ns=_start_of(stem)[0], file=stem)
@@ -305,7 +305,7 @@ class Trace:
         for line in data.splitlines():
             try:
                 facts = json.loads(line)
-                self._take(index, facts.pop("kind"), facts)
+                self._take(index, _text(facts.pop("kind")), facts)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 bad += 1
         if bad:
@@ -315,14 +315,14 @@ class Trace:
         """Take in one line of a side file. Raises ValueError, TypeError or KeyError where it makes no sense."""
         process = self.processes[index]
         if kind == "process":
-            process.role = _printable(facts.get("role", process.role))
+            process.role = _text(facts.get("role", process.role))
             process.ppid = int(facts.get("ppid", process.ppid))
             process.worker = int(facts.get("worker", process.worker))
             process.loader = int(facts.get("loader", process.loader))
         elif kind == "thread":
-            self.threads[process.pid, int(facts["tid"])] = _printable(facts["name"])
+            self.threads[process.pid, int(facts["tid"])] = _text(facts["name"])
         elif kind == "string":
-            self.strings[index, int(facts["id"])] = _printable(facts["text"])
+            self.strings[index, int(facts["id"])] = _text(facts["text"])
         elif kind == "loader":
             self.loaders[int(facts["loader"])] = {k: v for k, v in facts.items() if k != "loader"}
         elif kind == "refused":
@@ -358,7 +358,10 @@ class Trace:
                 process.lost += overwritten
                 self._lack(process, f"the oldest {overwritten} events were overwritten (ring of {ring} events)")
             if last - overwritten > len(rows):
-                self._lack(process, f"{last - overwritten - len(rows)} events were begun and not written to their end")
+                gaps = last - overwritten - len(rows)
+                self._lack(
+                    process, f"{gaps} events are missing: begun and never completed, or changed while being read"
+                )
         out = np.empty(len(rows), ROW)
         for name in RECORD.names or ():
             out[name] = rows[name]
@@ -496,8 +499,9 @@ class Trace:
 
     def _packed_members(self) -> Iterator[tuple[str, bytes]]:
         """The words before the events, so that a packed file that is cut short still knows whose events it lacks."""
-        yield MANIFEST, json.dumps(self.manifest, indent=1).encode()
-        for stem, data in self._side.items():
+        if self._files.manifest is not None:
+            yield MANIFEST, self._files.manifest
+        for stem, data in self._files.side.items():
             yield stem + SIDE_SUFFIX, data
         for index, process in enumerate(self.processes):
             if process.header:
@@ -527,9 +531,11 @@ def _start_of(stem: str) -> tuple[int, int]:
     return int(start), int(pid)
 
 
-def _printable(text: object) -> str:
-    """The text, with what no encoding can write (lone surrogates) as an escape: who prints it must not fail for it."""
-    return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+def _text(value: object) -> str:
+    """`value`, a str, with escapes for what no encoding can write: who prints it must not fail for it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where a text belongs")
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _header_problem(data: bytes | None) -> str:
