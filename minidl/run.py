@@ -71,6 +71,7 @@ class _Program:
 
     path: str
     code: types.CodeType
+    name: str  # what it finds as sys.argv[0]
     spec: ModuleSpec | None = None
 
 
@@ -80,7 +81,8 @@ def _read_script(path: Path) -> _Program:
     except OSError as error:
         raise RunError(f"can't read the script {path}: {error.strerror}") from error
     try:
-        return _Program(str(path), compile(source, str(path), "exec", dont_inherit=True))
+        whole = os.path.abspath(path)  # as Python gives it to a script
+        return _Program(whole, compile(source, whole, "exec", dont_inherit=True), str(path))
     except (SyntaxError, ValueError) as error:
         raise RunError(f"{path} is no Python script: {error}") from error
 
@@ -96,7 +98,7 @@ def _find_module(name: str) -> _Program:
         raise RunError(f"can't load the module {name}: {error}") from error
     if spec is None or spec.origin is None or code is None:
         raise RunError(f"there is no module {name} to run (a package needs a __main__.py)")
-    return _Program(spec.origin, code, spec)
+    return _Program(spec.origin, code, spec.origin, spec)
 
 
 @contextlib.contextmanager
@@ -119,7 +121,7 @@ def _run(program: _Program, arguments: list[str]) -> int:
     main.__package__ = program.spec.parent if program.spec is not None else None
     main.__dict__["__builtins__"] = builtins
     before = sys.modules["__main__"], sys.argv
-    sys.modules["__main__"], sys.argv = main, [program.path, *arguments]
+    sys.modules["__main__"], sys.argv = main, [program.name, *arguments]
     try:
         return _execute(program.code, main)
     finally:
@@ -154,4 +156,4 @@ def _exit_code(request: SystemExit) -> int:
 def _show(error: BaseException) -> None:
     """Show an exception as the script's own interpreter would: without the frame of this module that called it."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    sys.excepthook(type(error), error, frames)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -43,7 +44,9 @@ class Holdings:
         grown = {
             "child processes": {pid: _command(pid) for pid in self.children - before.children},
             "threads": sorted(thread.name for thread in self.threads - before.threads),
-            "shared-memory files": sorted(self.segments - before.segments),
+            "shared-memory files": sorted(new - _in_others_use(new))
+            if (new := self.segments - before.segments)
+            else [],
             "open descriptors": max(0, self.descriptors - before.descriptors - FD_ALLOWANCE),
         }
         return {kind: what for kind, what in grown.items() if what}
@@ -64,8 +67,27 @@ def _servers() -> set[int | None]:
     return {tracker, getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)}
 
 
+SEMAPHORES = f"mp{os.getpid()}"
+"""How the semaphores of this process and its children are named, so that those of other programs can be told apart."""
+
+multiprocessing.current_process()._config["semprefix"] = f"/{SEMAPHORES}"  # type: ignore[attr-defined]
+
+
 def _segments() -> frozenset[str]:
-    return frozenset(os.listdir(SHM)) if SHM.is_dir() else frozenset()
+    names = os.listdir(SHM) if SHM.is_dir() else []
+    return frozenset(name for name in names if not name.startswith("sem.") or SEMAPHORES in name)
+
+
+def _in_others_use(segments: frozenset[str]) -> set[str]:
+    """Of these shared-memory files, those that a process other than this one has mapped: another program's."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = "" if maps.parent.name == str(os.getpid()) else maps.read_text(errors="replace")
+        except OSError:  # it has ended meanwhile, or belongs to another user
+            continue
+        found |= {name for name in segments if f"{SHM}/{name}" in text}
+    return found
 
 
 def _command(pid: int) -> str:

@@ -22,7 +22,7 @@ ROWS = (
     {"_libstdcxx", "dataset", "sampler", "distributed", "collate", "fetch"},
     {"dispatcher", "protocol"},
     {"transport", "ports", "progress"},
-    {"dataloader", "worker", "pin_memory", "shutdown", "signals"},
+    {"dataloader", "iterators", "worker", "pin_memory", "shutdown", "signals"},
     {"tracing"},
     {"demo", "run", "bench", "cli", "__main__"},
 )

@@ -65,7 +65,7 @@ class Report:
         if self.violations:
             verdict = f"{len(self.violations)} violation(s)"
         else:
-            verdict = f"nothing found by {len(RULES)} rules" if self.loaders else "no loader in this trace"
+            verdict = f"none of {len(RULES)} rules is broken" if self.loaders else "no loader in this trace"
         lines = [f"{self.events} events of {self.loaders} loader iterator(s): {verdict}"]
         lines += [f"  {violation}" for violation in self.violations]
         lines += [f"  open: {text}" for text in self.open]

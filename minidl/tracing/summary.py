@@ -178,7 +178,7 @@ class Summary:
     problems: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The whole summary, for a terminal of 100 columns."""
+        """The whole summary, as lines for a terminal."""
         lost = f", {self.lost} lost" if self.lost else ""
         processes = _count(self.processes, "process", "processes")
         lines = [f"{self.path}: {self.events} events of {processes} in {_s(self.wall)}{lost}"]
@@ -225,7 +225,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
     waits = closed[closed["code"] == ev.NEXT[0]]
     return LoaderSummary(
         number=number,
-        params=trace.loaders.get(number, {}),
+        params=trace.loaders.get(number, {}) | _prefetching(events),
         epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
         batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
         wall=int(events["time"][-1] - events["time"][0]),
@@ -240,6 +240,12 @@ def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
         bytes=_bytes(events, closed),
         errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
     )
+
+
+def _prefetching(events: Rows) -> dict[str, int]:
+    """The prefetch factor, which an epoch's begin tells; nothing where there are no workers."""
+    begins = events[events["code"] == ev.EPOCH[0]]
+    return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
 
 
 def _durations(spans: Rows) -> npt.NDArray[np.int64]:

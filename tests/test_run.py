@@ -1,0 +1,227 @@
+"""`minidl run`: an unmodified script behaves as under plain Python, with our loader in torch's place, recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+import torch.utils.data.dataloader
+
+import minidl
+from minidl import run
+from minidl.tracing.check import check
+from minidl.tracing.reader import read_trace
+
+ROOT = Path(__file__).parent.parent
+
+TRAIN = """
+    import os
+    import sys
+    import torch
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+    class Squares(Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            return index * index
+
+    class Shards(IterableDataset):
+        def __iter__(self):
+            info = get_worker_info()
+            return iter(range(info.id, 8, info.num_workers))
+
+    def doubled(samples):
+        return 2 * torch.tensor(samples)
+
+    if __name__ == "__main__":
+        method = sys.argv[1]
+        torch.manual_seed(3)
+        loader = DataLoader(Squares(), batch_size=3, shuffle=True, num_workers=2, collate_fn=doubled,
+                            multiprocessing_context=method, persistent_workers=True)
+        for epoch in range(2):
+            print(epoch, [batch.tolist() for batch in loader])
+        shards = DataLoader(Shards(), batch_size=2, num_workers=2, multiprocessing_context=method)
+        print([batch.tolist() for batch in shards])
+        print(__name__, os.path.isabs(__file__), os.path.basename(__file__), sys.argv, torch.rand(1).item())
+"""
+
+
+def write(path: Path, program: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(program))
+    return path
+
+
+def python(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python; the package is found where the tests find it."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the script prints under plain Python with torch's own loader."""
+    place = tmp_path_factory.mktemp("plain")
+    write(place / "train.py", TRAIN)
+    done = python("train.py", "fork", cwd=place)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: str, method: str) -> None:
+    write(tmp_path / "train.py", TRAIN)
+    ours = python("-m", "minidl", "run", "--trace", "trace", "train.py", method, cwd=tmp_path)
+    assert (ours.returncode, ours.stdout) == (0, plain.replace("'fork'", f"'{method}'"))
+    assert "minidl summary trace" in ours.stderr
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("yield")) == 4 + 4 + 4
+    assert check(trace) == []
+
+
+def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
+    write(tmp_path / "job" / "__init__.py", "")
+    write(tmp_path / "job" / "data.py", "numbers = list(range(6))\n")
+    write(
+        tmp_path / "job" / "__main__.py",
+        """
+        import sys
+        from torch.utils.data import DataLoader
+        from .data import numbers
+        print(__name__, __package__, __spec__.name, sys.argv[1:], DataLoader.__module__)
+        print([batch.tolist() for batch in DataLoader(numbers, batch_size=4)])
+        """,
+    )
+    done = python("-m", "minidl", "run", "-m", "job", "--lr", "3", cwd=tmp_path)
+    assert done.stdout == "__main__ job job.__main__ ['--lr', '3'] minidl.dataloader\n[[0, 1, 2, 3], [4, 5]]\n"
+    assert done.returncode == 0
+    assert len(read_trace(tmp_path / "minidl-traces" / "run-1").select("yield")) == 2
+
+
+ENDINGS = {
+    "raise SystemExit": (0, ""),
+    "raise SystemExit(3)": (3, ""),
+    "import sys; sys.exit('no data')": (1, "no data\n"),
+    "raise KeyboardInterrupt": (130, "KeyboardInterrupt"),
+    "def inner():\n    raise KeyError('lost')\ninner()": (1, "in inner\n    raise KeyError('lost')\n"),
+}
+
+
+@pytest.mark.parametrize("program", ENDINGS)
+def test_the_exit_code_is_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str) -> None:
+    code, said = ENDINGS[program]
+    script = write(tmp_path / "end.py", program)
+    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace") == code
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "trace" / "manifest.json").is_file()
+
+
+def test_a_traceback_begins_in_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = write(tmp_path / "wrong.py", "1 / 0\n")
+    run.run_script([str(script)], module=False, trace=tmp_path / "trace")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 1, in <module>']
+
+
+def test_everything_is_put_back(tmp_path: Path) -> None:
+    before = sys.argv, sys.path[:], sys.modules["__main__"], torch.utils.data.DataLoader
+    script = write(tmp_path / "look.py", "import sys; sys.argv.append(1); sys.path.append('/nowhere')\n")
+    run.run_script([str(script), "a"], module=False, trace=tmp_path / "trace")
+    assert before == (sys.argv, sys.path[:], sys.modules["__main__"], torch.utils.data.DataLoader)
+
+
+def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
+    torchs = torch.utils.data.DataLoader
+    with run.replaced():
+        assert torch.utils.data.DataLoader is minidl.DataLoader
+        assert torch.utils.data.dataloader.DataLoader is minidl.DataLoader
+    assert torch.utils.data.DataLoader is torchs
+    assert torch.utils.data.dataloader.DataLoader is torchs
+
+
+def test_persistent_workers_that_the_script_leaves_are_ended_and_recorded(tmp_path: Path) -> None:
+    program = """
+        from torch.utils.data import DataLoader
+        loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)
+        assert len(list(loader)) == 4
+        def keeps_the_globals_alive(): ...
+    """
+    script = write(tmp_path / "leaves.py", program)
+    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace") == 0
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("worker_exit")) == 2
+    assert check(trace) == []
+
+
+def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> None:
+    program = """
+        import os
+        from torch.utils.data import DataLoader, Dataset
+
+        class Hangs(Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                if index == 5:
+                    os.write(1, b"stuck")
+                    os.read(os.pipe()[0], 1)
+                return index
+
+        list(DataLoader(Hangs(), num_workers=2))
+    """
+    script = write(tmp_path / "hangs.py", program)
+    command = [sys.executable, "-m", "minidl", "run", "--trace", "trace", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.read(5) == b"stuck"
+        os.killpg(running.pid, signal.SIGKILL)
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    begun, ended = (trace.select("sample", phase)["y"].tolist() for phase in phases())
+    assert 5 in begun
+    assert 5 not in ended
+
+
+def phases() -> tuple[object, object]:
+    from minidl.tracing.events import Phase
+
+    return Phase.BEGIN, Phase.END
+
+
+UNUSABLE = {
+    "no/such.py": "can't read the script no/such.py: No such file or directory",
+    "broken.py": "broken.py is no Python script",
+}
+
+
+@pytest.mark.parametrize("script", UNUSABLE)
+def test_a_script_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "broken.py", "def f(:\n")
+    with pytest.raises(run.RunError, match=UNUSABLE[script]):
+        run.run_script([script], module=False, trace=tmp_path / "trace")
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "no_such.module", "json", "sys"])
+def test_a_module_that_cannot_run_is_refused(tmp_path: Path, module: str) -> None:
+    with pytest.raises(run.RunError, match=module):
+        run.run_script([module], module=True, trace=tmp_path / "trace")

@@ -1,0 +1,155 @@
+"""The summary says what a trace holds: counts, bytes and names exactly, times as their relations allow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import pytest
+import torch
+
+import minidl
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.summary import Summary, summary
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+KIB = 1024
+
+
+class Rows(minidl.Dataset[torch.Tensor]):
+    """Samples of 1 KiB; number 6 waits until it has been told that it may go on."""
+
+    def __init__(self, gate: int = -1) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 6 and self.gate >= 0:
+            os.read(self.gate, 1)
+        return torch.zeros(256)
+
+
+def record(directory: Path, dataset: Any = None, **options: Any) -> Trace:
+    with minidl.trace(directory), minidl.DataLoader(dataset or Rows(), **options) as loader:
+        assert len(list(loader)) == len(loader)
+    return read_trace(directory)
+
+
+def as_lists(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return samples
+
+
+def test_counts_and_bytes_of_a_run_with_workers(tmp_path: Path) -> None:
+    told = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, prefetch_factor=3))
+    (loader,) = told.loaders
+    assert (loader.epochs, loader.batches, loader.errors) == (1, 3, 0)
+    assert [worker.tasks for worker in loader.workers] == [2, 1]
+    assert [worker.ended for worker in loader.workers] == ["sentinel", "sentinel"]
+    assert (loader.bytes.shared, loader.bytes.shared_segments) == (12 * KIB, 3)
+    assert (loader.bytes.copied, loader.bytes.copied_segments) == (0, 0)
+    counts = {stage.name: stage.count for stage in loader.stages}
+    assert (counts["fetch"], counts["collate"], counts["sample"], counts["rebuild"]) == (3, 3, 12, 3)
+    assert "prefetch_factor=3" in told.text()
+    assert told.processes == 3
+    assert told.problems == []
+
+
+def test_a_collate_fn_of_ones_own_costs_a_copy(tmp_path: Path) -> None:
+    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, collate_fn=as_lists)).loaders
+    assert (loader.bytes.shared, loader.bytes.copied, loader.bytes.copied_segments) == (0, 12 * KIB, 12)
+    assert "copied there by the feeder 12.0 KiB (12)" in loader.text()
+
+
+def test_a_run_without_workers(tmp_path: Path) -> None:
+    told = summary(record(tmp_path / "trace", batch_size=4))
+    (loader,) = told.loaders
+    assert (loader.batches, loader.workers, loader.start_up) == (3, [], None)
+    assert told.open == []
+
+
+def test_stages_add_up(tmp_path: Path) -> None:
+    """A sample lies inside its fetch, a wait inside its next: no part is longer than the whole."""
+    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2)).loaders
+    stages = {stage.name: stage for stage in loader.stages}
+    assert stages["sample"].total + stages["collate"].total <= stages["fetch"].total
+    assert stages["wait"].total <= loader.waited
+    assert loader.waited + loader.consumer <= loader.wall
+    assert all(s.p50 <= s.p95 <= s.most <= s.total for s in loader.stages)
+    assert all(w.fetching + w.idle <= w.time for w in loader.workers)
+    assert 0 <= loader.waiting_share <= 1
+
+
+def test_the_slowest_sample_is_the_one_that_waited(tmp_path: Path) -> None:
+    """Sample 6 is let go only after every other sample has ended, so it has taken longest."""
+    end, gate = os.pipe()
+    try:
+        with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Rows(end), num_workers=2, prefetch_factor=6) as loader:
+            batches = iter(loader)
+            for _ in range(6):
+                next(batches)
+            others = loader._iterator if loader._iterator is not None else batches
+            while others._dispatcher.reorder_depth < 3:  # type: ignore[attr-defined]
+                message = others._get_data()  # type: ignore[attr-defined]
+                others._dispatcher.receive(message.idx, message.data)  # type: ignore[attr-defined]
+            os.write(gate, b"x")
+            assert len(list(batches)) == 6
+    finally:
+        os.close(end)
+        os.close(gate)
+    (told,) = summary(read_trace(tmp_path / "trace")).loaders
+    assert (told.slowest[0].index, told.slowest[0].task, told.slowest[0].worker) == (6, 6, 0)
+
+
+def test_pinning_that_is_simulated_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, pin_memory=True)).loaders
+    assert (loader.bytes.pinned, loader.bytes.pin_simulated) == (12 * KIB, True)
+    assert "pinned (simulated) 12.0 KiB" in loader.text()
+    assert "pin idle" in {stage.name for stage in loader.stages}
+
+
+def imagined(directory: Path, **options: Any) -> Summary:
+    return summary(read_trace(made_trace.write(directory, made_trace.Run(**options))))
+
+
+def test_percentiles_and_totals_to_the_nanosecond(tmp_path: Path) -> None:
+    """Twenty fetches that cost 1,000,000 ns each, but one that costs three times as much."""
+    costs = {"batches": 20, "cost": lambda task: 3_000_000 if task == 7 else 1_000_000}
+    (loader,) = imagined(tmp_path / "trace", **costs).loaders
+    stage = {stage.name: stage for stage in loader.stages}["fetch"]
+    extra = stage.p50 - 1_000_000  # what the imagined worker does around the samples
+    assert (stage.count, stage.most) == (20, 3_000_000 + extra)
+    assert stage.total == 19 * (1_000_000 + extra) + 3_000_000 + extra
+    assert stage.p50 <= stage.p95 < stage.most
+    assert loader.slowest[0].task == 7
+
+
+VERDICTS = {
+    "the loader keeps up": {"batches": 200, "step": 20_000_000},
+    "while the workers were fetching 9": {"batches": 200, "step": 10_000},
+    "most of it for the first batch": {"batches": 2, "step": 100_000},
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_the_verdict_follows_who_waits(tmp_path: Path, verdict: str) -> None:
+    (loader,) = imagined(tmp_path / "trace", **VERDICTS[verdict]).loaders
+    assert verdict in loader.verdict()
+
+
+def test_a_hang_is_told_with_its_sample_and_who_waits_for_it(tmp_path: Path) -> None:
+    told = imagined(tmp_path / "trace", **made_trace.HUNG)
+    assert any("worker 1" in text and "in sample 38 (task 9)" in text for text in told.open)
+    assert any(text.startswith("loader") and "waiting for task 9 of worker 1" in text for text in told.open)
+    assert "when the trace ends:" in told.text()
+
+
+def test_a_trace_without_a_loader(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        pass
+    assert "no loader in this trace" in summary(read_trace(tmp_path / "trace")).text()
