@@ -65,12 +65,17 @@ class ExceptionWrapper:
         the original from its pickle with the text as its cause, RuntimeError with the text.
         """
         rebuilt = self._from_text()
-        if rebuilt is not None:
-            raise rebuilt
-        original = self._from_pickle()
-        if original is not None:
-            raise original from RemoteTracebackError(self.text)
-        raise RuntimeError(self.text)
+        original = self._from_pickle() if rebuilt is None else None
+        try:
+            if rebuilt is not None:
+                raise rebuilt
+            if original is not None:
+                raise original from RemoteTracebackError(self.text)
+            raise RuntimeError(self.text)
+        finally:
+            # The traceback holds this frame: with these names set, an error would hold itself, and its iterator's
+            # workers would live until the garbage collector comes by.
+            del rebuilt, original
 
     def _from_text(self) -> BaseException | None:
         text = _Message(self.text) if issubclass(self.exc_type, KeyError) else self.text

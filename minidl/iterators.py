@@ -212,10 +212,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     def _start_workers(self, context: Any) -> None:
         """Start the workers; article 1 §2.4.2."""
         self._worker_result_queue = self._ports.result_queue(context)
+        shutdown.hold(self, self._worker_result_queue)
         self._workers_done_event = self._ports.workers_done_event(context)
         self._board = self._ports.progress_board(self._num_workers)
         for worker_id in range(self._num_workers):
             index_queue = self._ports.index_queue(context, worker_id)
+            shutdown.hold(self, index_queue)
             # If this process exits while a worker is gone, nobody would empty the queue that its feeder writes to.
             index_queue.cancel_join_thread()
             spec = self._worker_spec(worker_id, index_queue, context)

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minidl.messages import Sentinel
 from minidl.ports import MP_STATUS_CHECK_INTERVAL
@@ -52,6 +52,19 @@ def _close_all() -> None:
         iterator._shutdown_workers()
 
 
+_held: dict[int, list[Any]] = {}  # an iterator's id -> its queues, until it is shut down
+
+
+def hold(iterator: _MultiProcessingDataLoaderIter, queue: Any) -> None:
+    """Keep a queue in working order until the iterator is shut down.
+
+    An iterator may be collected as part of a reference cycle, as a caught exception easily makes one. Everything in
+    the cycle is then ended in no certain order: the queue's feeder thread, or its pipe, might be gone when `__del__`
+    sends the sentinel, and the worker would be waited for in vain and killed.
+    """
+    _held.setdefault(id(iterator), []).append(queue)
+
+
 def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
     """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child."""
     lifecycle = getattr(iterator, "_lifecycle", None)  # absent where __init__ failed early
@@ -68,6 +81,7 @@ def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
         lifecycle.handle(LoaderEvent.JOINED)
     finally:
         end_leftovers(iterator)
+        _held.pop(id(iterator), None)
         lifecycle.handle(LoaderEvent.TERMINATED)
 
 
