@@ -37,6 +37,13 @@ class _InfiniteConstantSampler(Sampler[None]):
             yield None
 
 
+class _LiveIterators(weakref.WeakSet[_BaseDataLoaderIter]):
+    """A loader's iterators, for `close()` to end. They belong to one process: a pickle or a deep copy begins empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LiveIterators, ()
+
+
 class DataLoader(Generic[T_co]):
     """Iterates over a dataset in batches, optionally through worker processes. Same constructor as torch 2.13's.
 
@@ -116,7 +123,7 @@ class DataLoader(Generic[T_co]):
         self.__initialized = True
         self._IterableDataset_len_called: int | None = None
         self._iterator = None
-        self._live_iterators: weakref.WeakSet[_BaseDataLoaderIter] = weakref.WeakSet()
+        self._live_iterators = _LiveIterators()
         self.check_worker_number_rationality()
 
     def _default_sampler(self, shuffle: bool, generator: torch.Generator | None) -> Iterable[Any]:
