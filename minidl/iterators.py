@@ -113,6 +113,9 @@ class _BaseDataLoaderIter:
 
     def close(self) -> None:
         """Stop here: end the workers, where there are any. Calling next() after it raises StopIteration."""
+        if not self._lifecycle.shut_down:
+            self._lifecycle.handle(LoaderEvent.SHUT_DOWN)
+            self._lifecycle.handle(LoaderEvent.TERMINATED)
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +129,10 @@ class _BaseDataLoaderIter:
         raise NotImplementedError("{} cannot be pickled", self.__class__.__name__)
 
 
+_USERS_LOOP = 6
+"""How far `for batch in loader` is from a warning in `_pinning`: two __init__, `_get_iterator`, `__iter__`."""
+
+
 def _pinning(loader: DataLoader[Any]) -> tuple[bool, str | None]:
     """Whether to pin, and for which type of device; warns where that differs from what was asked for."""
     if not loader.pin_memory:
@@ -134,19 +141,19 @@ def _pinning(loader: DataLoader[Any]) -> tuple[bool, str | None]:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=4,
+            stacklevel=_USERS_LOOP,
         )
     device = accelerator_type()
     if device is None:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=_USERS_LOOP,
         )
     elif device == "mps":
         warnings.warn(
             "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=_USERS_LOOP,
         )
     return device not in (None, "mps"), device
 
@@ -166,6 +173,8 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
             self._lifecycle.handle(event)
 
     def _next_data(self) -> Any:
+        if self._lifecycle.shut_down:
+            raise StopIteration
         try:
             index = self._next_index()
             data = self._dataset_fetcher.fetch(index)
