@@ -1,0 +1,700 @@
+"""`minidl top`: the picture against a model of the queues, the reading of files' ends, and real processes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_trace import HEALTHY, HUNG, LOADER_PID, Run, write
+from oracle_trace import write_process
+
+from minidl.tracing import events as ev
+from minidl.tracing import top
+from minidl.tracing.events import RECORD
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.recorder import HEADER_BYTES, Recorder, TraceConfig, TraceError, create
+from minidl.tracing.top import Follower, Life, LoaderNow, Phase, Place, Snapshot, find_trace, follow, snapshot, tail
+
+SECOND = 1_000_000_000
+
+
+def made(path: Path, **options: Any) -> Trace:
+    return read_trace(write(path, Run(**options)))
+
+
+def cut(trace: Trace, time_ns: int) -> Trace:
+    """The trace as it was at a moment."""
+    trace.events = trace.events[trace.events["time"] <= time_ns]
+    return trace
+
+
+def last_of(trace: Trace) -> int:
+    return int(trace.events["time"][-1])
+
+
+def only(shot: Snapshot) -> LoaderNow:
+    (loader,) = shot.loaders
+    return loader
+
+
+# --- The picture ------------------------------------------------------------------------------------------------------
+def test_a_hang_in_words(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", **HUNG)
+    lives = {LOADER_PID: Life.ALIVE, LOADER_PID + 100: Life.ALIVE, LOADER_PID + 101: Life.DISK}
+    shot = snapshot(trace, last_of(trace) + 12 * SECOND, lives)
+    assert shot.text() == (
+        f"{tmp_path / 't'}: running\n"
+        "  train.py\n"
+        "loader 1: epoch 0, 9 yielded, waiting for task 9 of worker 1 for 12.0 s\n"
+        "  0.0 batches/s, 0 B/s, no batch, over the last 5.00 s\n"
+        "  in flight: index queue 1, worker 1, result queue 0, reorder buffer 2\n"
+        "  worker  pid      process  queued  is                                          for\n"
+        "  0       1100     alive         0  waiting for a task                       12.0 s\n"
+        "  1       1101     disk          1  in sample 38 (task 9)                    12.0 s\n"
+        "  stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
+        "for 12.0 s; later batches that wait behind it: 2"
+    )
+    assert not shot.over
+
+
+def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", **HUNG)
+    begin = int(trace.select("next", ev.Phase.BEGIN)["time"][-1])
+    limit = begin + int(top.STALLED_AFTER * SECOND)
+    assert not only(snapshot(trace, limit - 1)).stalled
+    assert only(snapshot(trace, limit)).stalled
+
+
+@pytest.mark.parametrize(
+    ("life", "words"),
+    [
+        (Life.GONE, "waiting for worker 1 (pid 1101), which is gone, last in sample 38 (task 9)"),
+        (Life.STOPPED, "worker 1 (pid 1101), which is stopped by a signal, in sample 38 (task 9) for"),
+        (Life.UNKNOWN, "waiting for worker 1 (pid 1101), in sample 38 (task 9) for"),
+    ],
+)
+def test_a_stall_says_what_became_of_the_worker(tmp_path: Path, life: Life, words: str) -> None:
+    trace = made(tmp_path / "t", **HUNG)
+    shot = snapshot(trace, last_of(trace) + 12 * SECOND, {LOADER_PID: Life.ALIVE, LOADER_PID + 101: life})
+    assert words in only(shot).stalled
+
+
+class Model:
+    """Where each task of an epoch is, by walking through the events one by one."""
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+        self.places: dict[int, Place] = {}
+        self.workers: dict[int, int] = {}
+
+    def take(self, row: np.void) -> None:
+        code, task = int(row["code"]), int(row["task"])
+        if code == ev.EPOCH[0]:
+            self.places.clear()
+        step = {
+            ev.INDEX_PUT: Place.INDEX_QUEUE,
+            ev.INDEX_GET[1]: Place.WORKER,
+            ev.RESULT_PUT: Place.RESULT_QUEUE,
+            ev.RESULT_GET[1]: Place.PIN_THREAD if self.pinned else Place.LOADER,
+            ev.READY_PUT: Place.READY_QUEUE,
+            ev.READY_GET[1]: Place.LOADER,
+            ev.REORDER_STORE: Place.REORDER_BUFFER,
+            ev.REORDER_POP: Place.LOADER,
+        }.get(code)
+        if code == ev.INDEX_PUT:
+            self.workers[task] = int(row["worker"])
+        if code == ev.YIELD:
+            del self.places[task]
+        elif step is not None and task >= 0:
+            self.places[task] = step
+
+
+@pytest.mark.parametrize("pin", [False, True])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_queues_at_every_moment_are_those_of_a_model(tmp_path: Path, pin: bool, workers: int) -> None:
+    """Two epochs: what workers did for a task of the first is nothing for the task of that number in the second."""
+
+    def uneven(task: int) -> int:
+        return 400_000 + 900_000 * (task % 4)
+
+    trace = made(tmp_path / "t", batches=9, workers=workers, pin=pin, epochs=2, cost=uneven, prefetch_factor=3)
+    whole, model = trace.events, Model(pin)
+    seen: Counter[Place] = Counter()
+    for position, row in enumerate(whole):
+        model.take(row)
+        later = whole["time"][position + 1] if position + 1 < len(whole) else None
+        if later == row["time"] or row["code"] == ev.SHUTDOWN[0]:
+            continue  # events of one moment are taken together
+        trace.events = whole[: position + 1]
+        shot = snapshot(trace, int(row["time"]))
+        if not shot.loaders:
+            continue
+        loader = only(shot)
+        expected = Counter(model.places.values())
+        shown = {place: loader.depths[place] for place in Place if place not in (Place.LOADER, Place.DELIVERED)}
+        assert shown == {place: expected[place] for place in shown}, f"after event {position}: {row}"
+        seen.update(place for place in shown if shown[place])
+        queued = Counter(model.workers[task] for task, place in model.places.items() if place is Place.INDEX_QUEUE)
+        assert {w.worker: w.queued for w in loader.workers} == {w.worker: queued[w.worker] for w in loader.workers}
+    common = {Place.INDEX_QUEUE, Place.WORKER, Place.RESULT_QUEUE}
+    assert common <= set(seen)
+    assert workers == 1 or Place.REORDER_BUFFER in seen
+
+
+def test_rates_are_of_the_last_seconds(tmp_path: Path) -> None:
+    events: list[dict[str, int]] = [{"code": ev.EPOCH[0], "time": 1}]
+    for task in range(20):  # a batch each second, of which 250 ms are waited
+        at = (task + 1) * SECOND
+        events += [
+            {"code": ev.NEXT[0], "time": at, "task": task, "x": task},
+            {"code": ev.RESULT_REBUILD[0], "time": at + 1, "task": task, "worker": 0, "x": 100},
+            {"code": ev.RESULT_REBUILD[1], "time": at + 2, "task": task, "worker": 0, "x": 1, "y": 900},
+            {"code": ev.YIELD, "time": at + 3, "task": task, "worker": 0, "y": task + 1},
+            {"code": ev.NEXT[1], "time": at + SECOND // 4, "task": task, "x": task + 1},
+            {"code": ev.CONSUMER[0], "time": at + SECOND // 4 + 1, "task": task, "x": task + 1},
+            {"code": ev.CONSUMER[1], "time": at + SECOND - 1, "task": task},
+        ]
+    write_process(tmp_path / "t", events, pid=100, role="loader", loader=1)
+    trace = read_trace(tmp_path / "t")
+    loader = only(snapshot(cut(trace, 20 * SECOND + SECOND // 2), 20 * SECOND + SECOND // 2))
+    assert loader.window == top.WINDOW
+    assert loader.batches_per_s == 1.0
+    assert loader.bytes_per_s == 1000.0
+    assert loader.wait == pytest.approx(0.25)
+    assert loader.yielded == 20
+    assert loader.doing.words == "in the consumer's code"
+    early = only(snapshot(cut(trace, 2 * SECOND + 10), 2 * SECOND + 10))
+    assert early.window == pytest.approx(2.0)
+    assert early.batches_per_s == pytest.approx(1.0)
+
+
+def state_of(events: list[dict[str, int]], tmp_path: Path, now: int = 20 * SECOND, **params: object) -> LoaderNow:
+    number = len(list(tmp_path.iterdir()))
+    line = {"kind": "loader", "loader": 1, **params}
+    write_process(tmp_path / str(number), events, pid=100, role="loader", loader=1, lines=[line])
+    return only(snapshot(read_trace(tmp_path / str(number)), now))
+
+
+def test_what_a_loader_is_at(tmp_path: Path) -> None:
+    epoch, ended = {"code": ev.EPOCH[0], "x": 4}, {"code": ev.EPOCH[1]}
+    next_, get = {"code": ev.NEXT[0], "task": 3}, {"code": ev.RESULT_GET[0], "task": 3, "worker": 1}
+    shutdown, join = {"code": ev.SHUTDOWN[0]}, {"code": ev.JOIN[0], "worker": 2, "x": ev.Actor.WORKER}
+    found = {
+        name: state_of(events, tmp_path, **params)
+        for name, events, params in (
+            ("start", [{"code": ev.WORKER_START[0], "worker": 1}], {}),
+            ("sampler", [epoch, {"code": ev.SAMPLER_NEXT[0], "task": 0}], {}),
+            ("wait", [epoch, next_, get], {}),
+            ("any", [epoch, next_, get], {"in_order": False}),
+            ("alone", [epoch, next_, {"code": ev.FETCH[0], "task": 3}, {"code": ev.SAMPLE[0], "task": 3, "y": 9}], {}),
+            ("paused", [epoch, ended], {"num_workers": 2}),
+            ("alone, ended", [epoch, ended], {"num_workers": 0}),
+            ("resuming", [epoch, ended, {"code": ev.RESUME_PUT, "x": 5, "worker": 0}, get | {"task": -1}], {}),
+            ("long ago", [get], {}),
+            ("shutdown", [epoch, ended, shutdown, join], {}),
+            ("pin thread", [shutdown, join | {"x": ev.Actor.PIN_THREAD}], {}),
+            ("ended", [epoch, ended, shutdown, {"code": ev.SHUTDOWN[1]}], {}),
+        )
+    }
+    assert {name: (loader.phase, loader.doing.words) for name, loader in found.items()} == {
+        "start": (Phase.STARTING, "starting worker 1"),
+        "sampler": (Phase.STARTING, "asking the sampler"),
+        "wait": (Phase.WAITING, "waiting for task 3 of worker 1"),
+        "any": (Phase.WAITING, "waiting for a batch"),
+        "alone": (Phase.WAITING, "in next, in sample 9 (task 3)"),
+        "paused": (Phase.PAUSED, "between two epochs"),
+        "alone, ended": (Phase.ENDED, "has ended"),
+        "resuming": (Phase.WAITING, "waiting for its workers to resume"),
+        "long ago": (Phase.WAITING, "waiting for task 3 of worker 1"),
+        "shutdown": (Phase.SHUTTING_DOWN, "shutting down, waiting for worker 2 to end"),
+        "pin thread": (Phase.SHUTTING_DOWN, "shutting down, waiting for the pin thread to end"),
+        "ended": (Phase.ENDED, "has ended"),
+    }
+    stalled = {name for name, loader in found.items() if loader.stalled}
+    assert stalled == {"wait", "any", "alone", "resuming", "long ago", "shutdown", "pin thread"}
+    assert {loader.epoch for name, loader in found.items() if name not in ("start", "long ago", "pin thread")} == {4}
+    assert found["long ago"].epoch == -1
+
+
+PUT = [
+    {"code": ev.EPOCH[0], "time": 1},
+    {"code": ev.TASK_ASSIGNED, "time": 2, "task": 0, "worker": 0, "x": 1, "y": 1},
+    {"code": ev.INDEX_PUT, "time": 3, "task": 0, "worker": 0},
+    {"code": ev.NEXT[0], "time": 4, "task": 0},
+    {"code": ev.RESULT_GET[0], "time": 5, "task": 0, "worker": 0},
+]
+GOT = {"code": ev.INDEX_GET[1], "time": 6, "task": 0, "worker": 0, "x": ev.Message.TASK}
+DONE = {"code": ev.RESULT_PUT, "time": 7, "task": 0, "worker": 0}
+IDLE = {"code": ev.INDEX_GET[0], "time": 8, "worker": 0}
+FEEDER = 201
+
+
+def feeding(code: int, time_ns: int) -> dict[str, int]:
+    return {"code": code, "time": time_ns, "task": 0, "worker": 0, "tid": FEEDER}
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([IDLE], "task 0 is still in the index queue of worker 0 (pid 200), waiting for a task for 20.0 s"),
+        (
+            [GOT, {"code": ev.COLLATE[0], "time": 8, "task": 0, "worker": 0}],
+            "waiting for worker 0 (pid 200), collating task 0 for 20.0 s",
+        ),
+        ([GOT, DONE, IDLE], "worker 0 has put task 0 into the result queue; its feeder has not begun to pickle it"),
+        (
+            [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9)],
+            "worker 0 has put task 0 into the result queue; its feeder is pickling task 0 for 20.0 s",
+        ),
+        (
+            [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9), feeding(ev.RESULT_PICKLE[1], 10)],
+            "worker 0 has put task 0 into the result queue; its feeder has not written it",
+        ),
+        (
+            [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11)],
+            "worker 0 has put task 0 into the result queue; its feeder is writing task 0 to the pipe for 20.0 s",
+        ),
+        (
+            [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11), feeding(ev.RESULT_WRITE[1], 12)],
+            "worker 0 has put task 0 into the result queue; its feeder has written it to the pipe, "
+            "and nobody has read it",
+        ),
+    ],
+)
+def test_why_a_task_is_not_here(tmp_path: Path, events: list[dict[str, int]], reason: str) -> None:
+    write_process(tmp_path / "t", PUT, pid=100, role="loader", loader=1)
+    ready = {"code": ev.WORKER_READY, "time": 1, "worker": 0}
+    write_process(tmp_path / "t", [ready, *events], pid=200, role="worker", worker=0, loader=1)
+    loader = only(snapshot(read_trace(tmp_path / "t"), 20 * SECOND))
+    assert loader.stalled == f"stalled for 20.0 s: {reason}"
+
+
+def test_a_pin_thread_that_keeps_a_batch_is_named(tmp_path: Path) -> None:
+    ready = [{"code": ev.READY_GET[0], "time": 5, "task": 0, "worker": 0}]
+    got = [{"code": ev.RESULT_GET[1], "time": 9, "task": 0, "worker": 0, "tid": 101, "x": ev.Message.RESULT}]
+    put = [{"code": ev.READY_PUT, "time": 10, "task": 0, "worker": 0, "tid": 101}]
+    for events, reason in ((got, "the pin thread has it"), (got + put, "it is in the ready queue")):
+        loader = state_of(PUT[:-1] + ready + events, tmp_path)
+        assert loader.depths[Place.PIN_THREAD if events is got else Place.READY_QUEUE] == 1
+        # The worker that made it has recorded nothing here, so only the places say where it is.
+        assert loader.pinned
+        worker = {"code": ev.WORKER_START[1], "time": 2, "worker": 0, "x": 200}
+        with_worker = state_of([PUT[0], worker, *PUT[1:-1], *ready, *events], tmp_path)
+        assert with_worker.stalled == f"stalled for 20.0 s: task 0 has left worker 0: {reason}"
+
+
+def test_a_worker_that_never_spoke_is_shown(tmp_path: Path) -> None:
+    loader = state_of([{"code": ev.WORKER_START[1], "time": SECOND, "worker": 3, "x": 777}], tmp_path)
+    (worker,) = loader.workers
+    assert (worker.worker, worker.pid, worker.doing.words) == (3, 777, "starting, has recorded nothing")
+    assert worker.doing.seconds == 19
+
+
+def test_an_idle_worker_has_been_idle_since_its_last_task(tmp_path: Path) -> None:
+    """It polls its queue every five seconds, and each poll is a new span."""
+    get, empty = {"code": ev.INDEX_GET[0], "worker": 0}, {"code": ev.INDEX_GET[1], "worker": 0, "x": ev.Message.EMPTY}
+    polls = [e | {"time": (n + 3) * SECOND} for n, e in enumerate([get, empty, get, empty, get])]
+    write_process(tmp_path / "t", [{"code": ev.EPOCH[0]}], pid=100, role="loader", loader=1)
+    done = {"code": ev.RESULT_PUT, "time": 2 * SECOND, "task": 0, "worker": 0}
+    write_process(tmp_path / "t", [done, *polls], pid=200, role="worker", worker=0, loader=1)
+    (worker,) = only(snapshot(read_trace(tmp_path / "t"), 20 * SECOND)).workers
+    assert worker.idle
+    assert worker.doing == top.Doing("waiting for a task", 18.0)
+
+
+def test_loaders_that_have_ended_are_hidden_behind_those_that_have_not(tmp_path: Path) -> None:
+    runs = [Run(**HEALTHY, loader=1), Run(**HUNG, loader=2, first_pid=3000), Run(**HUNG, loader=3, first_pid=5000)]
+    trace = read_trace(write(tmp_path / "t", *runs))
+    shot = snapshot(trace, last_of(trace))
+    assert [loader.number for loader in shot.loaders] == [2, 3]
+    assert shot.hidden == 1
+    assert shot.text().endswith("\nand 1 loaders that have ended")
+    over = made(tmp_path / "over", **HEALTHY)
+    assert [loader.phase for loader in snapshot(over, last_of(over)).loaders] == [Phase.ENDED]
+
+
+def test_how_the_run_stands(tmp_path: Path) -> None:
+    healthy, hung = made(tmp_path / "a", **HEALTHY), made(tmp_path / "b", **HUNG)
+
+    def state(trace: Trace, main: Life | None, worker: Life = Life.GONE) -> tuple[str, bool]:
+        lives = {} if main is None else {LOADER_PID: main, LOADER_PID + 100: worker}
+        shot = snapshot(trace, last_of(trace), lives)
+        return shot.state, shot.over
+
+    assert state(hung, Life.ALIVE) == ("running", False)
+    assert state(hung, Life.STOPPED) == ("stopped by a signal", False)
+    assert state(healthy, Life.GONE) == ("the run has ended", True)
+    killed = "the process is gone without a shutdown (killed?), shown as of its last event"
+    assert state(hung, Life.GONE) == (killed, True)
+    left = f"; worker processes are left: pid {LOADER_PID + 100}"
+    assert state(hung, Life.GONE, Life.ALIVE) == (killed + left, False)
+    assert state(hung, None)[0].startswith("recorded on another machine")
+    assert state(hung, None)[1]
+
+
+def test_a_command_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", **HUNG)
+    trace.manifest["command"] = ["train.py", "\x1b[2J\r\n"]
+    text = snapshot(trace, last_of(trace)).text()
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "?[2J??" in text
+
+
+# --- Reading the ends of files ----------------------------------------------------------------------------------------
+def sequence(data: bytes) -> list[int]:
+    rows = np.frombuffer(data[HEADER_BYTES:], RECORD)
+    return sorted(int(row["seq"]) for row in rows if row["seq"])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    count=st.integers(0, 700),
+    ring=st.sampled_from([0, 64, 128, 256]),
+    room=st.integers(0, 300),
+    records=st.sampled_from([1, 7, 64, 100, 1000]),
+    holes=st.sets(st.integers(1, 700), max_size=20),
+)
+def test_the_tail_is_the_last_records(
+    tmp_path_factory: pytest.TempPathFactory, count: int, ring: int, room: int, records: int, holes: set[int]
+) -> None:
+    """In a file that grows and in a ring, with room at the end, and with slots that stayed empty."""
+    written = [n for n in range(max(1, count - ring + 1) if ring else 1, count + 1) if n not in holes]
+    place = tmp_path_factory.mktemp("tail")
+    slots = ring or max(count + room, 1)
+    path = write_process(place, [{"code": ev.YIELD, "seq": n, "time": n} for n in written], ring=ring, slots=slots)
+    newest = max(written, default=0)
+    expected = [n for n in written if n > newest - records]
+    assert sequence(tail(path, records)) == expected
+    path.write_bytes(tail(path, records))
+    trace = read_trace(place)
+    assert trace.events["seq"].tolist() == expected
+
+
+def test_the_tail_of_what_is_no_events_file(tmp_path: Path) -> None:
+    assert tail(tmp_path / "none", 10) == b""
+    for content in (b"", b"x" * HEADER_BYTES * 2):
+        (tmp_path / "file").write_bytes(content)
+        assert tail(tmp_path / "file", 10) == content[:HEADER_BYTES]
+
+
+def test_a_record_that_changes_while_it_is_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_process(tmp_path, [{"code": ev.YIELD} for _ in range(10)], slots=64)
+    plain, calls = os.pread, iter(range(10**6))
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        data = bytearray(plain(fd, size, offset))
+        if offset == HEADER_BYTES and size == 10 * 64 and next(calls) == 0:
+            data[3 * 64] ^= 1  # the fourth record's time
+        return bytes(data)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert sequence(tail(path, 100)) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+def test_the_last_events_show_what_all_show(tmp_path: Path) -> None:
+    """But for the epoch's number and the window, whose begin they do not hold."""
+    write(tmp_path / "t", Run(batches=200, workers=3, cost=HUNG_LATE))
+    whole = read_trace(tmp_path / "t")
+    now = last_of(whole) + 9 * SECOND
+    ends, _ = Follower(tmp_path / "t", records=512).read()
+    assert len(ends) < len(whole) / 2
+    one, two = only(snapshot(whole, now)), only(snapshot(ends, now))
+    assert (two.workers, two.depths, two.doing, two.stalled) == (one.workers, one.depths, one.doing, one.stalled)
+    assert two.yielded == one.yielded == 188
+    assert (one.epoch, two.epoch) == (0, -1)
+
+
+def HUNG_LATE(task: int) -> int:  # noqa: N802  # a constant, as made_trace's HUNG
+    return 10**15 if task == 188 else 900_000
+
+
+def test_a_process_that_is_gone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", Run(**HEALTHY))
+    follower = Follower(tmp_path / "t")
+    monkeypatch.setattr(top, "life", lambda pid, start: Life.ALIVE if pid == LOADER_PID else Life.GONE)
+    read: list[str] = []
+    plain = tail
+    monkeypatch.setattr(top, "tail", lambda path, records: read.append(path.name) or plain(path, records))
+    first, _ = follower.read()
+    assert Counter(name.split("-")[0] for name in read) == {"1000": 1, "1100": 2, "1101": 2}
+    worker = next(p for p in first.processes if p.role == "worker")
+    assert 0 < worker.events <= top.EXITED_TAIL  # it has left: its last few events are enough
+    read.clear()
+    second, _ = follower.read()
+    assert [name.split("-")[0] for name in read] == ["1000"]
+    assert len(second) == len(first)
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def python(program: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python that runs `program` and says a line on stdout when it is where it should be."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait for a condition; the test's own timeout ends it."""
+    while not met():
+        time.sleep(0.01)
+
+
+WAITS = "print('ready', flush=True); import sys; sys.stdin.read()"
+
+
+def test_life() -> None:
+    now = time.monotonic_ns()
+    assert top.life(os.getpid(), now) is Life.ALIVE
+    assert top.life(os.getpid(), 1) is Life.GONE  # a process of that id was there before this one was born
+    with python(WAITS) as child:
+        later = time.monotonic_ns()
+        assert top.life(child.pid, later) in (Life.ALIVE, Life.DISK)
+        os.kill(child.pid, signal.SIGSTOP)
+        until(lambda: top.life(child.pid, later) is Life.STOPPED)
+        os.kill(child.pid, signal.SIGKILL)
+        until(lambda: top.life(child.pid, later) is Life.GONE)  # a zombie
+        child.wait()
+        assert top.life(child.pid, later) is Life.GONE
+
+
+RECORDS = """
+import sys
+from minidl.tracing.recorder import TraceConfig, create, start
+for place in sys.argv[1:]:
+    from minidl.tracing.recorder import Recorder
+    pen = Recorder(TraceConfig(str(create(place))))
+    pen.emit(10, 1)
+    globals()[place] = pen
+"""
+
+
+def test_a_trace_is_found_by_its_process(tmp_path: Path) -> None:
+    place = tmp_path / "a trace with spaces"
+    with python(RECORDS + WAITS, str(place)) as child:
+        assert find_trace(str(child.pid)) == place
+
+
+def test_a_trace_is_found_by_the_process_that_started_it(tmp_path: Path) -> None:
+    outer = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+    with python(outer, RECORDS + WAITS, str(tmp_path / "t")) as parent:
+        assert find_trace(str(parent.pid)) == tmp_path / "t"
+        parent.communicate("")  # the child reads the same end of input
+
+
+def test_processes_without_a_trace_to_show(tmp_path: Path) -> None:
+    with python(WAITS) as child:
+        assert refused(child.pid).startswith(f"process {child.pid} records no trace, nor does a child of it")
+    assert refused(child.pid).startswith(f"there is no process {child.pid}")
+    with python(WAITS, MINIDL_TRACE=str(tmp_path / "x")) as child:
+        assert f"has MINIDL_TRACE={tmp_path}/x, and records nothing" in refused(child.pid)
+    with python(RECORDS + WAITS, str(tmp_path / "one"), str(tmp_path / "two")) as child:
+        assert refused(child.pid).endswith(f"2 traces: give one of them: {tmp_path}/one, {tmp_path}/two")
+    with python(RECORDS + WAITS, str(tmp_path / "gone")) as child:
+        shutil.rmtree(tmp_path / "gone")
+        assert f"records to {tmp_path}/gone, which is not there: deleted" in refused(child.pid)
+    assert refused("nonsense").startswith("nonsense: there is no such file or directory")
+
+
+def refused(target: object) -> str:
+    with pytest.raises(TraceError) as raised:
+        find_trace(str(target))
+    return str(raised.value)
+
+
+def test_a_directory_named_like_a_process_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    create(str(os.getpid()))
+    assert find_trace(str(os.getpid())) == Path(str(os.getpid()))
+
+
+JOB = """
+import sys
+import torch
+import minidl
+from minidl.tracing.instrument import trace
+
+class Pipe(minidl.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        if index == 7:
+            open(sys.argv[2]).read()  # a FIFO that nobody writes to
+        return torch.zeros(3)
+
+with trace(sys.argv[1]):
+    batches = iter(minidl.DataLoader(Pipe(), batch_size=2, num_workers=2))
+    for _ in range(3):
+        next(batches)
+    print("ready", flush=True)
+    next(batches)
+"""
+
+
+def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(top, "STALLED_AFTER", 0.0)
+    with python(JOB, str(tmp_path / "t"), str(tmp_path / "fifo")) as job:
+
+        def waits() -> bool:
+            loader = only(look(job.pid))
+            stuck = [w.doing.words for w in loader.workers if w.worker == 1]
+            return loader.doing.words == "waiting for task 3 of worker 1" and stuck == ["in sample 7 (task 3)"]
+
+        until(waits)
+        until(lambda: only(look(job.pid)).depths[Place.REORDER_BUFFER] == 1)
+        shot = look(job.pid)
+        loader = only(shot)
+        stuck = loader.workers[1]
+        try:
+            assert shot.state == "running"
+            assert loader.yielded == 3
+            assert stuck.life is Life.ALIVE
+            assert f"waiting for worker 1 (pid {stuck.pid}), in sample 7 (task 3) for" in loader.stalled
+            assert loader.stalled.endswith("later batches that wait behind it: 2") or loader.depths[Place.WORKER]
+            os.kill(job.pid, signal.SIGKILL)
+            job.wait()
+            after = look(tmp_path / "t")
+            assert after.state.startswith("the process is gone without a shutdown (killed?)")
+            assert str(stuck.pid) in after.state
+            assert not after.over
+        finally:
+            for worker in loader.workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+    until(lambda: look(tmp_path / "t").over)
+    assert "which is gone, last in sample 7 (task 3)" in only(look(tmp_path / "t")).stalled
+
+
+def look(target: object) -> Snapshot:
+    return follow(str(target), once=True, out=io.StringIO())
+
+
+# --- The loop ---------------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_is_drawn_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", Run(**HUNG))
+    slept: list[float] = []
+    moments = iter([{LOADER_PID: Life.ALIVE}, {LOADER_PID: Life.ALIVE}, {LOADER_PID: Life.GONE}])
+    monkeypatch.setattr(Follower, "_by_pid", lambda self, trace, lives: next(moments))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    out = io.StringIO()
+    shot = follow(tmp_path / "t", interval=0.5, out=out)
+    assert shot.over
+    assert slept == [0.5, 0.5]
+    assert [part.splitlines()[0].split(": ")[1] for part in out.getvalue().split("\n\n")] == [
+        "running",
+        "running",
+        "the process is gone without a shutdown (killed?), shown as of its last event",
+    ]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_is_redrawn_and_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "t", Run(**HUNG))
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "9")
+    out = Terminal()
+    follow(tmp_path / "t", out=out)
+    clear, text = out.getvalue()[:7], out.getvalue()[7:]
+    assert clear == "\x1b[H\x1b[2J"
+    lines = text.splitlines()
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 60
+    assert lines[-1].endswith("more lines)")
+    out = Terminal()
+    follow(tmp_path / "t", once=True, out=out)
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_packed_trace_is_shown_as_of_its_end(tmp_path: Path) -> None:
+    packed = made(tmp_path / "t", **HUNG).pack(tmp_path / "packed")
+    shot = follow(packed, out=io.StringIO())
+    assert shot.over
+    assert only(shot).yielded == 9
+
+
+def test_a_trace_of_this_process_ends_with_its_block(tmp_path: Path) -> None:
+    place = create(tmp_path / "t")
+    pen = Recorder(TraceConfig(str(place)))
+    assert look(place).state == "nothing is recorded yet"
+    pen.role("loader", loader=1)
+    pen.emit(ev.EPOCH[0], 1)
+    shot = look(place)
+    assert (shot.state, shot.over) == ("running", False)
+    pen.describe("trace_end")
+    pen.close()
+    assert (look(place).state, look(place).over) == ("the trace has ended", True)
+
+
+def test_a_run_that_died_before_it_recorded_anything_is_over(tmp_path: Path) -> None:
+    place = create(tmp_path / "t")
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["monotonic_ns"] = 1  # this process was not born then: the one that made the trace is gone
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    assert look(place).over
+    manifest["boot_id"] = "another"
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    assert look(place).state == "nothing is recorded yet"
+
+
+def test_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"No such file.*give the directory of a trace"):
+        follow(tmp_path, out=io.StringIO())
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    top.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "t", Run(**HUNG))
+    assert top.run(arguments("--once", str(tmp_path / "t"))) == 0
+    assert "waiting for task 9 of worker 1" in capsys.readouterr().out
+    assert arguments("x").interval == 1.0
+    with pytest.raises(SystemExit):
+        arguments("x", "--interval", "0")
+    assert "'0' is no number of seconds from 0.05 to 3600" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_the_command_in_peace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    place = create(tmp_path / "t")
+    monkeypatch.setattr(time, "sleep", interrupted)
+    assert top.run(arguments(str(place))) == 0
