@@ -98,9 +98,24 @@ def _summary(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _ledger(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.ledger import ledger
+
+    print(ledger(_read(arguments.trace)).text())
+    return OK
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from minidl.tracing import top
+
+    return top.run(arguments)
+
+
 def _timeline(arguments: argparse.Namespace) -> int:
     from minidl.tracing.timeline import render
 
+    if arguments.output is not None:
+        return _picture(arguments)
     try:
         text = render(
             _read(arguments.trace),
@@ -113,6 +128,24 @@ def _timeline(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise CommandError(f"timeline: {error}") from error
     print(text)
+    return OK
+
+
+def _picture(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.picture import timeline
+
+    try:
+        figure = timeline(
+            _read(arguments.trace),
+            since=arguments.since,
+            until=arguments.until,
+            workers=None if arguments.worker is None else [arguments.worker],
+            batches=None if arguments.batch is None else [arguments.batch],
+        )
+        figure.savefig(arguments.output)
+    except (ValueError, ImportError) as error:
+        raise CommandError(f"timeline: {error}") from error
+    print(arguments.output)
     return OK
 
 
@@ -239,7 +272,8 @@ def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", type=float, metavar="S", help="seconds after the first event")
     parser.add_argument("--until", type=float, metavar="S", help="seconds after the first event")
     parser.add_argument("--worker", type=_count, metavar="N", help="leave out the other workers")
-    parser.add_argument("--batch", type=_count, metavar="N", help="only what was done for this task")
+    parser.add_argument("--batch", type=_count, metavar="N", help="only this task; in a picture, arrows along its way")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a picture instead (.png, .svg): matplotlib")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,6 +284,12 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 def _view_arguments(parser: argparse.ArgumentParser) -> None:
     _trace_argument(parser)
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl.tracing import top
+
+    top.add_arguments(parser)
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -276,7 +316,11 @@ _COMMANDS = {
         _run_arguments,
     ),
     "summary": _Command("say where a trace's time and bytes went", f"summary {_TRACE}", _summary, _trace_argument),
-    "timeline": _Command("draw a trace as text", f"timeline {_TRACE} --until 0.5", _timeline, _timeline_arguments),
+    "ledger": _Command("say what was copied, how often and why", f"ledger {_TRACE}", _ledger, _trace_argument),
+    "timeline": _Command(
+        "draw a trace, as text or as a picture", f"timeline {_TRACE} --until 0.5", _timeline, _timeline_arguments
+    ),
+    "top": _Command("watch a running job, live", "top 4711", _top, _top_arguments),
     "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),

@@ -75,6 +75,22 @@ def test_timeline(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert "worker 1" not in output(capsys, "timeline", trace, "--worker", "0").split("\n\n")[0]
 
 
+def test_timeline_as_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    assert output(capsys, "timeline", trace, "-o", picture, "--batch", "2").strip() == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "timeline: " in complaint(capsys, "timeline", trace, "-o", picture, "--batch", "99")
+    assert "timeline: " in complaint(capsys, "timeline", trace, "-o", tmp_path / "picture.docx")
+
+
+def test_ledger(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert output(capsys, "ledger", trace).startswith("4 batches crossed")
+
+
+def test_top_of_a_run_that_is_over(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert "worker" in output(capsys, "top", "--once", trace)
+
+
 def test_check_of_a_sound_trace(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert "none of" in output(capsys, "check", trace)
 
@@ -136,13 +152,13 @@ def test_demo_with_ones_own_images(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 # --- What is wrong ----------------------------------------------------------------------------------------------------
-READERS = ("summary", "timeline", "check", "export", "pack", "view")
+READERS = ("summary", "ledger", "timeline", "top", "check", "export", "pack", "view")
 
 
 @pytest.mark.parametrize("command", READERS)
 def test_a_path_that_is_no_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
     assert str(tmp_path / "none") in complaint(capsys, command, tmp_path / "none")
-    assert "empty" in complaint(capsys, command, tmp_path)
+    assert str(tmp_path) in complaint(capsys, command, tmp_path)
 
 
 def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
