@@ -257,7 +257,7 @@ class Recorder:
         return True
 
     def _introduce(self) -> None:
-        self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", [])),
+        self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", None) or []),
                      start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
         try:
             self._grow(1)
