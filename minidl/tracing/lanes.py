@@ -233,7 +233,7 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     code = int(bar["code"])
     label, column = paint(code).label, number_column(code)
     if bar["fate"] != Fate.ENDED and column == "end_task":
-        label, column = f"{label} for", "task"
+        label, column = f"{label} for" if code in _WAITS else label, "task"
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"loader {scene.spans[bar['span']]['loader']} epoch"
     number = int(scene.spans[bar["span"]][column]) if column else -1
@@ -251,6 +251,11 @@ def alarm(scene: Scene, mark: np.void) -> str:
         words.append(f"worker {row['worker']}" if words[-1] != "worker" else str(row["worker"]))
     text = scene.trace.text(row)
     return " ".join(words) + (f": {text}" if text else "")
+
+
+def title_of(trace: Trace) -> str:
+    """The last part of the trace's path, as text that every encoding can write."""
+    return trace.path.name.encode("utf-8", "backslashreplace").decode()
 
 
 # --- The scene --------------------------------------------------------------------------------------------------------

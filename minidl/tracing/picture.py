@@ -37,6 +37,9 @@ CAPTIONS: Final = 500
 FADE: Final = 64
 """Pieces that an open bar fades in."""
 
+SOFT, FAINTEST = 0.3, 0.15
+"""Opacity of a wait's colour; and the least of a pixel that holds anything."""
+
 INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
 BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
 MARGIN: Final = 0.16  # of a row, above and below its bars
@@ -61,7 +64,7 @@ def timeline(
     make = _figure_class()
     shown = lanes.scene(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
-    return _Drawing(shown, make, width, str(trace.path.name) if title is None else title).draw(picked)
+    return _Drawing(shown, make, width, lanes.title_of(trace) if title is None else title).draw(picked)
 
 
 @functools.cache
@@ -193,12 +196,11 @@ class _Drawing:
     def _bars(self, axes: Axes) -> None:
         scene = self.scene
         wide, columns = lanes.per_pixel(scene.bars, scene.begin, scene.end, self.pixels)
-        for lane, row, code in _kinds(columns):
-            mine = (columns["lane"] == lane) & (columns["row"] == row) & (columns["code"] == code)
-            self._columns(axes, columns[mine], lane, row, code)
+        for lane, row in _kinds(columns, "lane", "row"):
+            self._columns(axes, columns[(columns["lane"] == lane) & (columns["row"] == row)], lane, row)
         fades = np.isin(wide["fate"], lanes.FADING)
         ended = wide[~fades]
-        for lane, row, code in _kinds(ended):
+        for lane, row, code in _kinds(ended, "lane", "row", "code"):
             mine = ended[(ended["lane"] == lane) & (ended["row"] == row) & (ended["code"] == code)]
             for made_up in (False, True):
                 if (some := mine[mine["simulated"] == made_up]).size:
@@ -207,18 +209,23 @@ class _Drawing:
             self._fading(axes, bar)
         self._captions(axes, ended)
 
-    def _columns(self, axes: Axes, columns: Rows, lane: int, row: int, code: int) -> None:
+    def _columns(self, axes: Axes, columns: Rows, lane: int, row: int) -> None:
+        """A rectangle for each pixel: its steps' colours mixed, as dense as they fill it."""
         from matplotlib.collections import PolyCollection
-        from matplotlib.colors import to_rgba_array
 
         size = (self.scene.end - self.scene.begin) / self.pixels
-        left = self.scene.begin + columns["pixel"] * size
-        look = paint(code)
-        colours = to_rgba_array([look.colour] * len(columns))
-        colours[:, 3] = np.clip(columns["share"], 0.25, 1) * (0.35 if look.soft else 1)
+        pixel, place = np.unique(columns["pixel"], return_inverse=True)
+        looks = [paint(code) for code in columns["code"].tolist()]
+        weight = columns["share"] * [SOFT if look.soft else 1.0 for look in looks]
+        total = np.bincount(place, weight)
+        colours = np.empty((len(pixel), 4))
+        for channel, parts in enumerate(np.array([_rgb(look.colour) for look in looks]).T):
+            colours[:, channel] = np.bincount(place, weight * parts) / np.maximum(total, 1e-12) / 255
+        colours[:, 3] = np.clip(total, FAINTEST, 1)
+        left = self.scene.begin + pixel * size
         shape = _rectangles(left / self.scale, (left + size) / self.scale, *self._box(lane, row))
         axes.add_collection(
-            PolyCollection(shape, facecolors=colours, linewidths=0, gid=f"narrow {lane} {row} {code}"),
+            PolyCollection(shape, facecolors=colours, linewidths=0, antialiased=False, gid=f"narrow {lane} {row}"),
             autolim=False,
         )
 
@@ -226,10 +233,12 @@ class _Drawing:
         from matplotlib.collections import PolyCollection
 
         look = paint(code)
+        # A white edge keeps neighbours apart, but would hide a bar that is hardly wider than it.
+        edges = np.where(bars["end"] - bars["begin"] > 4 * (self.scene.end - self.scene.begin) / self.pixels, 0.35, 0)
         shape = _rectangles(bars["begin"] / self.scale, bars["end"] / self.scale, *self._box(lane, row))
         axes.add_collection(
             PolyCollection(
-                shape, facecolors=_on_paper(look.colour, look.soft), edgecolors=PAPER, linewidths=0.35,
+                shape, facecolors=_on_paper(look.colour, look.soft), edgecolors=PAPER, linewidths=edges,
                 hatch="////" if made_up else None, gid=f"bars {lane} {row} {code}",
             ),
             autolim=False,
@@ -265,8 +274,8 @@ class _Drawing:
         fits = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels > _wide(words, size)
         around = None if fits else {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6}
         axes.text(
-            right if fits else left, y, f"{words} ", fontsize=size, color=INK, va="center_baseline", ha="right", zorder=6,
-            parse_math=False, bbox=around,
+            right if fits else left, y, f"{words} ", fontsize=size, color=INK, va="center_baseline", ha="right",
+            zorder=6, parse_math=False, bbox=around,
         )  # fmt: skip
 
     def _captions(self, axes: Axes, bars: Rows) -> None:
@@ -362,12 +371,12 @@ class _Drawing:
                   color=INK, ha="right", va="center")  # fmt: skip
 
 
-def _kinds(rows: Rows) -> list[tuple[int, int, int]]:
-    """The lanes, rows and codes that occur together."""
+def _kinds(rows: Rows, *keys: str) -> list[tuple[int, ...]]:
+    """The values that `keys` have together."""
     if not len(rows):
         return []
-    found = np.unique(np.stack([rows["lane"], rows["row"], rows["code"]], axis=1).astype(np.int64), axis=0)
-    return [(lane, row, code) for lane, row, code in found.tolist()]
+    found = np.unique(np.stack([rows[key] for key in keys], axis=1).astype(np.int64), axis=0)
+    return [tuple(row) for row in found.tolist()]
 
 
 def _rectangles(left: Any, right: Any, top: float, bottom: float) -> Any:
@@ -400,8 +409,8 @@ def _rgb(colour: str) -> tuple[int, ...]:
 
 
 def _on_paper(colour: str, soft: bool) -> str:
-    """The colour, a soft one as if it were 30 % of it on white."""
-    return "#" + "".join(f"{round(255 - (255 - part) * (0.3 if soft else 1)):02x}" for part in _rgb(colour))
+    """The colour, a soft one as it looks on white."""
+    return "#" + "".join(f"{round(255 - (255 - part) * (SOFT if soft else 1)):02x}" for part in _rgb(colour))
 
 
 def _light(colour: str) -> bool:

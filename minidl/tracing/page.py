@@ -1,0 +1,358 @@
+"""A trace as one HTML page that needs nothing else: no network, no server, no other file.
+
+Interface: `html(trace)` -> `Page`, a str that a notebook shows as the page itself, also where it was saved;
+`html(trace, path)` writes it. What is drawn where comes from `lanes`; `page.html` beside this file draws it.
+
+Rules of use: numbers go into the page as typed arrays, in base64, compressed (a browser of 2023 or later reads that;
+`compress=False` is for older ones). Text goes in as JSON with every character escaped that HTML could take for its own,
+and is only ever shown as text. A content security policy allows the page's own script, by its hash, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import gzip
+import hashlib
+import html as markup
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracing import lanes
+from minidl.tracing.events import EVENTS, Event, Phase
+from minidl.tracing.lanes import Scene
+
+if TYPE_CHECKING:
+    from minidl.tracing.reader import Trace
+
+Rows = npt.NDArray[np.void]
+Columns = dict[str, npt.NDArray[Any]]
+
+FRAME_HEIGHT: Final = 640  # pixels of the page in a notebook
+EXACT: Final = 1 << 53
+"""Integers up to here are numbers in JavaScript; a column with larger ones goes as 64-bit integers."""
+
+_OWN = ("bx", "by", "bz", "ex", "ey", "ez")
+
+
+class Page(str):
+    """A page as text. A notebook shows it in a frame of its own, which can run the page's script and reach nothing."""
+
+    height = FRAME_HEIGHT
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe sandbox="allow-scripts" style="width:100%;height:{self.height}px;border:0" '
+            f'title="timeline of a minidl trace" srcdoc="{markup.escape(self, quote=True)}"></iframe>'
+        )
+
+
+@overload
+def html(
+    trace: Trace,
+    path: None = None,
+    *,
+    since: float | None = ...,
+    until: float | None = ...,
+    workers: Iterable[int] | None = ...,
+    title: str | None = ...,
+    compress: bool = ...,
+) -> Page: ...
+@overload
+def html(
+    trace: Trace,
+    path: str | os.PathLike[str],
+    *,
+    since: float | None = ...,
+    until: float | None = ...,
+    workers: Iterable[int] | None = ...,
+    title: str | None = ...,
+    compress: bool = ...,
+) -> Path: ...
+def html(
+    trace: Trace, path: str | os.PathLike[str] | None = None, *, since: float | None = None,
+    until: float | None = None, workers: Iterable[int] | None = None, title: str | None = None, compress: bool = True,
+) -> Page | Path:  # fmt: skip
+    """The trace as a page: returned as text, or written to `path`, which is then returned.
+
+    since, until: seconds from the trace's first event; workers: those to show. Raises ValueError for a window or a
+    worker that the trace has not, OSError as writing does.
+    """
+    scene = lanes.scene(trace, since=since, until=until, workers=workers)
+    page = _fill(describe(scene, lanes.title_of(trace) if title is None else title), columns(scene), compress)
+    if path is None:
+        return page
+    target = Path(path)
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+# --- The words ------------------------------------------------------------------------------------------------------
+def describe(scene: Scene, title: str) -> dict[str, Any]:
+    """Everything about a scene that is not a column of numbers."""
+    trace = scene.trace
+    return {
+        "title": title,
+        "events": len(trace),
+        "begin": scene.begin,
+        "end": scene.end,
+        "start": scene.start,
+        "problems": trace.problems,
+        "facts": _facts(trace),
+        "slots": [slot.title for slot in scene.slots],
+        "lanes": [
+            {
+                "title": lane.title, "kind": lane.kind.name.lower(), "note": lane.note, "slot": lane.slot,
+                "worker": lane.worker, "top": lane.top, "heights": lane.heights,
+            }
+            for lane in scene.lanes
+        ],
+        "runs": _runs(scene.bars, "lane", "row"),
+        "markRuns": _runs(scene.marks, "lane"),
+        "kinds": {code: _kind(code) for code in _codes(scene)},
+        "fates": {int(fate): words for fate, words in lanes.FATES.items()},
+        "fading": [int(fate) for fate in lanes.FADING],
+        "alarms": lanes.ALARMS,
+        "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
+        "processes": [process.name for process in trace.processes],
+        "severalLoaders": len(trace.loaders) > 1,
+        "texts": list(_texts(scene)),
+    }  # fmt: skip
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
+    """What the trace says of where it comes from."""
+    manifest = trace.manifest
+    facts = [("trace", str(trace.path))]
+    for name in ("command", "host", "versions", "detail"):
+        if (value := manifest.get(name)) is not None:
+            facts.append((name, _plain(value)))
+    facts += [(f"loader {number}", _plain(params)) for number, params in trace.loaders.items()]
+    return facts
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(of)}" for key, of in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _codes(scene: Scene) -> list[int]:
+    """The events that occur."""
+    found: list[int] = np.union1d(scene.bars["code"], scene.marks["code"]).tolist()
+    return found
+
+
+def _kind(code: int) -> dict[str, Any]:
+    """What the page says about an event, and how it draws it."""
+    event = EVENTS[code]
+    span = event.phase is Phase.BEGIN
+    look = lanes.paint(code) if span else None
+    return {
+        "name": event.name,
+        "label": look.label if look else event.name,
+        "colour": look.colour if look else event.colour,
+        "soft": bool(look and look.soft),
+        "span": span,
+        "number": lanes.number_column(code) if span else "",
+        "stage": event.stage,
+        "meaning": event.meaning,
+        "ours": source_line(event.ours, "minidl"),
+        "upstream": source_line(event.upstream, "torch"),
+        "article": event.article,
+        "begin": _fields(event),
+        "end": _fields(EVENTS[code + 1]) if span else [],
+    }
+
+
+def _fields(event: Event) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": field.name, "unit": field.unit,
+            "values": {int(m): m.name.lower().replace("_", " ") for m in field.enum} if field.enum else None,
+        }
+        for field in event.fields
+    ]  # fmt: skip
+
+
+def source_line(reference: str, package: str) -> str:
+    """Where a "module:function" of the event table is: "minidl/fetch.py:61 fetch"; without a line if not found here.
+
+    Several lines where several classes have such a method: which one runs depends on the loader.
+    package: "minidl", or "torch" for torch.utils.data and, after "multiprocessing.", torch's multiprocessing or, where
+    that has none, Python's.
+    """
+    module, _, name = reference.partition(":")
+    for home, rest in _homes(module, package):
+        folder = _folder(home)
+        lines = _lines(folder.joinpath(*rest).with_suffix(".py")).get(name) if folder else None
+        if lines:
+            return f"{'/'.join([*home.split('.'), *rest])}.py:{', '.join(map(str, lines))} {name}"
+    return reference
+
+
+def _homes(module: str, package: str) -> list[tuple[str, list[str]]]:
+    """Packages that the module may be in, and its path in each."""
+    first, *rest = module.split(".")
+    if package != "torch":
+        return [(package, [first, *rest])]
+    if first == "multiprocessing":
+        return [("torch.multiprocessing", rest), ("multiprocessing", rest)]
+    return [("torch.utils.data", [first, *rest])]
+
+
+@functools.cache
+def _folder(package: str) -> Path | None:
+    """Where a package is installed, found without importing more than its parents."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) if places else None
+
+
+@functools.cache
+def _lines(source: Path) -> dict[str, list[int]]:
+    """The lines of each function and class that a file defines; {} where it cannot be read."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError):
+        return {}
+    out: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            out.setdefault(node.name, []).append(node.lineno)
+    return out
+
+
+def _texts(scene: Scene) -> dict[str, int]:
+    """The texts that marks carry, each with its number, from 0 for none."""
+    texts = {"": 0}
+    for code in np.unique(scene.marks["code"]).tolist():
+        if any(field.unit == "string" for field in EVENTS[code].fields):
+            for row in scene.trace.events[scene.marks["event"][scene.marks["code"] == code]]:
+                texts.setdefault(scene.trace.text(row), len(texts))
+    return texts
+
+
+# --- The numbers ----------------------------------------------------------------------------------------------------
+def columns(scene: Scene) -> Columns:
+    """The arrays of a scene, by the names that the page's script uses. Times: ns, each after the one before it."""
+    return {
+        **_bar_columns(scene),
+        **_mark_columns(scene),
+        **{f"batch.{name}": scene.batches[name] for name in ("loader", "epoch", "task", "worker", "put", "yielded")},
+        **{f"stop.{name}": scene.stops[name] for name in ("batch", "lane", "row", "code", "begin", "end")},
+        **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(scene.counters)},
+        **{f"counter.{n}.value": c.values for n, c in enumerate(scene.counters)},
+    }
+
+
+def _bar_columns(scene: Scene) -> Columns:
+    bars, spans = scene.bars, scene.spans[scene.bars["span"]]
+    out: Columns = {"bar.begin": _steps(bars["begin"]), "bar.took": bars["end"] - bars["begin"]}
+    for name in ("code", "fate", "simulated", "task", "worker", "batch"):
+        out[f"bar.{name}"] = bars[name]
+    out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, whichever came
+    for name in ("loader", "process", "tid", *_OWN):
+        out[f"bar.{name}"] = spans[name]
+    return out
+
+
+def _mark_columns(scene: Scene) -> Columns:
+    marks, events = scene.marks, scene.trace.events[scene.marks["event"]]
+    out: Columns = {"mark.time": _steps(marks["time"])}
+    for name in ("code", "task", "worker", "batch"):
+        out[f"mark.{name}"] = marks[name]
+    for name in ("loader", "process", "tid", "x", "y", "z"):
+        out[f"mark.{name}"] = events[name].copy()
+    texts = _texts(scene)
+    for code in np.unique(marks["code"]).tolist():
+        for column, field in zip("xyz", EVENTS[code].fields, strict=False):
+            if field.unit == "string":
+                mine = marks["code"] == code
+                out[f"mark.{column}"][mine] = [texts[scene.trace.text(row)] for row in events[mine]]
+    return out
+
+
+def _runs(rows: Rows, *keys: str) -> list[list[int]]:
+    """Where the rows with the same keys are: [*keys, first, count]."""
+    if not len(rows):
+        return []
+    new = np.zeros(len(rows), bool)
+    new[0] = True
+    for key in keys:
+        new[1:] |= rows[key][1:] != rows[key][:-1]
+    first = np.flatnonzero(new)
+    count = np.diff(np.append(first, len(rows)))
+    runs: list[list[int]] = np.stack([*(rows[key][first] for key in keys), first, count], axis=1).tolist()
+    return runs
+
+
+def _steps(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Differences: small numbers, which compress well; the script adds them up again."""
+    return np.diff(times, prepend=0)
+
+
+# --- The page -------------------------------------------------------------------------------------------------------
+def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
+    """The template with its holes filled. Two pages of one trace are the same, byte for byte."""
+    layout, data = _packed(numbers)
+    words = {**words, "columns": layout, "compressed": compress}
+    if compress:
+        data = gzip.compress(data, 4, mtime=0)
+    template = files("minidl.tracing").joinpath("page.html").read_text(encoding="utf-8")
+    holes = {
+        "TITLE": markup.escape(words["title"]),
+        "POLICY": _policy(template),
+        "WORDS": _json(words),
+        "NUMBERS": base64.b64encode(data).decode(),
+    }
+    return Page(re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes[match[1]], template))
+
+
+def _packed(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
+    """All columns in one run of bytes, each in the smallest type that holds it: [name, type, offset, length], bytes."""
+    layout, parts, offset = [], [], 0
+    for name, column in numbers.items():
+        small = _smallest(column)
+        data = small.tobytes()
+        data += b"\0" * (-len(data) % 8)
+        layout.append((name, small.dtype.str[1:], offset, len(small)))
+        parts.append(data)
+        offset += len(data)
+    return layout, b"".join(parts)
+
+
+def _smallest(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    for kind in ("u1", "i1", "u2", "i2", "u4", "i4"):
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return column.astype(f"<{kind}")
+    return column.astype("<f8" if low >= -EXACT and high <= EXACT else "<i8")
+
+
+def _policy(template: str) -> str:
+    """A content security policy: the page's own style and script, by their hashes, and nothing from anywhere."""
+    hashes = []
+    for tag in ("style", "script"):
+        found: Sequence[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        (source,) = found
+        hashes.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
+
+
+def _json(value: object) -> str:
+    """JSON that HTML reads as text, wherever it stands, and that every encoding can write."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
