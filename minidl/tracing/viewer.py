@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import secrets
 import shutil
 import socket
@@ -29,7 +30,7 @@ from urllib.parse import quote, unquote, urlsplit
 import numpy as np
 
 from minidl.tracing.events import EVENTS
-from minidl.tracing.export import write_chrome
+from minidl.tracing.export import process_titles, write_chrome
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 LONGEST_WINDOW = 2_000_000_000
 """ns that the page shows at first: enough for many batches, and few enough that one of them can be seen."""
+
+WORKSPACE = "minidl"
+"""The UI's name for the list of processes that the link makes."""
+
+MOST_LISTED = 100
+"""Processes that a link puts in order; a longer one would not be an address any more."""
 
 _MIME = {  # not `mimetypes`, which some systems configure to serve .js as text/plain
     ".html": "text/html; charset=utf-8",
@@ -82,7 +89,8 @@ class Viewer:
         try:
             document = write_chrome(self.trace, Path(self._folder.name) / "trace.json")
             server = self._server = _listen(self.port, files, document)
-            self.url = page_address(server.base, f"{server.base}/{server.secret}/localtrace", *window(self.trace))
+            address = f"{server.base}/{server.secret}/localtrace"
+            self.url = page_address(server.base, address, process_titles(self.trace), *window(self.trace))
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
         except BaseException:
@@ -156,11 +164,20 @@ def web_files() -> Path:
     )
 
 
-def page_address(base: str, trace_url: str, start: int, end: int) -> str:
-    """The deep link that opens `trace_url` on [start, end] (ns on the exported trace's clock), tracks unfolded."""
-    commands = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": ["^(loader|worker)"]}]
+def page_address(base: str, document: str, titles: list[str], start: int, end: int) -> str:
+    """The deep link that opens `document` on [start, end] (ns on the exported trace's clock).
+
+    titles: of the processes, as they should be listed. Left to itself, the UI lists whoever has most slices first, and
+    sort indices do not move it; so the link makes a workspace, copies the processes into it in turn, and unfolds them.
+    """
+    commands = [["CopyTracksToWorkspaceByRegex", f"^{re.escape(title)}$", WORKSPACE] for title in titles]
+    commands.append(["SwitchWorkspace", WORKSPACE])
+    if len(titles) > MOST_LISTED:
+        commands.clear()
+    commands.append(["ExpandTracksByRegex", "^(loader|worker)"])
+    text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
     return (
-        f"{base}/#!/?url={quote(trace_url, safe='')}&startupCommands={quote(json.dumps(commands), safe='')}"
+        f"{base}/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
         f"&visStart={start}&visEnd={end}&hideSidebar=true"
     )
 
