@@ -7,8 +7,8 @@ find and end it. A process writes two files into the trace's directory: `<pid>-<
 Rules of use: `emit` may be called from any thread, from a signal handler, after a fork and while the interpreter exits.
 It never raises an error of its own. There is no lock to be caught in: a slot's number is taken from an atomic counter,
 and growing the file twice has the effect of growing it once. A file is allocated before it is mapped, since writing to
-a mapped page that the disk has no room for is a bus error. What goes wrong turns this process's recording off, is said
-once on stderr, and is counted in the file's header.
+a mapped page that the disk has no room for is a bus error. A file that cannot be made or grown turns this process's
+recording off; that is said once on stderr, and what is lost from there on is counted in the file's header.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class Recorder:
         self.config = config
         ring = config.ring_slots
         self._mask = ring - 1 if ring else -1
-        self._left_out = (
-            frozenset(c for c, e in EVENTS.items() if e.detail) if config.detail == "batch" else frozenset()
-        )
+        self._left_out = tuple(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
         self._reset()
         _RECORDERS.add(self)
 
