@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_twice import agree
 
-from minidl import bench
 from minidl.sampler import (
     BatchSampler,
     RandomSampler,
@@ -206,14 +205,3 @@ class TestCost:
             tracemalloc.stop()
         assert total == n * (n - 1) // 2
         assert peak < 2 * n  # bytes of Python objects; a list of n pointers alone takes 8 * n
-
-    def test_a_ranks_share_takes_less_than_a_third_of_torchs_memory(self) -> None:
-        row = bench._row("DistributedSampler, one rank of 8", 3_000_000)
-        assert row["minidl_mib"] < row["torch_mib"] / 3
-        assert 3_000_000 * 8 / 2**20 < row["torch_mib"] < 400
-        assert row["memory_ratio"] == pytest.approx(row["minidl_mib"] / row["torch_mib"])
-        assert row["speedup"] == pytest.approx(row["torch_s"] / row["minidl_s"])
-
-    def test_bench_reports_a_measurement_that_failed(self) -> None:
-        with pytest.raises(RuntimeError, match=r"bench: no such sampler of torch failed (?s:.*)KeyError"):
-            bench._measured_afresh("torch", "no such sampler", 1)

@@ -1,0 +1,218 @@
+"""What it costs to record one event: with our recorder, with others, and where nothing is recorded.
+
+Interface: `bench_events(rounds)`. viztracer is measured where it is installed.
+Figures are nanoseconds of the calling thread's CPU time, which another process's turn on the core does not lengthen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import minidl
+from minidl import ports
+from minidl.bench.pairs import Row, take_turns
+from minidl.messages import Result
+from minidl.tracing import events as ev
+from minidl.tracing.recorder import GROW_SLOTS, Recorder, TraceConfig
+
+Names = dict[str, Any]
+Setup = Callable[[Path], AbstractContextManager[Names]]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One way to record: what is timed, and what gives it the names that it needs. `records`: events that it writes."""
+
+    group: str
+    name: str
+    setup: Setup
+    statement: str
+    records: int = 1
+
+
+# --- Ways to record ---------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _minidl(directory: Path, *, detail: str = "sample", ring_bytes: int | None = None) -> Iterator[Names]:
+    recorder = Recorder(TraceConfig(str(directory), detail, ring_bytes))
+    for _ in range(GROW_SLOTS):  # past the small steps in which a new file grows
+        recorder.emit(ev.YIELD)
+    try:
+        yield {"emit": recorder.emit, "string": recorder.string, "texts": map(str, itertools.count())}
+    finally:
+        recorder.close()
+
+
+@contextlib.contextmanager
+def _ended(directory: Path) -> Iterator[Names]:
+    with _minidl(directory) as names:
+        pass
+    yield names
+
+
+@contextlib.contextmanager
+def _nothing(directory: Path) -> Iterator[Names]:
+    def emit(code: int, loader: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
+
+    yield {"emit": emit, "pen": None}
+
+
+@contextlib.contextmanager
+def _plain_queue(directory: Path) -> Iterator[Names]:
+    yield {"queue": ports.new_ports().ready_queue(), "batch": Result(0, 0, None)}
+
+
+@contextlib.contextmanager
+def _traced_queue(directory: Path) -> Iterator[Names]:
+    with minidl.trace(directory), _plain_queue(directory) as names:
+        yield names
+
+
+@contextlib.contextmanager
+def _viztracer(directory: Path) -> Iterator[Names]:
+    from viztracer import VizTracer
+
+    tracer = VizTracer(verbose=0, register_global=False)
+    tracer.start()  # an event before it is dropped
+    try:
+        yield {"tracer": tracer}
+    finally:
+        tracer.stop()
+        tracer.clear()
+        tracer.terminate()
+
+
+@contextlib.contextmanager
+def _record_function(directory: Path) -> Iterator[Names]:
+    yield {"record_function": torch.profiler.record_function}
+
+
+@contextlib.contextmanager
+def _profiled(directory: Path) -> Iterator[Names]:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with _muted():
+        profiler.start()
+    try:
+        with _record_function(directory) as names:
+            yield names
+    finally:
+        with _muted():
+            profiler.stop()
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Standard error to nowhere: torch's profiler logs from C++ that it starts and stops."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _json_lines(directory: Path) -> Iterator[Names]:
+    fd = os.open(directory / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    tid = threading.get_native_id()
+
+    def write(**facts: object) -> None:
+        os.write(fd, json.dumps({"time": time.monotonic_ns(), "tid": tid, **facts}).encode() + b"\n")
+
+    try:
+        yield {"write": write}
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _logging(directory: Path) -> Iterator[Names]:
+    logger, handler = logging.Logger("bench"), logging.FileHandler(directory / "events.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(thread)d %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield {"info": logger.info}
+    finally:
+        handler.close()
+
+
+_ONE, _SPAN, _TEXT, _QUEUE = "an event", "a span", "an event with a text", "a queue's put and get"
+_NUMBERS = "1, 7, 0, 1, 2, 3"  # loader, task, worker, x, y, z
+_EMIT = f"emit({ev.YIELD}, {_NUMBERS})"
+_DETAIL = f"emit({ev.SAMPLE[0]}, {_NUMBERS})"
+
+# The first of a group is what the others of the group are compared with.
+_CASES = (
+    _Case(_ONE, "emit", _minidl, _EMIT),
+    _Case(_ONE, "emit into a ring of 1 MiB", partial(_minidl, ring_bytes=1 << 20), _EMIT),
+    _Case(_ONE, "emit, left out of a trace of batches", partial(_minidl, detail="batch"), _DETAIL, 0),
+    _Case(_ONE, "emit, after the trace's end", _ended, _EMIT, 0),
+    _Case(_ONE, "no trace: if pen is not None", _nothing, f"if pen is not None: {_EMIT}", 0),
+    _Case(_ONE, "a call that does nothing", _nothing, _EMIT, 0),
+    _Case(_ONE, "viztracer add_instant", _viztracer, "tracer.add_instant('yield')"),
+    _Case(_ONE, "viztracer add_instant with numbers", _viztracer,
+          "tracer.add_instant('yield', args={'task': 7, 'worker': 0, 'x': 1, 'y': 2, 'z': 3})"),
+    _Case(_ONE, "viztracer log_instant", _viztracer, "tracer.log_instant('yield')"),
+    _Case(_ONE, "os.write of a JSON line", _json_lines, "write(name='yield', task=7, worker=0, x=1, y=2, z=3)"),
+    _Case(_ONE, "logging to a file", _logging, "info('yield task=%d worker=%d x=%d y=%d z=%d', 7, 0, 1, 2, 3)"),
+    _Case(_SPAN, "emit twice", _minidl, f"emit({ev.FETCH[0]}, {_NUMBERS}); emit({ev.FETCH[1]}, {_NUMBERS})", 2),
+    _Case(_SPAN, "viztracer log_event", _viztracer, "with tracer.log_event('fetch'): pass"),
+    _Case(_SPAN, "record_function, nobody profiling", _record_function,
+          "with record_function('fetch'): pass", 0),
+    _Case(_SPAN, "record_function, torch.profiler on", _profiled,
+          "with record_function('fetch'): pass"),
+    _Case(_TEXT, "emit, a text said before", _minidl, f"emit({ev.TASK_ERROR}, 1, 7, 0, 1, 2, string('out of range'))"),
+    _Case(_TEXT, "emit, a new text each time", _minidl, f"emit({ev.TASK_ERROR}, 1, 7, 0, 1, 2, string(next(texts)))"),
+    _Case(_TEXT, "viztracer add_instant", _viztracer,
+          "tracer.add_instant('error', args={'task': 7, 'worker': 0, 'text': 'out of range'})"),
+    _Case(_TEXT, "os.write of a JSON line", _json_lines, "write(name='error', task=7, worker=0, text='out of range')"),
+    _Case(_QUEUE, "no trace", _plain_queue, "queue.put(batch); queue.get()", 0),
+    _Case(_QUEUE, "traced", _traced_queue, "queue.put(batch); queue.get()", 3),
+)  # fmt: skip
+
+
+def bench_events(rounds: int, number: int = GROW_SLOTS) -> list[Row]:
+    """Nanoseconds for each way to record, from `number` repetitions a round; extra: the events that one records.
+
+    By default just so many that our file grows once while they are recorded.
+
+    The last group is what a loader pays at its seams: without a trace it holds the plain queue itself.
+    """
+    there = importlib.util.find_spec("viztracer") is not None
+    cases = [case for case in _CASES if there or case.setup is not _viztracer]
+    rows = []
+    for group in dict.fromkeys(case.group for case in cases):
+        own = [case for case in cases if case.group == group]
+        turns = {case.name: partial(_nanoseconds, case, number) for case in own}
+        found = take_turns(turns, rounds, f"events: {group}")
+        first = own[0].name
+        for case in own:
+            against, extra = "" if case.name == first else first, {"events": float(case.records)}
+            rows.append(Row(group, case.name, "ns", tuple(found[case.name]), against, tuple(found[first]), extra))
+    return rows
+
+
+def _nanoseconds(case: _Case, number: int) -> float:
+    """What one execution of the case's statement takes."""
+    with tempfile.TemporaryDirectory(prefix="minidl-bench-") as directory, case.setup(Path(directory)) as names:
+        timer = timeit.Timer(case.statement, timer=time.thread_time, globals=names)
+        timer.timeit(max(1, number // 20))  # opening files is no event's cost
+        return timer.timeit(number) / number * 1e9

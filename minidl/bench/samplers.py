@@ -1,0 +1,65 @@
+"""What the samplers cost at a size where it shows, beside torch's.
+
+Interface: `bench_samplers(n)`. At n = 20 million a round takes about a minute, and up to 2 GiB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch.utils.data
+
+import minidl.distributed
+import minidl.sampler
+from minidl.bench.child import in_child, metered
+from minidl.bench.pairs import Row, take_turns
+
+_Libraries = dict[str, Any]
+_DISTRIBUTED: _Libraries = {"torch": torch.utils.data, "minidl": minidl.distributed}
+_SAMPLER: _Libraries = {"torch": torch.utils.data, "minidl": minidl.sampler}
+_CASES: dict[str, Callable[[str, range], Iterable[int]]] = {
+    "RandomSampler": lambda library, data: _SAMPLER[library].RandomSampler(data),
+    "SubsetRandomSampler": lambda library, data: _SAMPLER[library].SubsetRandomSampler(data),
+    "DistributedSampler, one rank of 8": lambda library, data: _DISTRIBUTED[library].DistributedSampler(data, 8, 3),
+    "DistributedSampler, one rank of 8, not shuffled": lambda library, data: _DISTRIBUTED[library].DistributedSampler(
+        data, 8, 3, shuffle=False
+    ),
+}
+
+
+def bench_samplers(n: int, rounds: int = 3) -> list[Row]:
+    """One epoch of each sampler over `n` indices, torch's and ours, each time in a process of its own.
+
+    Values are seconds until the last index; extra: seconds until the first, and MiB by which the process grew.
+    """
+    return [row for case in _CASES for row in _rows(case, n, rounds)]
+
+
+def _rows(case: str, n: int, rounds: int) -> list[Row]:
+    turns = {library: partial(in_child, _measure, library, case, n) for library in ("torch", "minidl")}
+    found = take_turns(turns, rounds, f"samplers: {case}", warm=False)
+    torchs = tuple(seconds for seconds, _, _ in found["torch"])
+    rows = []
+    for library, figures in found.items():
+        seconds, first, mib = zip(*figures, strict=True)
+        extra = {"first index s": median(first), "MiB": median(mib)}
+        against = "" if library == "torch" else "torch"
+        rows.append(Row(f"{case}, {n:,} indices", library, "s", seconds, against, torchs, extra))
+    return rows
+
+
+def _measure(library: str, case: str, n: int) -> tuple[float, float, float]:
+    """Seconds until the last and until the first index, and MiB."""
+    sampler = _CASES[case](library, range(n))
+    with metered() as meter:
+        start = time.perf_counter()
+        indices = iter(sampler)
+        next(indices)
+        first = time.perf_counter() - start
+        deque(indices, maxlen=0)
+    return meter.seconds, first, meter.mib
