@@ -373,9 +373,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         return True, message
 
     def _explain(self, result: Result, error: Exception) -> Result:
-        """A batch could not be rebuilt; say why, as the error of its task, so that the next task can be waited for."""
+        """A batch could not be rebuilt; say why, as the error of its task, so that the next task can be waited for.
+
+        Raises RuntimeError where the worker that holds the batch's memory has died, and with it the task.
+        """
+        if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
+            # A dying process loses its socket first: a moment later it can be seen dead.
+            self._workers[result.worker_id].join(timeout=1.0)
+        self._raise_if_worker_died(error)
         try:
-            self._raise_if_worker_died(error)
             _raise_if_out_of_descriptors()
         except RuntimeError as cause:
             error = cause

@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ import torch
 import torch.utils.data
 
 import minidl
+import minidl.worker as worker_module
 
 
 def worker() -> tuple[int, int, int]:
@@ -331,6 +335,15 @@ def segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def die_in_the_middle_of_a_message() -> None:
+    """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind."""
+    frame: Any = sys._getframe()
+    while "spec" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["spec"].result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    kill_myself()
+
+
 class Journal(Numbers):
     """Writes a line for each sample that it has served, whole and at once, before it serves it."""
 
@@ -349,15 +362,37 @@ class Journal(Numbers):
         return index
 
 
-class Gate(Numbers):
-    """Sample `at` waits until the file `path` exists: the test decides when it goes on."""
+class Gate(At):
+    """As At, but sample `at` waits until the file `path` exists: the test decides when it goes on."""
 
-    def __init__(self, n: int, path: Path, at: int = 0) -> None:
-        super().__init__(n)
+    def __init__(self, n: int, path: Path, at: int = 0, thing: Any = int) -> None:
+        super().__init__(n, at, thing)
         self.path = str(path)
-        self.at = at
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: int) -> Any:
         while index == self.at and not os.path.exists(self.path):
             time.sleep(0.002)
-        return index
+        return super().__getitem__(index)
+
+
+def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
+    """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which somebody is stuck."""
+    from minidl import iterators, pin_memory, shutdown
+
+    for module in (shutdown, pin_memory, worker_module):
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", seconds)
+    monkeypatch.setattr(iterators._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (seconds,))
+
+
+# --- Scripts ----------------------------------------------------------------------------------------------------------
+def run(script: str, *arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, with the tests importable; what it says comes back as text."""
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": paths} | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,0 +1,471 @@
+"""What the consumer hears when something fails: which worker, task, sample and place; and what still works after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.data
+import workloads as wl
+
+import minidl
+from minidl import iterators, signals
+from minidl.errors import ExceptionWrapper, RemoteTracebackError
+
+
+def errors_of(loader: Any) -> dict[int, Exception]:
+    """One epoch: each error, under the number of the batch in whose place it came."""
+    found = {}
+    iterator = iter(loader)
+    for number in range(1000):
+        try:
+            next(iterator)
+        except StopIteration:
+            return found
+        except Exception as error:
+            found[number] = error
+    raise AssertionError("the epoch does not end")
+
+
+def only_error(dataset: Any, **options: Any) -> tuple[int, Exception]:
+    """The one error of an epoch with two workers and batches of two; every other batch came."""
+    loader = minidl.DataLoader(dataset, **({"batch_size": 2, "num_workers": 2} | options))
+    ((number, error),) = errors_of(loader).items()
+    return number, error
+
+
+# --- Where ------------------------------------------------------------------------------------------------------------
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "sample": (
+        {"dataset": wl.Failing(12, wl.SimpleError("here"), at=(6,)), "batch_size": 4},
+        "Task 1 of worker 1: sample index 6 (place 3 of 4).",
+    ),
+    "shuffled sample": (
+        {"dataset": wl.Failing(12, wl.SimpleError("here"), at=(6,)), "sampler": [9, 8, 7, 6, 5], "batch_size": 3},
+        "Task 1 of worker 1: sample index 6 (place 1 of 2).",
+    ),
+    "single sample": (
+        {"dataset": wl.Failing(8, wl.SimpleError("here"), at=(5,)), "batch_size": None},
+        "Task 5 of worker 1: sample index 5.",
+    ),
+    "key": (
+        {"dataset": {"cat": 1, "dog": 2}, "sampler": ["dog", "cow"], "batch_size": 2},
+        "Task 0 of worker 0: sample index 'cow' (place 2 of 2).",
+    ),
+    "whole batch": (
+        {"dataset": wl.FailingBatch(2)},
+        "Task 0 of worker 0: its whole batch of 2 (__getitems__).",
+    ),
+    "collate": (
+        {"dataset": wl.Numbers(8), "collate_fn": wl.failing_collate},
+        "Task 1 of worker 1: collating.",
+    ),
+    "stream": (
+        {"dataset": wl.FailingStream(4, "next"), "batch_size": 4, "num_workers": 1},
+        "Task 0 of worker 0: a sample (place 3 of 4).",
+    ),
+    "stream of batches": (
+        {"dataset": wl.FailingStream(4, "next"), "batch_size": None, "num_workers": 1},
+        "Task 2 of worker 0: sample 1 of its stream's batch.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_error_names_worker_task_sample_and_place(name: str) -> None:
+    options, place = PLACES[name]
+    number, error = only_error(**options)
+    first, *middle, last = str(error).strip("'").splitlines()
+    worker = place.split("worker ")[1][0]
+    assert first == f"Caught {type(error).__name__} in DataLoader worker process {worker}."
+    assert middle[0] == "Original Traceback (most recent call last):"
+    assert last == place
+    assert place.startswith(f"Task {number} ")
+    assert any('File "' in line for line in middle)
+
+
+def test_in_one_process_the_error_is_the_datasets_own() -> None:
+    error = wl.SimpleError("untouched")
+    (raised,) = errors_of(minidl.DataLoader(wl.Failing(4, error))).values()
+    assert raised is error
+
+
+# --- Types ------------------------------------------------------------------------------------------------------------
+def local_error() -> Exception:
+    class HiddenError(Exception):
+        """Its class can't be found by name, so it does not pickle."""
+
+    return HiddenError("from inside a function")
+
+
+def with_baggage() -> Exception:
+    return ValueError("heavy", bytes(3_000_000))
+
+
+def with_a_lambda() -> Exception:
+    return ValueError("light", lambda: None)
+
+
+TYPES: list[tuple[Callable[[], Exception], type[Exception], str]] = [
+    (lambda: wl.TwoArgumentsError(7, "because"), wl.TwoArgumentsError, "(7, 'because')"),
+    (lambda: wl.MessageError("by keyword"), wl.MessageError, "by keyword"),
+    (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), UnicodeDecodeError, "0xff"),
+    (lambda: wl.UnpicklableError(7, "because"), RuntimeError, "UnpicklableError: 7 because"),
+    (local_error, RuntimeError, "HiddenError: from inside a function"),
+    (with_baggage, ValueError, "heavy"),
+    (with_a_lambda, ValueError, "light"),
+    (lambda: KeyError("two\nlines"), KeyError, "'two\\nlines'"),
+    (lambda: wl.SimpleError(), wl.SimpleError, "SimpleError"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "words"), TYPES)
+def test_the_type_is_kept_where_it_can_be_and_the_words_always(
+    make: Callable[[], Exception], kind: type[Exception], words: str
+) -> None:
+    number, error = only_error(wl.Failing(8, make(), at=(2,)))
+    whole = f"{error}\n{error.__cause__}"
+    assert (number, type(error)) == (1, kind)
+    assert words in whole
+    assert "in DataLoader worker process 1." in whole
+    assert "Task 1 of worker 1: sample index 2 (place 1 of 2)." in whole
+
+
+def test_an_error_rebuilt_as_it_was_keeps_its_attributes_and_has_the_text_as_its_cause() -> None:
+    _, error = only_error(wl.Failing(4, wl.TwoArgumentsError(7, "because"), at=(0,)))
+    assert isinstance(error, wl.TwoArgumentsError)
+    assert (error.code, error.reason) == (7, "because")
+    assert isinstance(error.__cause__, RemoteTracebackError)
+    assert "Original Traceback" in str(error.__cause__)
+
+
+def test_a_readable_key_error() -> None:
+    _, error = only_error(wl.Failing(4, KeyError("no such key"), at=(0,)))
+    assert "\\n" not in str(error)
+    assert "\nKeyError: 'no such key'\n" in str(error)
+
+
+def test_a_wrapper_without_what_may_not_pickle_has_the_same_text() -> None:
+    wrapper = ExceptionWrapper(wl.UnpicklableError(1, "x"), "in a test", "Task 4.")
+    assert repr(wrapper) == "<UnpicklableError in a test>"
+    assert wrapper.portable().text == wrapper.text
+    with pytest.raises(RuntimeError, match=r"(?s)^Caught UnpicklableError in a test.*1 x.*Task 4\.$"):
+        wrapper.portable().reraise()
+
+
+def test_an_error_does_not_keep_the_workers() -> None:
+    """Neither the caught error nor a cycle through its traceback holds the iterator back."""
+
+    def fail_once() -> Any:
+        iterator = iter(minidl.DataLoader(wl.Failing(9, wl.SimpleError("once"), at=(0,)), num_workers=1))
+        with pytest.raises(wl.SimpleError):
+            next(iterator)
+        return weakref.ref(iterator)
+
+    gc.disable()
+    try:
+        assert fail_once()() is None
+    finally:
+        gc.enable()
+
+
+# --- What can't be sent, or does not arrive ---------------------------------------------------------------------------
+@pytest.mark.parametrize("device", ["", "1"], ids=["plain", "pinned"])
+def test_a_batch_that_cannot_be_sent(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", device)
+    number, error = only_error(wl.At(8, 2, wl.Unpicklable), collate_fn=wl.as_list, pin_memory=bool(device))
+    assert (number, type(error)) == (1, TypeError)
+    assert "Caught TypeError in DataLoader worker process 1 while it pickled a batch." in str(error)
+    assert "this object does not travel" in str(error)
+    assert "Task 1: its batch can't be sent between processes." in str(error)
+
+
+@pytest.mark.parametrize("device", ["", "1"], ids=["plain", "pinned"])
+def test_a_batch_that_cannot_be_rebuilt(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", device)
+    number, error = only_error(wl.At(8, 2, wl.Unbuildable), collate_fn=wl.as_list, pin_memory=bool(device))
+    assert (number, type(error)) == (1, ValueError)
+    assert "Caught ValueError in the loader while it rebuilt a batch." in str(error)
+    assert "this object does not arrive" in str(error)
+    assert str(error).endswith("Task 1 of worker 1.")
+
+
+@pytest.mark.parametrize(
+    ("index", "kind", "words"),
+    [
+        (wl.Unpicklable(), TypeError, "Caught TypeError in the loader while it pickled a task's indices."),
+        (wl.Unbuildable(), ValueError, "worker process 1 while it unpickled a task's indices."),
+    ],
+    ids=["unpicklable", "unbuildable"],
+)
+def test_indices_that_cannot_be_sent(index: Any, kind: type[Exception], words: str) -> None:
+    loader = minidl.DataLoader(wl.Numbers(9), sampler=[0, index, 2, 3], num_workers=2)
+    ((number, error),) = errors_of(loader).items()
+    assert (number, type(error)) == (1, kind)
+    assert words in str(error)
+    assert "\nTask 1" in str(error)
+
+
+def test_a_worker_that_cannot_be_started_says_why_as_torchs_does() -> None:
+    def start(lib: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = lib.DataLoader(
+                wl.Numbers(3), num_workers=2, collate_fn=lambda x: x, multiprocessing_context="spawn"
+            )
+            with pytest.raises((AttributeError, TypeError)) as raised:
+                iter(loader)
+        return [str(w.message) for w in caught if "pickle" in str(w.message)], type(raised.value)
+
+    ours = start(minidl)
+    assert ours == start(torch.utils.data)
+    assert len(ours[0]) == 1
+
+
+def test_after_its_initialisation_failed_a_worker_says_so_task_by_task() -> None:
+    errors = errors_of(minidl.DataLoader(wl.Numbers(4), num_workers=2, worker_init_fn=wl.failing_init))
+    assert [type(error) for error in errors.values()] == [wl.SimpleError] * 2 + [RuntimeError] * 2
+    assert "worker 1 does not begin" in str(errors[1])
+    assert "the worker has no fetcher, because its initialisation failed" in str(errors[2])
+
+
+# --- Hanging, dying ---------------------------------------------------------------------------------------------------
+def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    wl.impatient(monkeypatch)
+    loader = minidl.DataLoader(wl.At(9, 5, wl.hang), batch_size=2, num_workers=2, timeout=0.5)
+    iterator: Any = iter(loader)
+    assert [batch.tolist() for batch in (next(iterator), next(iterator))] == [[0, 1], [2, 3]]
+    pid = iterator._workers[0].pid
+    words = (
+        r"DataLoader timed out after 0\.5 seconds: waited \d\.\d s for task 2 of worker 0 "
+        rf"\(pid {pid}, alive\), which is in task 2, sample index 5 \(place 2 of 2\), for \d\.\d s"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        next(iterator)
+    del iterator
+
+
+@pytest.fixture
+def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A dead worker is found by looking, every 0.3 s, and not by SIGCHLD, whose handler raises wherever it comes."""
+    wl.impatient(monkeypatch)
+    monkeypatch.setattr(signals, "_SIGCHLD_handler_set", True)  # as far as the loader knows
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, previous)
+
+
+DEATHS: list[tuple[Callable[[], None], str]] = [
+    (wl.kill_myself, "-9"),
+    (wl.exit_at_once, "7"),
+    (wl.segfault, "-11"),
+]
+
+
+@pytest.mark.usefixtures("polling")
+@pytest.mark.parametrize(("death", "code"), DEATHS, ids=["killed", "exit", "segfault"])
+def test_a_dead_worker_is_named_and_the_others_batches_still_come(
+    death: Callable[[], None], code: str, tmp_path: Path
+) -> None:
+    """It dies in task 12. That is given up, and so is task 14, which it had been sent; the rest goes to worker 1."""
+    dataset = wl.Gate(40, tmp_path / "die", at=25, thing=death)
+    iterator: Any = iter(minidl.DataLoader(dataset, batch_size=2, num_workers=2))
+    assert [next(iterator).tolist()[0] for _ in range(12)] == list(range(0, 24, 2))
+    (tmp_path / "die").touch()
+    words = (
+        f"DataLoader worker (pid(s) {iterator._workers[0].pid}) exited unexpectedly "
+        f"(worker 0: exit code {code}, last in task 12, sample index 25 (place 2 of 2))"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
+        next(iterator)
+    assert [batch.tolist()[0] for batch in iterator] == [26, 30, 32, 34, 36, 38]
+
+
+@pytest.mark.usefixtures("polling")
+def test_a_batch_whose_worker_died_before_it_was_fetched(tmp_path: Path) -> None:
+    """Its message is here, but its memory is the dead worker's to hand out: that is a death, not a broken batch."""
+    dataset = wl.Gate(6, tmp_path / "die", at=1, thing=wl.kill_myself)
+    iterator: Any = iter(minidl.DataLoader(dataset, num_workers=1))
+    assert iterator._worker_result_queue._poll(10)
+    (tmp_path / "die").touch()
+    iterator._workers[0].join(10)
+    with pytest.raises(RuntimeError, match=rf"^DataLoader worker \(pid\(s\) {iterator._workers[0].pid}\) exited"):
+        next(iterator)
+    assert next(iterator, "ended") == "ended"
+
+
+@pytest.mark.usefixtures("polling")
+def test_a_dead_persistent_worker_is_heard_of_when_the_next_epoch_begins() -> None:
+    with minidl.DataLoader(wl.Numbers(4), num_workers=2, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        list(iterator)
+        pid = iterator._workers[1].pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(
+            RuntimeError, match=rf"pid\(s\) {pid}\) exited unexpectedly \(worker 1: exit code -9, last wait"
+        ):
+            iter(loader)
+
+
+KILLED = """
+import sys
+import minidl, minidl.pin_memory, minidl.worker, workloads as wl
+from minidl.iterators import _MultiProcessingDataLoaderIter as Iterator
+
+for module in (minidl.pin_memory, minidl.worker):
+    module.MP_STATUS_CHECK_INTERVAL = 10_000
+Iterator._try_get_data.__defaults__ = (10_000,)
+for pin in (False, True):
+    for death in (wl.kill_myself, wl.exit_at_once, wl.segfault):
+        loader = minidl.DataLoader(wl.At(40, 25, death), 2, num_workers=2, pin_memory=pin, collate_fn=wl.as_list)
+        iterator = None
+        try:
+            iterator = iter(loader)
+            for batch in iterator:
+                pass
+        except RuntimeError as error:
+            print(error, "<-", error.__cause__)
+        iterator.close()
+        assert not any(worker.is_alive() for worker in iterator._workers)
+        assert not pin or not iterator._pin_memory_thread.is_alive()
+"""
+
+
+def test_a_death_is_heard_of_by_signal_where_nobody_looks() -> None:
+    """The loader looks every 10,000 s here; the error comes from SIGCHLD's handler, in the loader or around it."""
+    done = wl.run(KILLED, MINIDL_SIMULATE_DEVICE="1")
+    assert done.returncode == 0, done.stderr
+    ends = ["is killed by signal: Killed", "exited unexpectedly with exit code 7", "is killed by signal: Segmentation"]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    for line, end in zip(lines, ends * 2, strict=True):
+        assert re.search(rf"DataLoader worker \(pid \d+\) {end}", line), line
+
+
+# --- The pin-memory thread --------------------------------------------------------------------------------------------
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+
+
+class Pinnable:
+    """Pins itself, or does not."""
+
+    def __init__(self, samples: list[int]) -> None:
+        self.samples = samples
+
+    def pin_memory(self) -> list[int]:
+        if 2 in self.samples:
+            raise wl.SimpleError("this batch stays where it is")
+        return [*self.samples, -1]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_batch_that_cannot_be_pinned() -> None:
+    loader = minidl.DataLoader(wl.Numbers(6), 2, num_workers=1, pin_memory=True, collate_fn=Pinnable)
+    iterator = iter(loader)
+    assert next(iterator) == [0, 1, -1]
+    with pytest.raises(wl.SimpleError) as raised:
+        next(iterator)
+    assert str(raised.value).startswith("Caught SimpleError in pin memory thread for device 0.")
+    assert str(raised.value).endswith("Task 1: pinning.")
+    assert list(iterator) == [[4, 5, -1]]
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_pin_threads_death_carries_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(result_queue: Any, ready_queue: Any, *rest: Any) -> None:
+        ready_queue.put(result_queue.get())
+        raise ZeroDivisionError("in the thread")
+
+    wl.impatient(monkeypatch)
+    monkeypatch.setattr(iterators, "_pin_memory_loop", loop)
+    iterator = iter(minidl.DataLoader(wl.Numbers(6), num_workers=1, pin_memory=True))
+    next(iterator)
+    with pytest.raises(RuntimeError) as raised:
+        next(iterator)
+    assert str(raised.value) == "Pin memory thread exited unexpectedly: ZeroDivisionError: in the thread"
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="Pin memory thread exited unexpectedly"):
+        next(iterator)
+
+
+TORN = """
+import sys, warnings
+import minidl, workloads as wl
+import minidl.shutdown
+
+minidl.shutdown.MP_STATUS_CHECK_INTERVAL = 0.3
+pin = sys.argv[1] == "pinned"
+iterator = iter(minidl.DataLoader(wl.At(40, 25, wl.die_in_the_middle_of_a_message), batch_size=2, num_workers=1,
+                                  pin_memory=pin))
+try:
+    for batch in iterator:
+        pass
+except RuntimeError as error:
+    print("heard:", str(error)[:60])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    iterator.close()
+print("said:", [str(w.message)[:50] for w in caught])
+print("exit code", iterator._workers[0].exitcode)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "pinned"])
+def test_a_message_torn_by_a_kill_hangs_nobody(how: str) -> None:
+    """Whoever reads the rest of it would wait for ever; the loader's own waits are bounded all the same."""
+    done = wl.run(TORN, how, MINIDL_SIMULATE_DEVICE="1")
+    assert done.returncode == 0, done.stderr
+    heard, said, code = done.stdout.splitlines()
+    assert heard.startswith("heard: DataLoader worker (pid")
+    assert said == ("said: ['the pin memory thread did not end within 0.3 s: it']" if how == "pinned" else "said: []")
+    assert code == "exit code -9"
+
+
+# --- Descriptors ------------------------------------------------------------------------------------------------------
+EXHAUSTED = """
+import resource
+import minidl, workloads as wl
+
+loader = minidl.DataLoader(wl.Tensors(400), batch_size=None, num_workers=1, collate_fn=lambda tensor: tensor.clone())
+iterator = iter(loader)
+kept = [next(iterator)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+try:
+    for batch in iterator:
+        kept.append(batch)
+except RuntimeError as error:
+    print(error)
+assert len(kept) > 20
+kept.clear()
+iterator.close()
+print("exit code", iterator._workers[0].exitcode)
+"""
+
+
+def test_exhausted_descriptors_name_the_remedies() -> None:
+    done = wl.run(EXHAUSTED)
+    assert done.returncode == 0, done.stderr
+    assert "Too many open files" in done.stdout
+    assert "`ulimit -n`" in done.stdout
+    assert "torch.multiprocessing.set_sharing_strategy('file_system')" in done.stdout
+    assert done.stdout.endswith("exit code 0\n")
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers_of_errors() -> Iterator[None]:
+    """Frames of caught errors hold iterators; let them go before the leak check counts."""
+    yield
+    gc.collect()
