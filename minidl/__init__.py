@@ -28,6 +28,8 @@ from minidl.sampler import (
     WeightedRandomSampler,
 )
 from minidl.tracing.instrument import trace, trace_from_environment
+from minidl.tracing.page import html
+from minidl.tracing.picture import timeline
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
 from minidl.worker_info import WorkerInfo, get_worker_info
@@ -62,8 +64,10 @@ __all__ = [
     "default_collate",
     "default_convert",
     "get_worker_info",
+    "html",
     "random_split",
     "read_trace",
+    "timeline",
     "trace",
 ]
 
