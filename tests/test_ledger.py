@@ -91,6 +91,8 @@ def test_default_collate_stacks_into_shared_memory_and_nothing_is_copied_again(t
     assert found.batches["worker"].tolist() == [0, 1, 0]
     assert found.batches["yielded"].all()
     assert not found.batches["avoidable"].any()
+    pipe = sum(found.batches[kind.name.lower()] for kind in (Copy.INDEX_WRITE, *MESSAGE))
+    assert found.batches["copied"].tolist() == pipe.tolist()
     assert not found.notes
 
 
@@ -271,7 +273,7 @@ def test_each_copy_is_counted_once_and_in_its_epoch(tmp_path: Path) -> None:
         "  read              802 B       401 B        2         0%  the message out of the pipe, by its reader\n"
         "  rebuild           601 B       300 B        2         0%  the message into objects, by its reader"
     )
-    assert repr(found) == "<Ledger: 2 batches, 7.6 KiB copied, 4.9 KiB of it avoidable>"
+    assert repr(found) == "<Ledger: 2 batches, 0 B collated, 7.6 KiB copied, 4.9 KiB of it avoidable>"
 
 
 def test_two_threads_that_read_do_not_take_each_others_messages(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ BATCH = np.dtype(
         ("by_handle", "<i8"),  # bytes that crossed as shared memory, and were not copied to cross
         ("payload", "<i8"),  # bytes of the pickle: handles, and all that is no tensor
         *((kind.name.lower(), "<i8") for kind in Copy),  # bytes of each kind of copy
-        ("copied", "<i8"),  # of all kinds together
+        ("copied", "<i8"),  # of all kinds but COLLATE together: what was copied once the batch was made
         ("avoidable", "<i8"),
     ]
 )
@@ -154,7 +154,10 @@ class Ledger:
 
     @property
     def copies_per_byte(self) -> float:
-        """How often a byte that reached the loader's process was copied after it was made; NaN where none did."""
+        """How often a byte that reached the loader's process was copied once its batch was made; NaN where none did.
+
+        Collation makes the batch, so it is no such copy: only what it makes in shared memory is recorded.
+        """
         reached = int(self.sent["by_handle"].sum() + self.sent["payload"].sum())
         return float(self.sent["copied"].sum() / reached) if reached else float("nan")
 
@@ -199,8 +202,11 @@ class Ledger:
 
     def __repr__(self) -> str:
         avoidable = int(self.batches["avoidable"].sum())
-        total = int(self.batches["copied"].sum())
-        return f"<Ledger: {len(self.batches)} batches, {size(total)} copied, {size(avoidable)} of it avoidable>"
+        made, copied = int(self.batches["collate"].sum()), int(self.batches["copied"].sum())
+        return (
+            f"<Ledger: {len(self.batches)} batches, {size(made)} collated, {size(copied)} copied, "
+            f"{size(avoidable)} of it avoidable>"
+        )
 
 
 def _line(kind: Copy, copies: Rows) -> Line:
@@ -345,7 +351,7 @@ def _batches(trace: Trace, copies: Rows, spans: Rows) -> Rows:
     for kind in Copy:
         of_kind = copies["kind"] == kind
         np.add.at(out[kind.name.lower()], place[of_kind], copies["bytes"][of_kind])
-    np.add.at(out["copied"], place, copies["bytes"])
+    out["copied"] = sum(out[kind.name.lower()] for kind in Copy if kind is not Copy.COLLATE)
     spared = copies["why"] != Why.NEEDED
     np.add.at(out["avoidable"], place[spared], copies["bytes"][spared])
     pickled = copies["kind"] == Copy.PICKLE
