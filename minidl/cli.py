@@ -187,15 +187,9 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from minidl.bench import bench_samplers
+    from minidl import bench
 
-    rows = bench_samplers(arguments.n)
-    columns = list(rows[0])
-    table = [columns] + [[_cell(row[column]) for column in columns] for row in rows]
-    widths = [max(len(line[at]) for line in table) for at in range(len(columns))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return OK
+    return bench.run(arguments)
 
 
 def _events(arguments: argparse.Namespace) -> int:
@@ -212,10 +206,6 @@ def _events(arguments: argparse.Namespace) -> int:
         print(f"{'':9}fields: {', '.join(dict.fromkeys(fields)) or 'none'}; ours {event.ours}"
               + (f"; torch {event.upstream}" if event.upstream else "") + f"; article {event.article}")  # fmt: skip
     return OK
-
-
-def _cell(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _read(path: Path) -> Trace:
@@ -293,7 +283,9 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", type=_positive, default=20_000_000, metavar="N", help="indices (default: %(default)s)")
+    from minidl import bench
+
+    bench.add_arguments(parser)
 
 
 @dataclass(frozen=True)
@@ -325,7 +317,7 @@ _COMMANDS = {
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
-    "bench": _Command("time the samplers beside torch's", "bench -n 1000000", _bench, _bench_arguments),
+    "bench": _Command("measure what minidl costs beside torch", "bench --quick samplers", _bench, _bench_arguments),
     "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
 }
 

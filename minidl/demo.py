@@ -103,6 +103,7 @@ class Photos(minidl.Dataset[tuple[torch.Tensor, int]]):
     """
 
     def __init__(self, directory: Path) -> None:
+        _pillow().init()  # with its decoders, once, before workers are forked, and not in each of them
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in SUFFIXES)
         self.classes = sorted({path.parent.name for path in found})
         if len(self.classes) < 2:

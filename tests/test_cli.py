@@ -121,11 +121,11 @@ def test_events_prints_every_event(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f" {event.name} " in text and event.ours in text for event in EVENTS.values())
 
 
-def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("minidl.bench.bench_samplers", lambda n: asked.append(n) or [{"sampler": "S", "torch_s": 1.25}])
-    assert output(capsys, "bench", "-n", "1000") == "sampler  torch_s\nS        1.25\n"
-    assert asked == [1000]
+    monkeypatch.setattr("minidl.bench.run", lambda arguments: asked.append(arguments.quick) or 0)
+    assert cli.main(["bench", "--quick", "samplers"]) == cli.OK
+    assert asked == [True]
 
 
 def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
@@ -206,7 +206,6 @@ def test_a_viewer_that_is_not_installed(
         "demo --workers -1",
         "demo --epochs 0",
         "run --detail all x.py",
-        "bench -n 0",
     ],
 )
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], argv: str) -> None:

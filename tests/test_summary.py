@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import made_trace
+import numpy as np
 import pytest
 import torch
 
 import minidl
+from minidl.tracing import events as ev
+from minidl.tracing.events import Phase
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.summary import Summary, summary
 
@@ -20,7 +24,7 @@ KIB = 1024
 
 
 class Rows(minidl.Dataset[torch.Tensor]):
-    """Samples of 1 KiB; number 6 waits until it has been told that it may go on."""
+    """Samples of 1 KiB; number 10 waits until it has been told that it may go on."""
 
     def __init__(self, gate: int = -1) -> None:
         self.gate = gate
@@ -29,7 +33,7 @@ class Rows(minidl.Dataset[torch.Tensor]):
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 6 and self.gate >= 0:
+        if index == 10 and self.gate >= 0:
             os.read(self.gate, 1)
         return torch.zeros(256)
 
@@ -85,32 +89,40 @@ def test_stages_add_up(tmp_path: Path) -> None:
 
 
 def test_the_slowest_sample_is_the_one_that_waited(tmp_path: Path) -> None:
-    """Sample 6 is let go only after every other sample has ended, so it has taken longest."""
+    """Sample 10 is let go when every other has ended and it has taken longer than any: the live trace tells when."""
+
+    def has_waited_longest() -> bool:
+        spans = read_trace(tmp_path / "trace").spans()
+        samples = spans[spans["code"] == ev.SAMPLE[0]]
+        took = np.where(samples["end"] < 0, time.monotonic_ns(), samples["end"]) - samples["begin"]
+        others = samples["by"] != 10
+        return bool(others.sum() == 11 and np.all(samples["end"][others] > 0) and took[~others] > took[others].max())
+
     end, gate = os.pipe()
     try:
         with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Rows(end), num_workers=2, prefetch_factor=6) as loader:
             batches = iter(loader)
-            for _ in range(6):
-                next(batches)
-            others = loader._iterator if loader._iterator is not None else batches
-            while others._dispatcher.reorder_depth < 3:  # type: ignore[attr-defined]
-                message = others._get_data()  # type: ignore[attr-defined]
-                others._dispatcher.receive(message.idx, message.data)  # type: ignore[attr-defined]
+            assert len([next(batches) for _ in range(10)]) == 10
+            while not has_waited_longest():
+                time.sleep(0.001)
             os.write(gate, b"x")
-            assert len(list(batches)) == 6
+            assert len(list(batches)) == 2
     finally:
         os.close(end)
         os.close(gate)
     (told,) = summary(read_trace(tmp_path / "trace")).loaders
-    assert (told.slowest[0].index, told.slowest[0].task, told.slowest[0].worker) == (6, 6, 0)
+    assert (told.slowest[0].index, told.slowest[0].task, told.slowest[0].worker) == (10, 10, 0)
 
 
 def test_pinning_that_is_simulated_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, pin_memory=True)).loaders
+    trace = record(tmp_path / "trace", batch_size=4, num_workers=2, pin_memory=True)
+    (loader,) = summary(trace).loaders
     assert (loader.bytes.pinned, loader.bytes.pin_simulated) == (12 * KIB, True)
     assert "pinned (simulated) 12.0 KiB" in loader.text()
-    assert "pin idle" in {stage.name for stage in loader.stages}
+    counts = {stage.name: stage.count for stage in loader.stages}
+    assert counts["wait"] == len(trace.select("ready_get", Phase.END))
+    assert counts["pin idle"] == len(trace.select("result_get", Phase.END))
 
 
 def imagined(directory: Path, **options: Any) -> Summary:
