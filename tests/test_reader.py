@@ -251,7 +251,7 @@ def test_packing_keeps_a_ring_and_unknown_codes(tmp_path: Path) -> None:
     events = [(ev.YIELD, 1, n) for n in range(3000)] + [(999, 1, 0)]
     trace = recorded(tmp_path / "t", events, ring_bytes=1024 * 64)
     assert (len(trace), trace.processes[0].lost) == (1023, 3001 - 1024)
-    assert words(trace).endswith("1 events with code 999, which this minidl does not know, were left out")
+    assert words(trace).endswith("1 event with code 999, which this minidl does not know, left out")
     path = trace.pack(tmp_path / "t.minidl")
     assert same(read_trace(path), trace)
 
@@ -456,7 +456,7 @@ def test_a_side_file_may_hold_anything(small: Path) -> None:
         trace = read_trace(small)
         assert len(trace) == 5, line[:80]
         assert trace.threads[5, 6] == "still read", line[:80]
-        assert words(trace) == "pid 5: 2 line(s) of 5-1.meta.jsonl cannot be read", line[:80]
+        assert words(trace) == "pid 5: 2 lines of 5-1.meta.jsonl cannot be read", line[:80]
 
 
 def test_unknown_kinds_of_lines_are_kept(tmp_path: Path) -> None:
@@ -471,8 +471,8 @@ def test_unknown_codes_are_left_out_and_said(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert trace.events["time"].tolist() == [1, 5]
     assert trace.problems == [
-        "1 events with code 9998, which this minidl does not know, were left out",
-        "2 events with code 9999, which this minidl does not know, were left out",
+        "1 event with code 9998, which this minidl does not know, left out",
+        "2 events with code 9999, which this minidl does not know, left out",
     ]
     assert repr(trace).endswith("2 events in 0.000 s, 2 problems>")
 
@@ -480,7 +480,7 @@ def test_unknown_codes_are_left_out_and_said(tmp_path: Path) -> None:
 def test_a_trace_of_no_process(tmp_path: Path) -> None:
     trace = read_trace(create(tmp_path / "t"))
     assert (len(trace), len(trace.spans()), trace.problems) == (0, 0, ["no process has recorded anything"])
-    assert repr(trace) == f"<Trace {tmp_path / 't'}: no processes; 0 events in 0.000 s, 1 problems>"
+    assert repr(trace) == f"<Trace {tmp_path / 't'}: no processes; 0 events in 0.000 s, 1 problem>"
 
 
 def test_a_worker_that_left_nothing_is_missed(small: Path) -> None:
@@ -544,7 +544,7 @@ def test_lost_events_and_their_reason(small: Path) -> None:
     trace = read_trace(small)
     assert trace.problems == [
         "loader (pid 5): 12 events could not be recorded: reason unknown",
-        "loader (pid 5): 1 texts or names could not be recorded: reason unknown",
+        "loader (pid 5): 1 description could not be recorded: reason unknown",
     ]
     assert (trace.processes[0].lost, trace.processes[0].note.count(";")) == (12, 1)
 
@@ -553,9 +553,7 @@ def test_a_hole_is_said(tmp_path: Path) -> None:
     write_process(tmp_path, [{"code": ev.YIELD, "seq": n} for n in (1, 2, 4, 7)])
     trace = read_trace(tmp_path)
     assert trace.events["seq"].tolist() == [1, 2, 4, 7]
-    assert words(trace) == (
-        "other (pid 100): 3 events are missing: begun and never completed, or changed while being read"
-    )
+    assert words(trace) == ("other (pid 100): 3 events missing: begun and never completed, or changed while being read")
 
 
 def test_what_is_left_of_an_older_round_of_the_ring_does_not_count(tmp_path: Path) -> None:
@@ -564,7 +562,7 @@ def test_what_is_left_of_an_older_round_of_the_ring_does_not_count(tmp_path: Pat
     write_process(tmp_path, rows, ring=512)
     trace = read_trace(tmp_path)
     assert trace.events["seq"].tolist() == [513, *range(515, 1025)]
-    assert "1 events are missing: begun and never completed" in words(trace)
+    assert "1 event missing: begun and never completed" in words(trace)
 
 
 # --- What is no trace -------------------------------------------------------------------------------------------------

@@ -391,7 +391,7 @@ def test_ring_keeps_the_newest(place: Path) -> None:
     assert trace.events["task"].tolist() == list(range(5000 - 2048, 5000))
     assert_numbered(trace.events)
     assert trace.processes[0].lost == 5000 - 2048
-    assert words(trace) == f"other (pid {os.getpid()}): the oldest 2952 events were overwritten (ring of 2048 events)"
+    assert words(trace) == f"other (pid {os.getpid()}): the oldest 2952 events overwritten (the ring holds 2048)"
     assert next(place.glob("*.events")).stat().st_size == 4096 + 2048 * 64
 
 
@@ -467,8 +467,8 @@ def test_full_disk_that_writes_half_a_line(pen: Recorder, place: Path, monkeypat
     trace = read_trace(place)
     assert len(trace) == 2
     assert trace.strings == {(0, 3): "whole again"}
-    assert "1 texts or names could not be recorded: No space left on device" in words(trace)
-    assert "1 line(s) of" in words(trace)
+    assert "1 description could not be recorded: No space left on device" in words(trace)
+    assert "1 line of" in words(trace)
 
 
 def test_ring_that_cannot_grow_does_not_start_again_at_its_beginning(
@@ -547,7 +547,7 @@ def test_without_descriptors_events_go_on(place: Path, capfd: pytest.CaptureFixt
     trace = read_trace(place)
     assert len(trace) == FIRST_SLOTS + 10
     assert trace.strings == {(0, 3): "a"}
-    assert words(trace).endswith("2 texts or names could not be recorded: Too many open files")
+    assert words(trace).endswith("2 descriptions could not be recorded: Too many open files")
     assert capfd.readouterr().err.count("minidl trace") == 1
 
 
@@ -583,7 +583,7 @@ def test_values_that_fit_no_slot_are_refused_and_noted(pen: Recorder, place: Pat
     trace = read_trace(place)
     assert trace.events["x"].tolist() == [1, 2]
     assert words(trace).count("did not fit a record") == 1
-    assert "3 events are missing: begun and never completed" in words(trace)
+    assert "3 events missing: begun and never completed" in words(trace)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -309,7 +309,9 @@ class Trace:
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 bad += 1
         if bad:
-            self.problems.append(f"pid {process.pid}: {bad} line(s) of {process.file}{SIDE_SUFFIX} cannot be read")
+            self.problems.append(
+                f"pid {process.pid}: {_counted(bad, 'line')} of {process.file}{SIDE_SUFFIX} cannot be read"
+            )
 
     def _take(self, index: int, kind: str, facts: dict[str, Any]) -> None:
         """Take in one line of a side file. Raises ValueError, TypeError or KeyError where it makes no sense."""
@@ -346,9 +348,9 @@ class Trace:
         rows = _valid(data, ring)
         process.events = len(rows)
         if process.lost:
-            self._lack(process, f"{process.lost} events could not be recorded: {_reason(errno)}")
+            self._lack(process, f"{_counted(process.lost, 'event')} could not be recorded: {_reason(errno)}")
         if lost_lines:
-            self._lack(process, f"{lost_lines} texts or names could not be recorded: {_reason(errno)}")
+            self._lack(process, f"{_counted(lost_lines, 'description')} could not be recorded: {_reason(errno)}")
         if there < slots:
             self._lack(process, f"its events file is truncated: {there} of {slots} slots are there")
         if len(rows):
@@ -356,11 +358,12 @@ class Trace:
             overwritten = max(0, last - ring) if ring else 0
             if overwritten:
                 process.lost += overwritten
-                self._lack(process, f"the oldest {overwritten} events were overwritten (ring of {ring} events)")
+                self._lack(process, f"the oldest {_counted(overwritten, 'event')} overwritten (the ring holds {ring})")
             if last - overwritten > len(rows):
                 gaps = last - overwritten - len(rows)
                 self._lack(
-                    process, f"{gaps} events are missing: begun and never completed, or changed while being read"
+                    process,
+                    f"{_counted(gaps, 'event')} missing: begun and never completed, or changed while being read",
                 )
         out = np.empty(len(rows), ROW)
         for name in RECORD.names or ():
@@ -377,7 +380,9 @@ class Trace:
         if not self.processes:
             self.problems.append("no process has recorded anything")
         for code, count in sorted(Counter(self._unknown["code"].tolist()).items()):
-            self.problems.append(f"{count} events with code {code}, which this minidl does not know, were left out")
+            self.problems.append(
+                f"{_counted(count, 'event')} with code {code}, which this minidl does not know, left out"
+            )
         started = self.events[self.events["code"] == WORKER_START[1]]
         for pid in sorted({int(row["x"]) for row in started} - {p.pid for p in self.processes}):
             self.problems.append(f"the worker with pid {pid} was started and has recorded nothing")
@@ -387,10 +392,10 @@ class Trace:
 
     def __repr__(self) -> str:
         roles = Counter(p.role for p in self.processes)
-        who = ", ".join(f"{count} {role}" for role, count in roles.items())
+        who = ", ".join(_counted(count, role) for role, count in roles.items())
         seconds = (int(self.events["time"][-1]) - int(self.events["time"][0])) / 1e9 if len(self) else 0
-        lacks = f", {len(self.problems)} problems" if self.problems else ""
-        return f"<Trace {self.path}: {who or 'no processes'}; {len(self)} events in {seconds:.3f} s{lacks}>"
+        lacks = f", {_counted(len(self.problems), 'problem')}" if self.problems else ""
+        return f"<Trace {self.path}: {who or 'no processes'}; {_counted(len(self), 'event')} in {seconds:.3f} s{lacks}>"
 
     def described(self, kind: str) -> list[dict[str, Any]]:
         """All that was described under `kind`, in each process's order, with "process" (index) added."""
@@ -529,6 +534,10 @@ def _per_code(codes: npt.NDArray[np.uint16], what: Callable[[Event], str]) -> np
 def _start_of(stem: str) -> tuple[int, int]:
     pid, start = stem.split("-")
     return int(start), int(pid)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _text(value: object) -> str:
