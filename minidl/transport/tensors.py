@@ -74,7 +74,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def reduce_tensor(tensor: torch.Tensor) -> Reduced:
-    """A tensor is its storage and how to look at it: offset, size and stride, in elements."""
+    """A tensor is its storage and how to look at it: offset, size and stride, in elements.
+
+    A lazy conjugate or negative is computed first: its mark would be lost, as it is in torch's own queues.
+    """
+    tensor = tensor.resolve_conj().resolve_neg()
     view = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
     return rebuild_tensor, (tensor.untyped_storage(), *view)
 
