@@ -1,0 +1,249 @@
+"""The figure holds what the lanes hold: bars, open ends, arrows, counters, legend; and touches nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import made_trace
+import numpy as np
+import pytest
+from made_trace import Run
+from oracle_trace import write_process
+
+from minidl.tracing import events as ev
+from minidl.tracing import lanes, picture
+from minidl.tracing.lanes import Fate, paint, scene
+from minidl.tracing.picture import timeline
+from minidl.tracing.reader import Trace, read_trace
+
+matplotlib = pytest.importorskip("matplotlib")
+Bars = Counter[tuple[int, int, int]]
+
+
+def made(path: Path, **run: object) -> Trace:
+    return read_trace(made_trace.write(path, Run(**run)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Trace:
+    return made(tmp_path / "trace", **made_trace.HEALTHY)
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Trace:
+    return made(tmp_path / "trace", **made_trace.HUNG)
+
+
+def artists(figure: object, kind: str) -> list[tuple[list[int], object]]:
+    """The artists whose gid begins with `kind`, with the numbers that follow it."""
+    found = []
+    for artist in figure.findobj():  # type: ignore[attr-defined]
+        word, *rest = (artist.get_gid() or "unnamed").split()
+        if word == kind:
+            found.append(([int(n) for n in rest if n.isdigit()], artist))
+    return found
+
+
+def drawn_bars(figure: object) -> tuple[Bars, Bars]:
+    """How many bars of each (lane, row, code) the figure holds: with an end, and fading."""
+    ended, fading = Bars(), Bars()
+    for key, shape in artists(figure, "bars"):
+        ended[tuple(key)] += len(shape.get_paths())  # type: ignore[attr-defined, index]
+    for key, _ in artists(figure, "open"):
+        fading[tuple(key)] += 1  # type: ignore[index]
+    return ended, fading
+
+
+def wide(trace: Trace, **options: object) -> Bars:
+    """What the lanes hold: the bars that are a pixel wide, by (lane, row, code)."""
+    bars = scene(trace, **options).bars  # type: ignore[arg-type]
+    return Counter((int(b["lane"]), int(b["row"]), int(b["code"])) for b in bars)
+
+
+def texts(figure: object) -> list[str]:
+    from matplotlib.text import Text
+
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text()]  # type: ignore[attr-defined]
+
+
+# --- Bars -------------------------------------------------------------------------------------------------------------
+def test_each_bar_that_is_a_pixel_wide_is_a_shape(healthy: Trace) -> None:
+    figure = timeline(healthy, width=400)  # so wide that every bar is
+    ended, fading = drawn_bars(figure)
+    assert ended == wide(healthy)
+    assert not fading
+    assert not artists(figure, "narrow")
+
+
+def test_bars_are_where_their_spans_are(healthy: Trace) -> None:
+    figure = timeline(healthy, width=400)
+    drawn = scene(healthy)
+    for (lane, row, code), shape in artists(figure, "bars"):
+        bars = drawn.bars
+        mine = bars[(bars["lane"] == lane) & (bars["row"] == row) & (bars["code"] == code)]
+        corners = np.array([path.vertices[:4] for path in shape.get_paths()])  # type: ignore[attr-defined]
+        np.testing.assert_allclose(corners[:, 0, 0] * 1e6, mine["begin"])  # the axis is in ms
+        np.testing.assert_allclose(corners[:, 2, 0] * 1e6, mine["end"])
+        place = drawn.lanes[lane]
+        assert place.row_top(row) <= corners[:, :, 1].min() < corners[:, :, 1].max() <= place.bottom + 1e-9
+
+
+def test_narrow_bars_become_columns(healthy: Trace) -> None:
+    figure = timeline(healthy, width=3)
+    drawn = scene(healthy)
+    pixels = round((3 - picture.LEFT - picture.RIGHT) * picture.DPI)
+    bars, columns = lanes.per_pixel(drawn.bars, drawn.begin, drawn.end, pixels)
+    assert 0 < len(bars) < len(drawn.bars)
+    assert sum(drawn_bars(figure)[0].values()) == len(bars)
+    cells = {(int(c["lane"]), int(c["row"]), int(c["pixel"])) for c in columns}
+    shown = {tuple(key): len(shape.get_paths()) for key, shape in artists(figure, "narrow")}  # type: ignore[attr-defined]
+    assert shown == Counter((lane, row) for lane, row, _ in cells)
+
+
+def test_a_column_is_as_dense_as_its_bars_fill_it(tmp_path: Path) -> None:
+    """Two fetches fill a half and a quarter of two pixels; each pixel's rectangle is that opaque."""
+    pixels = round((13 - picture.LEFT - picture.RIGHT) * picture.DPI)
+    size = 1000
+    at = [(0, 500), (5 * size, 5 * size + 250), (pixels * size - 1, pixels * size)]  # the last one sets the scale
+    events = [{"time": 10 + t, "code": code, "task": n, "worker": 0}
+              for n, span in enumerate(at) for t, code in zip(span, ev.FETCH, strict=True)]  # fmt: skip
+    write_process(tmp_path, events, role="worker", worker=0)
+    ((_, shape),) = artists(timeline(read_trace(tmp_path)), "narrow")
+    opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(opacity, [0.5, 0.25, picture.FAINTEST])
+
+
+def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
+    figure = timeline(hung, width=400)
+    _, fading = drawn_bars(figure)
+    bars = scene(hung).bars
+    assert fading.total() == (bars["fate"] == Fate.OPEN).sum() == 6
+    for _, shape in artists(figure, "open"):
+        opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
+        assert (np.diff(opacity) < 0).all()
+        assert opacity[-1] < 0.2
+    said = {text.strip() for text in texts(figure)}
+    assert {"sample 38: did not end", "fetch 9: did not end", "wait for 9: did not end"} <= said
+    assert "no end recorded" in said
+
+
+def test_a_simulated_pin_is_hatched_and_named_in_the_legend(tmp_path: Path) -> None:
+    figure = timeline(made(tmp_path / "a", batches=12, pin=True, simulated=True), width=400)
+    hatched = [key for key, shape in artists(figure, "bars") if shape.get_hatch()]  # type: ignore[attr-defined]
+    assert {code for _, _, code in hatched} == {ev.PIN[0]}
+    assert "pin (simulated)" in texts(figure)
+    real = timeline(made(tmp_path / "b", batches=12, pin=True), width=400)
+    assert "pin" in texts(real)
+    assert not [key for key, shape in artists(real, "bars") if shape.get_hatch()]  # type: ignore[attr-defined]
+
+
+def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> None:
+    figure = timeline(healthy)
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    there = sorted(set(scene(healthy).bars["code"].tolist()))
+    assert labels == list(dict.fromkeys(paint(code).label for code in there))
+    assert "pin" not in labels
+    assert "fetch" in labels
+    colour = matplotlib.colors.to_hex(legend.get_patches()[labels.index("fetch")].get_facecolor())
+    assert colour == ev.EVENTS[ev.FETCH[0]].colour
+
+
+# --- Arrows, alarms, counters -----------------------------------------------------------------------------------------
+def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
+    figure = timeline(healthy, batches=[3, 5])
+    drawn = scene(healthy)
+    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == {3: 4, 5: 4}
+    ends = [patch._posA_posB for (batch,), patch in artists(figure, "arrow") if batch == 3]  # type: ignore[attr-defined]
+    arrows = drawn.arrows(drawn.pick([3]))
+    np.testing.assert_allclose([tail[0] * 1e6 for tail, _ in ends], arrows["left"])
+    np.testing.assert_allclose([head[0] * 1e6 for _, head in ends], arrows["reached"])
+    assert "batch 3" in texts(figure)
+    assert not artists(timeline(healthy), "arrow")
+
+
+def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
+    events = [
+        {"code": ev.NEXT[0]},
+        {"code": ev.FOUND_DEAD, "worker": 1, "x": ev.Actor.WORKER, "y": 7, "z": -9},
+        {"code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
+    ]
+    write_process(tmp_path, events, role="loader", lines=[{"kind": "string", "id": 1, "text": "KeyError: '$x_1$'"}])
+    said = texts(timeline(read_trace(tmp_path)))
+    assert "found dead worker 1" in said
+    assert "task error worker 1: KeyError: '$x_1$'" in said
+
+
+@pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
+def test_counters_are_step_plots_of_the_lanes_counters(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", **run)
+    figure = timeline(trace)
+    lines = {line.get_gid(): line for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
+    counters = scene(trace).counters
+    assert len(counters) == 3
+    for counter in counters:
+        line = lines[f"counter {counter.name} {counter.slot}"]
+        assert line.get_drawstyle() == "steps-post"
+        np.testing.assert_allclose(line.get_xdata()[1:-1] * 1e6, counter.times)
+        np.testing.assert_array_equal(line.get_ydata()[1:-1], counter.values)
+
+
+# --- The window, and what is not there --------------------------------------------------------------------------------
+def test_a_window_and_workers_narrow_it_down(healthy: Trace) -> None:
+    options = {"since": 0.002, "until": 0.004, "workers": [1]}
+    figure = timeline(healthy, width=400, **options)  # type: ignore[arg-type]
+    assert drawn_bars(figure)[0] == wide(healthy, **options)
+    assert figure.axes[0].get_xlim() == (2, 4)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert "worker 1" in labels
+    assert "worker 0" not in labels
+
+
+def test_a_batch_that_is_not_there_is_refused(healthy: Trace) -> None:
+    with pytest.raises(ValueError, match="no batch 99"):
+        timeline(healthy, batches=[99])
+
+
+def test_an_empty_trace_is_drawn_as_one(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    assert timeline(read_trace(tmp_path))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
+    write_process(tmp_path, [{"code": ev.NEXT[0]}, {"code": 9999}], role="loader")
+    trace = read_trace(tmp_path)
+    said = [text for text in texts(timeline(trace)) if text.startswith("The trace lacks")]
+    assert len(said) == len(trace.problems)
+    assert any("code 9999" in line for line in said)
+
+
+# --- As a matplotlib figure -------------------------------------------------------------------------------------------
+def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
+    figure = timeline(healthy, title="cost: 5 $ a_b $")  # text, and no mathematics
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    for suffix in ("png", "svg", "pdf"):
+        figure.savefig(tmp_path / f"a.{suffix}")
+    svg = (tmp_path / "a.svg").read_text()
+    assert 'id="bars' in svg
+    assert "cost: 5 $ a_b $" in texts(figure)
+
+
+def test_it_needs_no_display_and_leaves_pyplot_alone(tmp_path: Path) -> None:
+    made_trace.write(tmp_path / "trace", Run(**made_trace.HEALTHY))
+    program = (
+        "import sys, minidl\nfrom minidl.tracing.picture import timeline\n"
+        "assert 'matplotlib' not in sys.modules, 'imported too early'\n"
+        f"timeline(minidl.read_trace({str(tmp_path / 'trace')!r})).savefig({str(tmp_path / 'a.png')!r})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent.parent)
+
+
+def test_without_matplotlib_the_remedy_is_named(healthy: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture._figure_class.cache_clear()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        timeline(healthy)
