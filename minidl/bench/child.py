@@ -7,6 +7,8 @@ Interface: `Child(work, *args)` runs the generator `work(*args)` in a process of
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import multiprocessing
 import time
 import traceback
@@ -114,12 +116,20 @@ class Meter:
 @contextlib.contextmanager
 def metered() -> Iterator[Meter]:
     """Measure the block; the Meter is filled in at its end."""
-    with contextlib.suppress(OSError):  # where the kernel can't reset the peak, only what exceeds the old one shows
-        Path("/proc/self/clear_refs").write_text("5")
+    _forget()
     meter, before, start = Meter(), _peak_mib(), time.perf_counter()
     yield meter
     meter.seconds = time.perf_counter() - start
     meter.mib = _peak_mib() - before
+
+
+def _forget() -> None:
+    """Give freed memory back and begin a new peak: what is used again, or was used before, would not show as growth."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):  # a kernel without it
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_mib() -> float:
