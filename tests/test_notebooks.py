@@ -1,0 +1,56 @@
+"""The notebooks run from a clean kernel, and what is committed is what they show.
+
+Each notebook is executed in a process of its own, in a fresh kernel; its asserts are its claims. The committed files
+must hold their outputs, without an error among them, and the pictures that make them worth reading on a code host.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+pytest.importorskip("nbconvert", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def pictures(notebook: Any) -> int:
+    return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.name for path in NOTEBOOKS] == ["00_first_look.ipynb", "05_many_workers.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_committed_holds_its_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert pictures(notebook) >= 1
+    bad = [output for output in outputs(notebook) if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not bad
+    head = notebook.cells[0].source
+    for promise in ("What you'll do", "What you'll learn", "What you need"):
+        assert promise in head
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_from_a_clean_kernel(path: Path, tmp_path: Path) -> None:
+    here = tmp_path / "notebooks"
+    shutil.copytree(path.parent, here, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", path.name]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    executed, committed = (nbformat.read(place, as_version=4) for place in (here / path.name, path))
+    assert pictures(executed) == pictures(committed)
