@@ -74,6 +74,7 @@ class Run:
     cost: Callable[[int], int] = lambda task: 900_000 + 150_000 * (task % 3)
     epochs: int = 1
     pin: bool = False
+    simulated: bool = False
     loader: int = 1
     first_pid: int = LOADER_PID
     killed_at: int = 0
@@ -95,6 +96,7 @@ class Run:
         self.written = [0] * self.workers  # when the feeder of each index queue is idle again
         self.done: dict[int, tuple[int, int]] = {}  # task -> when its result is written, bytes
         self.now = 0
+        self.pinned = False
 
     def say(self, code: int, task: int = -1, worker: int = -1, *xyz: int) -> None:
         """An event of the loader's main thread, now; the clock moves on by a microsecond."""
@@ -257,13 +259,16 @@ class Run:
     def pin_batch(self, task: int, size: int) -> None:
         """What the pin thread does while the loader waits."""
         worker = task % self.workers
+        if not self.pinned:
+            self.main.emit(self.now - 60_000, self.pin_tid, ev.PIN_START, -1, -1, (0, int(self.simulated)))
+            self.pinned = True
         self.main.emit(self.now - 50_000, self.pin_tid, ev.RESULT_GET[0], -1, -1, (5_000_000_000,))
         self.rebuild(self.pin_tid, task, size)
         come = (ev.Message.RESULT, ev.Outcome.DATA)
         for code, took, xyz in (
             (ev.RESULT_GET[1], 1_000, come),
-            (ev.PIN[0], 120_000, (MIB, 1)),
-            (ev.PIN[1], 1_000, (MIB, 1)),
+            (ev.PIN[0], 120_000, (MIB, int(self.simulated))),
+            (ev.PIN[1], 1_000, (MIB, int(self.simulated))),
             (ev.READY_PUT, 5_000, (ev.Outcome.DATA,)),
         ):
             self.main.emit(self.now, self.pin_tid, code, task, worker, xyz)

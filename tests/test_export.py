@@ -112,6 +112,20 @@ def test_whatever_the_spans_are_they_are_drawn_nested(raw: list[tuple[int, int, 
     assert ((until >= spans["begin"]) | (until == -1)).all()
 
 
+def test_of_two_spans_that_begin_together_the_longer_is_around_the_other() -> None:
+    spans = np.zeros(3, SPAN)
+    spans["end"] = [5, -1, 9]
+    until, around = nest(spans, np.zeros(3, np.int64))
+    assert (until.tolist(), around.tolist()) == ([5, -1, 9], [2, -1, 1])
+
+
+def test_an_epoch_that_ends_inside_a_step_does_not_cut_it(tmp_path: Path) -> None:
+    steps = [(0, ev.EPOCH[0]), (50, ev.SHUTDOWN[0]), (60, ev.EPOCH[1]), (90, ev.SHUTDOWN[1])]
+    write_process(tmp_path, [{"time": 1 + t, "code": c} for t, c in steps], role="loader")
+    (shutdown,) = named(to_chrome(read_trace(tmp_path)), "shutdown", "X")
+    assert ns(shutdown["dur"]) == 40
+
+
 def test_an_open_span_is_a_begin_without_an_end_and_says_so(hung: Trace) -> None:
     document = to_chrome(hung)
     begins = {(e["name"], e["args"].get("task")) for e in document["traceEvents"] if e["ph"] == "B"}
@@ -165,7 +179,9 @@ def test_texts_survive_whatever_is_in_them(tmp_path: Path) -> None:
     lines = [{"kind": "string", "id": n, "text": text} for n, text in enumerate(texts, 1)]
     lines.append({"kind": "thread", "tid": 100, "name": 'odd "name" %s'})
     write_process(tmp_path, events, lines=lines, role="worker", worker=0, loader=1)
-    document = to_chrome(read_trace(tmp_path))
+    trace = read_trace(tmp_path)
+    document = to_chrome(trace)
+    assert "данные 数据" in write_chrome(trace, tmp_path / "out.json").read_text("utf-8"), "the viewer reads no \\u"
     assert [e["args"]["text"] for e in named(document, "task_error")] == texts
     assert named(document, "thread_name")[0]["args"]["name"] == 'odd "name" %s'
     assert named(document, "done_event_set")[0]["args"]["which"] == 99
@@ -190,6 +206,13 @@ def test_loaders_come_before_all_workers_and_workers_in_order(tmp_path: Path) ->
     for pid, role, worker, loader in roles:
         write_process(tmp_path, [{"code": ev.NEXT[0]}], pid=pid, start_ns=pid, role=role, worker=worker, loader=loader)
     assert process_titles(read_trace(tmp_path)) == ["loader 34", "worker 0 33", "worker 1 31", "worker 0 32"]
+
+
+@pytest.mark.parametrize(("simulated", "suffix"), [(False, ""), (True, " (simulated)")])
+def test_what_is_simulated_says_so(tmp_path: Path, simulated: bool, suffix: str) -> None:
+    document = to_chrome(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
+    names = Counter(e["name"] for e in document["traceEvents"] if e["name"].startswith("pin"))
+    assert names == {f"pin{suffix}": 3, f"pin_start{suffix}": 1}
 
 
 def test_two_processes_with_the_same_pid_stay_apart(tmp_path: Path) -> None:
@@ -235,6 +258,15 @@ def test_each_batch_is_one_flow_through_the_processes(tmp_path: Path, pin: bool,
     for steps in flows.values():
         assert [name for _, _, name in sorted(steps)] == way
         assert "".join(phase for _, phase, _ in sorted(steps)) == "s" + "t" * (len(way) - 2) + "f"
+
+
+def test_what_comes_before_its_put_belongs_to_no_batch(tmp_path: Path) -> None:
+    """As where a ring has lost the put of an earlier epoch's task 1."""
+    steps = [(0, ev.INDEX_PUT, 0), (10, ev.FETCH[0], 1), (20, ev.FETCH[1], 1), (30, ev.INDEX_PUT, 1),
+             (40, ev.FETCH[0], 0), (50, ev.FETCH[1], 0)]  # fmt: skip
+    write_process(tmp_path, [{"time": 1 + t, "code": c, "task": n, "worker": 0} for t, c, n in steps], role="loader")
+    flows = [(e["ph"], ns(e["ts"])) for e in to_chrome(read_trace(tmp_path))["traceEvents"] if e["ph"] in "stf"]
+    assert flows == [("s", 0), ("f", 40)]
 
 
 def test_the_flow_of_a_batch_that_hangs_ends_in_the_fetch_that_does(hung: Trace) -> None:
@@ -344,6 +376,21 @@ def test_bytes_in_flight_come_from_what_was_made_and_go_with_the_yield(healthy: 
         assert value == made_by_then - gone * (MIB + 900)
 
 
+def test_bytes_that_the_feeder_copies_are_counted_once(tmp_path: Path) -> None:
+    """Both its shm_alloc and the end of its result_pickle tell them."""
+    steps = [
+        (0, ev.EPOCH[0], ()), (10, ev.INDEX_PUT, ()), (20, ev.SHM_ALLOC, (7, ev.Place.COLLATE)),
+        (30, ev.RESULT_PICKLE[0], ()), (40, ev.SHM_ALLOC, (500, ev.Place.FEEDER)),
+        (50, ev.RESULT_PICKLE[1], (90, 1, 500)), (60, ev.YIELD, ()), (70, ev.SHM_ALLOC, (7, ev.Place.COLLATE)),
+    ]  # fmt: skip
+    events = [
+        dict(zip("xyz", own, strict=False)) | {"time": 1 + t, "code": c, "task": 0, "worker": 0} for t, c, own in steps
+    ]
+    write_process(tmp_path, events, role="loader")
+    steps_shown = counter(to_chrome(read_trace(tmp_path)), "in flight bytes", pid=100)
+    assert steps_shown == [(20, 7), (50, 597), (60, 0)]
+
+
 def test_queue_depths_of_a_worker(healthy: Trace) -> None:
     document = to_chrome(healthy)
     for pid in (1100, 1101):
@@ -354,8 +401,9 @@ def test_queue_depths_of_a_worker(healthy: Trace) -> None:
         assert all(v >= 0 for _, v in index + result)
 
 
-def test_every_counter_is_documented(tmp_path: Path) -> None:
-    document = to_chrome(made(tmp_path, Run(batches=8)))
+@pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
+def test_every_counter_is_documented(tmp_path: Path, run: dict[str, Any]) -> None:
+    document = to_chrome(made(tmp_path, Run(**run)))
     shown = {f"{e['name']} {next(iter(e['args']))}".strip() for e in document["traceEvents"] if e["ph"] == "C"}
     assert shown == set(COUNTERS) == set(document["otherData"]["counters"])
 

@@ -221,3 +221,9 @@ def test_colour_is_for_terminals_that_want_it(
 def test_the_nearest_of_256_colours() -> None:
     colours = {"#000000": 16, "#ffffff": 231, "#808080": 244, "#ff0000": 196, "#5f87af": 67, "#626262": 241}
     assert {c: nearest_256(c) for c in colours} == colours
+
+
+@pytest.mark.parametrize(("simulated", "name"), [(False, "pin thread"), (True, "pin (simulated)")])
+def test_a_pin_thread_that_only_copies_says_so(tmp_path: Path, simulated: bool, name: str) -> None:
+    text = render(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
+    assert sum(line.startswith(name + " ") for line in text.splitlines()) == 2

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Lines = Iterable[str]
 
 ANCHOR_NS: Final = 2_000
@@ -327,32 +328,45 @@ def _consumers(view: _View) -> list[tuple[int, int, int]]:
 def _slices(view: _View) -> Iterator[tuple[int, Lines]]:
     """Every span: an X slice, or a B where it did not end; if only its end is lost, an X within what is around."""
     for code in np.unique(view.spans["code"]).tolist():
-        mine = view.spans["code"] == code
-        rows, until = view.spans[mine], view.drawn[mine]
-        ended = rows["end"] >= 0
-        lost = ~ended & (until >= 0)
-        open_ = until < 0
-        if code == ev.EPOCH[0]:
-            yield int(len(rows) + ended.sum()), _epochs(view, rows)
-            continue
-        yield 2 * int(ended.sum()), _closed(view, EVENTS[code], rows[ended], until[ended], EVENTS[code + 1])
-        yield int(lost.sum()), _closed(view, EVENTS[code], rows[lost], until[lost], None)
-        yield int(open_.sum()), _open(view, EVENTS[code], rows[open_])
+        event, end = EVENTS[code], EVENTS[code + 1]
+        for name, mine in _names(event, view.spans, view.spans["code"] == code, ("bx", "by", "bz")):
+            rows, until = view.spans[mine], view.drawn[mine]
+            ended = rows["end"] >= 0
+            lost = ~ended & (until >= 0)
+            if code == ev.EPOCH[0]:
+                yield int(len(rows) + ended.sum()), _epochs(view, rows)
+                continue
+            yield 2 * int(ended.sum()), _closed(view, name, event, rows[ended], until[ended], end)
+            yield (
+                int(lost.sum()),
+                _closed(view, f"{name} (its end is not in the trace)", event, rows[lost], until[lost], None),
+            )
+            yield int((until < 0).sum()), _open(view, f"{name} (did not end)", event, rows[until < 0])
 
 
-def _closed(view: _View, event: Event, rows: Rows, until: Ints, end: Event | None) -> Lines:
+def _names(event: Event, rows: Rows, mine: Mask, columns: tuple[str, str, str]) -> Iterator[tuple[str, Mask]]:
+    """The name to draw the event's rows under, and which rows: what was simulated says so in its name."""
+    fields = [field.name for field in event.fields]
+    if "simulated" not in fields:
+        yield event.name, mine
+        return
+    simulated = rows[columns[fields.index("simulated")]] != 0
+    yield event.name, mine & ~simulated
+    yield f"{event.name} (simulated)", mine & simulated
+
+
+def _closed(view: _View, name: str, event: Event, rows: Rows, until: Ints, end: Event | None) -> Lines:
     args = _Args(view, event)
     args.add_span(rows, end)
     columns = [*_where(view, event, rows), *_us(rows["begin"] - view.start), *_us(until - rows["begin"])]
-    name = event.name if end else f"{event.name} (its end is not in the trace)"
     return args.lines({"ph": "X", "name": name, **_AT, "dur": _US}, columns)
 
 
-def _open(view: _View, event: Event, rows: Rows) -> Lines:
+def _open(view: _View, name: str, event: Event, rows: Rows) -> Lines:
     args = _Args(view, event)
     args.add_span(rows, None)
     columns = [*_where(view, event, rows), *_us(rows["begin"] - view.start)]
-    return args.lines({"ph": "B", "name": f"{event.name} (did not end)", **_AT}, columns)
+    return args.lines({"ph": "B", "name": name, **_AT}, columns)
 
 
 def _instants(view: _View) -> Iterator[tuple[int, Lines]]:
@@ -363,15 +377,15 @@ def _instants(view: _View) -> Iterator[tuple[int, Lines]]:
         event = EVENTS[code]
         if event.phase is not Phase.INSTANT:
             continue
-        mine = codes == code
-        rows = view.events[mine]
-        args = _Args(view, event)
-        args.add_fields(rows, event, "xyz")
-        columns = [*_where(view, event, rows), *_us(rows["time"] - view.start)]
-        if code in (ev.INDEX_PUT, ev.YIELD):
-            yield len(rows), args.lines({"ph": "X", "name": event.name, **_AT, "dur": _US}, columns + _us(length[mine]))
-        else:
-            yield len(rows), args.lines({"ph": "i", "s": "t", "name": event.name, **_AT}, columns)
+        for name, mine in _names(event, view.events, codes == code, ("x", "y", "z")):
+            rows = view.events[mine]
+            args = _Args(view, event)
+            args.add_fields(rows, event, "xyz")
+            columns = [*_where(view, event, rows), *_us(rows["time"] - view.start)]
+            if code in (ev.INDEX_PUT, ev.YIELD):
+                yield len(rows), args.lines({"ph": "X", "name": name, **_AT, "dur": _US}, columns + _us(length[mine]))
+            else:
+                yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **_AT}, columns)
 
 
 def _arrivals(view: _View, spans: Rows) -> Lines:
@@ -627,6 +641,7 @@ def _bytes_in_flight(view: _View, loader: int) -> tuple[Ints, Ints]:
     rows = view.pick(ev.SHM_ALLOC, ev.RESULT_PICKLE[1])
     rows = rows[rows["loader"] == loader]
     made = np.where(rows["code"] == ev.SHM_ALLOC, rows["x"] * (rows["y"] == Place.COLLATE), rows["x"] + rows["z"])
+    rows, made = rows[made > 0], made[made > 0]
     batch = view.batches.find(rows, rows["time"])
     end = view.batches.end
     there = (batch >= 0) & ((end[batch] < 0) | (rows["time"] <= end[batch])) if len(end) else np.zeros(len(rows), bool)

@@ -174,7 +174,7 @@ def _lanes(trace: Trace, spans: Rows) -> dict[_Lane, Rows]:
     tracks = np.array([list(Track).index(EVENTS[c].track) if c in EVENTS else 0 for c in range(max(EVENTS) + 1)])
     track = tracks[spans["code"]]
     thread = np.stack([spans["process"], spans["tid"], spans["loader"]], axis=1).astype(np.int64)
-    pinning = {(int(r["process"]), int(r["tid"])) for r in trace.events[np.isin(trace.events["code"], _PIN_CODES)]}
+    pinning = _pin_threads(trace)
     out: dict[_Lane, list[Rows]] = {}
     for process, tid, loader in np.unique(thread, axis=0).tolist():
         mine = (thread == (process, tid, loader)).all(axis=1)
@@ -182,15 +182,20 @@ def _lanes(trace: Trace, spans: Rows) -> dict[_Lane, Rows]:
         for which in (consumer, mine & ~consumer):
             if which.any():
                 kinds = {list(Track)[t] for t in np.unique(track[which]).tolist()}
-                lane = _lane_of(trace, process, loader, kinds, (process, tid) in pinning)
+                lane = _lane_of(trace, process, loader, kinds, pinning.get((process, tid)))
                 out.setdefault(lane, []).append(spans[which])
     return {lane: np.concatenate(parts) for lane, parts in out.items()}
 
 
-_PIN_CODES: Final = [c for c, e in EVENTS.items() if e.track is Track.PIN]
+def _pin_threads(trace: Trace) -> dict[tuple[int, int], str]:
+    """The pin threads, (process, tid), and what to call each: one that only copies says so."""
+    out = {}
+    for row in trace.events[np.isin(trace.events["code"], [ev.PIN_START, *ev.PIN])]:
+        out[int(row["process"]), int(row["tid"])] = "pin (simulated)" if row["y"] else "pin thread"
+    return out
 
 
-def _lane_of(trace: Trace, process: int, loader: int, kinds: set[Track], pinning: bool) -> _Lane:
+def _lane_of(trace: Trace, process: int, loader: int, kinds: set[Track], pinning: str | None) -> _Lane:
     who = trace.processes[process]
     worker = who.worker if who.role == "worker" else -1
     number = f" {worker}" if worker >= 0 else ""
@@ -199,7 +204,7 @@ def _lane_of(trace: Trace, process: int, loader: int, kinds: set[Track], pinning
     if kinds == {Track.FEEDER}:
         return _Lane(loader, worker, 2, "feeder" + number)
     if pinning:
-        return _Lane(loader, worker, 3, "pin thread")
+        return _Lane(loader, worker, 3, pinning)
     return _Lane(loader, worker, 0, f"worker{number}" if worker >= 0 else "loader")
 
 
