@@ -107,6 +107,7 @@ class _Worker:
     def make_fetcher(self) -> None:
         """A fetcher for a new epoch. Its failure (an iterable's __iter__, say) is kept for the next task to report."""
         spec = self.spec
+        self.fetcher = None  # where the new one fails, the old one would go on with the old epoch's samples
         try:
             self.fetcher = _DatasetKind.create_fetcher(
                 spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress

@@ -1,15 +1,15 @@
-"""What programs do with a DataLoader object besides iterating over it, and what once went wrong there."""
+"""What once went wrong, and what programs do with a DataLoader object besides iterating over it."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from workloads import Numbers
 
-from minidl import DataLoader
+from minidl import DataLoader, IterableDataset
 
 Loader = DataLoader[list[int]]
 
@@ -51,3 +51,29 @@ def test_persistent_workers_do_not_travel() -> None:
         assert batches(loader) == [[0], [1]]
         with pytest.raises(NotImplementedError, match="cannot be pickled"):
             pickle.dumps(loader)
+
+
+class FailsInItsSecondEpoch(IterableDataset[int]):
+    """Sample k of epoch e is 10 * e + k; the second call of __iter__ raises."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        if self.epoch == 1:
+            raise ValueError("no second epoch")
+        return iter(range(10 * self.epoch, 10 * self.epoch + 10))
+
+
+def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_last() -> None:
+    loader: DataLoader[int] = DataLoader(
+        FailsInItsSecondEpoch(), batch_size=None, num_workers=1, prefetch_factor=1, persistent_workers=True
+    )
+    with loader:
+        assert next(iter(loader)) == 0
+        second = iter(loader)
+        with pytest.raises(ValueError, match="no second epoch"):
+            next(second)
+        with pytest.raises(RuntimeError, match="no fetcher"):
+            next(second)
+        assert list(loader) == list(range(20, 30))
