@@ -84,13 +84,14 @@ def _serve(end: Connection, work: Callable[..., Iterator[Any]], args: tuple[Any,
     except KeyboardInterrupt:
         pass  # the parent gets it too, and says so
     except Exception:
-        end.send(_Failure(traceback.format_exc()))
+        with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
+            end.send(_Failure(traceback.format_exc()))
 
 
 def _asked(end: Connection) -> bool:
     try:
         end.recv()
-    except EOFError:
+    except (EOFError, OSError):
         return False
     return True
 
