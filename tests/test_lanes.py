@@ -156,6 +156,21 @@ def test_iterators_that_overlap_do_not(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_fork_servers_workers_belong_to_their_loader(tmp_path: Path) -> None:
+    """Their parent is the fork server, which is in no trace."""
+    worker = [{"time": 15, "code": code, "task": 0, "worker": 0} for code in ev.FETCH]
+    write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=99)
+    drawn = scene(trace_of(tmp_path, [{"time": 10, "code": ev.INDEX_PUT, "task": 0, "worker": 0}]))
+    assert [slot.title for slot in drawn.slots] == ["loader 1"]
+    assert stops(drawn, 0) == ["index_put", "fetch"]
+
+
+def test_iterators_of_two_processes_share_nothing(tmp_path: Path) -> None:
+    write_process(tmp_path, epochs((1, 10, 20)), pid=100, role="loader", loader=1)
+    write_process(tmp_path, epochs((2, 30, 40)), pid=200, role="loader", loader=2)
+    assert [slot.title for slot in scene(read_trace(tmp_path)).slots] == ["loader 1", "loader 2"]
+
+
 def test_two_programs_loaders_of_the_same_number_are_two(tmp_path: Path) -> None:
     drawn = scene(made(tmp_path / "trace", Run(batches=4), Run(batches=4, first_pid=5000)))
     assert len(drawn.slots) == 2

@@ -244,6 +244,7 @@ def test_a_notebook_shows_it_in_a_frame_that_reaches_nothing(healthy: Trace) -> 
     assert tag == "iframe"
     assert attributes["sandbox"] == "allow-scripts"
     assert attributes["srcdoc"] == page
+    assert len(repr(page)) < 100  # a notebook keeps it beside the frame
 
 
 # --- It needs nothing, and trusts nothing -----------------------------------------------------------------------------

@@ -51,6 +51,9 @@ class Page(str):
 
     height = FRAME_HEIGHT
 
+    def __repr__(self) -> str:
+        return f"<Page of {len(self):,} characters; html(trace, path) writes it to a file>"
+
     def _repr_html_(self) -> str:
         return (
             f'<iframe sandbox="allow-scripts" style="width:100%;height:{self.height}px;border:0" '

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.void]
 
 DPI: Final = 144
-ROW_INCHES: Final = 0.2  # of a row of height 1
+ROW_INCHES, LEAST_ROW_INCHES = 0.2, 0.085  # of a row of height 1, in a small trace and in one of many lanes
+HIGH_ENOUGH: Final = 14.0  # inches of all lanes, above which rows are made smaller
 COUNTER_INCHES: Final = 0.42
 LEFT, RIGHT, GAP = 1.15, 0.3, 0.12  # inches beside and between the axes
 CAPTIONS: Final = 500
 """Most captions inside bars; beyond, the widest bars have theirs."""
+
+LEAST_LETTERS: Final = 3.6
+"""Points below which captions inside bars are left out."""
 
 FADE: Final = 64
 """Pieces that an open bar fades in."""
@@ -98,7 +102,8 @@ class _Drawing:
         self.columns = max(1, int((width - LEFT) / 1.45))
         self.head = 0.42 + 0.21 * -(-len(self.legend) // self.columns)
         self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
-        self.lanes_high = max(1.0, scene.height) * ROW_INCHES + 0.06
+        self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
+        self.lanes_high = max(1.0, scene.height) * self.row + 0.06
         below = len(self.counted) * (COUNTER_INCHES + GAP)
         self.high = self.head + self.lanes_high + below + self.foot
         self.figure = make(figsize=(width, self.high), dpi=DPI, facecolor=PAPER)
@@ -180,11 +185,19 @@ class _Drawing:
         axes.set_yticks(places, names)
         for lane, tick in zip(self.scene.lanes, axes.get_yticklabels(), strict=True):
             small = lane.kind in (Kind.FEEDER, Kind.QUEUE_FEEDERS, Kind.EPOCHS)
-            tick.set(fontsize=6.5 if small else 8.5, color=FAINT if small else INK)
+            tick.set(fontsize=self._letters(6.5 if small else 8.5), color=FAINT if small else INK)
+        if not self.scene.lanes:
+            axes.text(
+                0.5, 0.5, "The trace has no events.", transform=axes.transAxes, ha="center", va="center", color=FAINT
+            )
         if len(self.scene.slots) > 1:
             for number, slot in enumerate(self.scene.slots):
                 top = min((lane.top for lane in self.scene.lanes if lane.slot == number), default=0.0)
                 axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=FAINT, va="bottom")
+
+    def _letters(self, size: float) -> float:
+        """A font's size in points, less where rows are small."""
+        return size * (0.3 + 0.7 * self.row / ROW_INCHES)
 
     def _box(self, lane: int, row: int) -> tuple[float, float]:
         """Top and bottom of a row's bars."""
@@ -270,7 +283,7 @@ class _Drawing:
     def _say_open(self, axes: Axes, bar: np.void, left: float, right: float, y: float) -> None:
         high = self.scene.lanes[bar["lane"]].heights[bar["row"]]
         words = f"{lanes.caption(self.scene, bar)[0]}: {lanes.FATES[Fate(bar['fate'])]}"
-        size = min(6.5, 11 * high)
+        size = self._letters(min(6.5, 11 * high))
         fits = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels > _wide(words, size)
         around = None if fits else {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6}
         axes.text(
@@ -286,8 +299,8 @@ class _Drawing:
         for at in np.argsort(-shown, kind="stable")[:CAPTIONS].tolist():
             bar, room = bars[at], float(shown[at])
             high = scene.lanes[bar["lane"]].heights[bar["row"]]
-            size = min(6.5, 9.5 * high)
-            if room < _wide("0", size) or high < 0.35:
+            size = self._letters(min(6.5, 9.5 * high))
+            if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS:
                 continue
             words = next((w for w in lanes.caption(scene, bar) if w and _wide(w, size) < room), None)
             if words is None:
