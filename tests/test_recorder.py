@@ -259,6 +259,24 @@ def test_what_a_signal_handler_raises_passes_through(pen: Recorder, error: type[
         signal.signal(signal.SIGVTALRM, previous)
 
 
+def test_a_timeout_that_a_handler_raises_while_the_file_grows(
+    pen: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an OSError too, and yet no reason to stop recording."""
+    numbered(pen, FIRST_SLOTS)
+
+    def interrupted(fd: int, offset: int, size: int) -> None:
+        raise TimeoutError("from the handler")
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(TimeoutError, match="from the handler"):
+        pen.emit(ev.YIELD)
+    monkeypatch.undo()
+    numbered(pen, 10, start=FIRST_SLOTS + 1)
+    trace = read_trace(place)
+    assert (pen.lost, len(trace)) == ("", FIRST_SLOTS + 10)
+
+
 def test_a_forked_child_writes_files_of_its_own(place: Path) -> None:
     pen = recorder.start(TraceConfig(str(place)))
     try:
