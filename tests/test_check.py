@@ -112,6 +112,60 @@ def test_a_run_that_raises_keeps_every_rule(tmp_path: Path) -> None:
     assert check(trace) == []
 
 
+def test_a_batch_that_a_failing_sampler_keeps_back_is_no_breach(tmp_path: Path) -> None:
+    """Sending the next task fails, and the batch that was due goes with it: torch's loader does the same."""
+
+    class Failing(minidl.Sampler[int]):
+        def __iter__(self) -> Any:
+            yield from range(7)
+            raise ArithmeticError
+
+    with minidl.trace(tmp_path / "trace"):
+        loader = minidl.DataLoader(Squares(), batch_size=2, num_workers=1, sampler=Failing())
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(ArithmeticError):
+            next(batches)
+        assert len(list(batches)) == 1
+        loader.close()
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("task_assigned")) == len(trace.select("yield")) + 1
+    assert check(trace) == []
+    gone = altered(trace, lambda events: without(events, rows(events, ev.YIELD, 2)))
+    assert "accounted-for" in broken_rules(gone)
+
+
+def test_a_pinning_that_fails_keeps_every_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    options: dict[str, Any] = {"num_workers": 2, "batch_size": 1, "pin_memory": True}
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader([1, 2, 3], collate_fn=Unpinnable, **options) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="can't be pinned"):
+                next(batches)
+    assert check(read_trace(tmp_path / "trace")) == []
+
+
+class Unpinnable:
+    def __init__(self, samples: list[int]) -> None:
+        self.samples = samples
+
+    def pin_memory(self) -> None:
+        raise ValueError("can't be pinned")
+
+
+def test_a_loader_that_outlives_its_trace_is_judged_up_to_there(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        loader = minidl.DataLoader(Squares(), batch_size=2, num_workers=2)
+        batches = iter(loader)
+        next(batches)
+    assert len(list(batches)) == 15
+    loader.close()
+    report = examine(read_trace(tmp_path / "trace"))
+    assert report.violations == []
+    assert any("had stopped recording" in text for text in report.unjudged)
+
+
 def reciprocal(samples: list[Any]) -> float:
     return 1 / samples[0]
 

@@ -104,9 +104,12 @@ def examine(trace: Trace) -> Report:
             continue
         loader = _Loader(trace, int(number))
         report.loaders += 1
+        if loader.beyond:
+            told = f"{loader.beyond} events of its workers after its own process had stopped recording"
+            report.unjudged.append(f"{loader.name}: {told}")
         whole = lossy.isdisjoint(loader.processes)
         if not whole:
-            report.unjudged.append(f"loader {number}: events were lost, so nothing is concluded from a missing one")
+            report.unjudged.append(f"{loader.name}: events were lost, so nothing is concluded from a missing one")
         for rule, needs_all in _checks:
             if whole or not needs_all:
                 report.violations += _limited(rule(loader))
@@ -138,7 +141,9 @@ class _Loader:
         self.number = number
         self.name = f"loader {number}"
         self.trace = trace
-        self.origin: Rows = np.flatnonzero(trace.events["loader"] == number)
+        origin: Rows = np.flatnonzero(trace.events["loader"] == number)
+        self.origin = origin[: _judged(trace, origin)]
+        self.beyond = len(origin) - len(self.origin)
         self.events = trace.events[self.origin]
         self.processes = set(np.unique(self.events["process"]).tolist())
         self.params: dict[str, Any] = dict(trace.loaders.get(number, {}))
@@ -216,6 +221,20 @@ class _Loader:
     def endings(self) -> dict[int, int]:
         """Epoch -> how it ended (an Ending); an epoch that is still open is not in it."""
         return {self.epoch(row): int(self.events["z"][row]) for row in self.pick(ev.EPOCH[1])}
+
+
+def _judged(trace: Trace, origin: Rows) -> int:
+    """How many of a loader's events can be judged: all, or those up to the moment when its process stopped recording.
+
+    A loader may outlive its `with minidl.trace(...)`. Its workers then go on recording, alone.
+    """
+    home = np.isin(trace.events["code"][origin], _LOADER_THREAD_CODES)
+    shut = np.any(trace.events["code"][origin] == ev.SHUTDOWN[1])
+    stopped = {line["process"] for line in trace.described("trace_end")}
+    if shut or not home.any() or int(trace.events["process"][origin[home][0]]) not in stopped:
+        return len(origin)
+    last = np.flatnonzero(trace.events["process"] == trace.events["process"][origin[home][0]])[-1]
+    return int(np.searchsorted(origin, last, side="right"))
 
 
 _LOADER_THREAD_CODES: Final = np.array(
@@ -388,11 +407,30 @@ def _accounted_for(loader: _Loader) -> Iterator[Violation]:
     missing = assigned[loader.match(assigned, loader.pick(ev.YIELD)) < 0]
     excused = {(loader.epoch(row), int(loader.worker[row])) for row in loader.pick(ev.WORKER_EXHAUSTED)}
     dead = set(loader.worker[loader.pick(ev.FOUND_DEAD)].tolist())
-    for row in missing:
-        ended_well = endings.get(loader.epoch(row)) == Ending.EXHAUSTED
-        worker = int(loader.worker[row])
-        if ended_well and (loader.epoch(row), worker) not in excused and worker not in dead:
-            yield loader.broken("accounted-for", "never yielded, though the epoch ran to its end", row)
+    withheld = _withheld(loader)
+    read = loader.match(missing, loader.stage(loader.received)) >= 0
+    for row, was_read in zip(missing, read, strict=True):
+        epoch, worker = loader.epoch(row), int(loader.worker[row])
+        if endings.get(epoch) != Ending.EXHAUSTED or (epoch, worker) in excused or worker in dead:
+            continue
+        if was_read and withheld.get(epoch, 0):
+            withheld[epoch] -= 1
+            continue
+        yield loader.broken("accounted-for", "never yielded, though the epoch ran to its end", row)
+
+
+def _withheld(loader: _Loader) -> dict[int, int]:
+    """Epoch -> times that next raised without yielding: the sampler failed while the next task was to be sent.
+
+    The batch that was due is lost then, in torch as here.
+    """
+    rows = loader.pick(ev.NEXT[1], ev.YIELD)
+    raised = (loader.code[rows] == ev.NEXT[1]) & (loader.events["y"][rows] == Outcome.ERROR)
+    after_yield = np.r_[False, loader.code[rows][:-1] == ev.YIELD]
+    out: dict[int, int] = {}
+    for row in rows[raised & ~after_yield]:
+        out[loader.epoch(row)] = out.get(loader.epoch(row), 0) + 1
+    return out
 
 
 @_rule("in-order", "with in_order, batches are yielded in the order of their tasks")

@@ -372,7 +372,7 @@ def _doing(row: np.void) -> str:
     if code == ev.INDEX_GET[0]:
         return "waiting for a task"
     if code == ev.CONSUMER[0]:
-        return f"in the consumer's code after task {task}"
+        return "in the consumer's code" + (f", after task {task}" if task >= 0 else "")
     return f"in {EVENTS[code].name}" + (f" (task {task})" if task >= 0 else "")
 
 
