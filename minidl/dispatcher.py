@@ -33,7 +33,7 @@ class TaskInfo:
         return self.data is not NOT_FETCHED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Assignment:
     """Task `idx` goes to worker `worker_id`."""
 
@@ -41,7 +41,7 @@ class Assignment:
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deliver:
     """Task `idx` is to be yielded now."""
 
@@ -50,7 +50,7 @@ class Deliver:
     data: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Nothing can be yielded before another result comes; in order, it is that of task `idx` of worker `worker_id`."""
 

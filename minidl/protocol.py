@@ -27,6 +27,13 @@ import enum
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
+
+class _Name(enum.Enum):
+    """An enumeration whose members are looked up in tables several times a batch."""
+
+    __hash__ = object.__hash__  # Enum hashes a member's name, in Python; members are equal only to themselves anyway
+
+
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)
 
@@ -63,7 +70,7 @@ class Lifecycle(Generic[State, Event]):
 
 
 # --- The loader -------------------------------------------------------------------------------------------------------
-class LoaderState(enum.Enum):
+class LoaderState(_Name):
     """States of an iterator in the process that iterates."""
 
     NEW = enum.auto()  # nothing started yet
@@ -80,7 +87,7 @@ class LoaderState(enum.Enum):
     CLOSED = enum.auto()
 
 
-class LoaderEvent(enum.Enum):
+class LoaderEvent(_Name):
     """What can happen to an iterator."""
 
     START = enum.auto()
@@ -137,7 +144,7 @@ class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
 
 
 # --- A worker ---------------------------------------------------------------------------------------------------------
-class WorkerState(enum.Enum):
+class WorkerState(_Name):
     """States of a worker process, as it sees itself."""
 
     STARTING = enum.auto()
@@ -147,7 +154,7 @@ class WorkerState(enum.Enum):
     ENDED = enum.auto()
 
 
-class WorkerEvent(enum.Enum):
+class WorkerEvent(_Name):
     """What can happen to a worker. The `_WHEN_DONE` events are the same messages with the done event set."""
 
     READY = enum.auto()
@@ -212,7 +219,7 @@ class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
 
 
 # --- The pin-memory thread --------------------------------------------------------------------------------------------
-class PinState(enum.Enum):
+class PinState(_Name):
     """States of the pin-memory thread."""
 
     STARTING = enum.auto()
@@ -222,7 +229,7 @@ class PinState(enum.Enum):
     ENDED = enum.auto()
 
 
-class PinEvent(enum.Enum):
+class PinEvent(_Name):
     """What can happen to the pin-memory thread."""
 
     READY = enum.auto()

@@ -28,6 +28,8 @@ class Envelope:
     def __reduce__(self) -> tuple[Any, ...]:
         """Called by the feeder thread: this is the moment at which tensors go into shared memory."""
         message = self.message
+        if isinstance(message, Task) and _sure_to_pickle(message.index):
+            return Task, (message.idx, message.worker_id, message.index)
         load = load_task if isinstance(message, Task) else load_result
         return load, (message.idx, message.worker_id, self.payload()[0])
 
@@ -39,6 +41,11 @@ class Envelope:
             return dumps(data, self.pickler)
         except Exception as error:
             return dumps(_instead_of(data, error, message))
+
+
+def _sure_to_pickle(index: Any) -> bool:
+    """Whether it is what a BatchSampler gives, a list of ints: no second pickling is needed to be on the safe side."""
+    return type(index) is list and all(type(key) is int for key in index)
 
 
 def _instead_of(data: Any, error: Exception, message: Task | Result) -> ExceptionWrapper:
