@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from minidl.tracing import events as ev
@@ -62,13 +64,12 @@ def numbered(pen: Recorder, count: int, start: int = 0) -> None:
         pen.emit(ev.FETCH[0], 1, n, n % 7, n * 3, -n, n << 40)
 
 
-def assert_numbered(rows: object, threads: bool = False) -> None:
-    for row in rows:  # type: ignore[attr-defined]
-        n = int(row["task"])
-        assert row[["code", "loader", "worker", "x", "y", "z"]].tolist() == (ev.FETCH[0], 1, n % 7, n * 3, -n, n << 40)
-        assert row["time"] > 0
-        if not threads:
-            assert row["seq"] == n + 1
+def assert_numbered(rows: npt.NDArray[np.void]) -> None:
+    n = rows["task"]
+    expected = {"code": ev.FETCH[0], "loader": 1, "worker": n % 7, "x": n * 3, "y": -n, "z": n << 40, "seq": n + 1}
+    for column, values in expected.items():
+        assert (rows[column] == values).all(), column
+    assert (rows["time"] > 0).all()
 
 
 def words(trace: Trace) -> str:
