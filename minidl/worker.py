@@ -6,6 +6,7 @@ Article 1 §2.4.5 and article 4, shutdown; upstream: `torch.utils.data._utils.wo
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import random
@@ -61,15 +62,22 @@ class WorkerSpec:
 
 
 class ManagerWatchdog:
-    """Tells a worker whether the process that made it still lives: an orphan has another parent."""
+    """Tells a worker whether the loader's process still lives: an orphan has another parent.
+
+    manager_pid None: a fork server may be the parent, which goes on living for as long as any worker holds its pipe. So
+    the worker also looks whether the loader still holds the other end of the worker's own pipe.
+    """
 
     def __init__(self, manager_pid: int | None = None) -> None:
-        self.manager_pid = os.getppid() if manager_pid is None else manager_pid
+        self._parent_pid = os.getppid() if manager_pid is None else manager_pid
+        self._loader = multiprocessing.parent_process() if manager_pid is None else None
+        self.manager_pid = (self._loader.pid if self._loader is not None else None) or self._parent_pid
         self.manager_dead = False
 
     def is_alive(self) -> bool:
-        """Whether the parent is still the one of the beginning; once False, always False."""
-        self.manager_dead = self.manager_dead or os.getppid() != self.manager_pid
+        """Whether the loader's process is still there; once False, always False."""
+        orphaned = os.getppid() != self._parent_pid or (self._loader is not None and not self._loader.is_alive())
+        self.manager_dead = self.manager_dead or orphaned
         return not self.manager_dead
 
 

@@ -1,0 +1,391 @@
+"""How it ends: exhausted, abandoned, closed, at the interpreter's exit, by a signal; and that nobody is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workloads as wl
+from torch._C import _error_if_any_worker_fails
+
+import minidl
+from minidl import shutdown, signals
+from minidl.protocol import LoaderState
+
+BOUND = 60.0
+"""Seconds within which an end counts as bounded: far above any that is meant, far below for ever."""
+
+
+@pytest.fixture
+def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every worker must leave by itself. Its exit code would not tell: torch's handler of SIGTERM exits with 0."""
+
+    def refuse(process: Any) -> None:
+        raise AssertionError(f"{process} had to be terminated")
+
+    for name in ("terminate", "kill"):
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, name, refuse)
+
+
+@pytest.fixture
+def no_sigchld(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deaths are found by looking; SIGCHLD's handler would raise in the middle of the test."""
+    monkeypatch.setattr(signals, "_SIGCHLD_handler_set", True)
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, previous)
+
+
+@pytest.fixture(params=["plain", "pinned", "persistent", "persistent and pinned"])
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    pin, persistent = "pinned" in request.param, "persistent" in request.param
+    return {"num_workers": 2, "pin_memory": pin, "persistent_workers": persistent}
+
+
+def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
+    """Workers, pin thread and queues are gone, the lifecycle is at its end, torch's registry has forgotten the pids."""
+    assert tuple(worker.exitcode for worker in iterator._workers) == codes
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert iterator._workers_done_event.is_set()
+    assert all(queue._closed for queue in iterator._index_queues)
+    assert id(iterator) not in shutdown._held
+    assert not iterator._worker_pids_set
+    _error_if_any_worker_fails()
+    if iterator._pin_memory:
+        assert not iterator._pin_memory_thread.is_alive()
+
+
+# --- In a program that goes on ----------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_exhausted(options: dict[str, Any]) -> None:
+    with minidl.DataLoader(wl.Tensors(7), **options) as loader:
+        iterator: Any = iter(loader)
+        assert len(list(iterator)) == 7
+        if options["persistent_workers"]:
+            assert all(worker.is_alive() for worker in iterator._workers)
+            assert len(list(loader)) == 7
+        else:
+            assert_ended(iterator)
+    assert_ended(iterator)
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_abandoned(options: dict[str, Any], taken: int) -> None:
+    """The last reference goes: everything has ended before the next statement runs."""
+    loader = minidl.DataLoader(wl.Tensors(20), **options)
+    iterator: Any = iter(loader)
+    for _ in range(taken):
+        next(iterator)
+    workers = iterator._workers
+    del loader, iterator
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("dataset", [wl.Tensors(20), wl.Tensors(1), wl.Stream(5)], ids=["busy", "few tasks", "stream"])
+def test_closed_in_the_middle(options: dict[str, Any], dataset: Any) -> None:
+    loader = minidl.DataLoader(dataset, **options)
+    iterator: Any = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert_ended(iterator)
+    iterator.close()
+    assert list(iterator) == []
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_an_error_in_the_training_loop(options: dict[str, Any]) -> None:
+    workers: list[Any] = []
+
+    def train() -> None:
+        iterator: Any = iter(minidl.DataLoader(wl.Tensors(20), **options))
+        workers.extend(iterator._workers)
+        for _ in iterator:
+            raise wl.SimpleError("in the step")
+
+    with contextlib.suppress(wl.SimpleError):
+        train()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("dataset", [wl.Tensors(20), wl.Tensors(1), wl.Tensors(0)], ids=["busy", "few tasks", "none"])
+def test_collected_as_part_of_a_cycle(options: dict[str, Any], dataset: Any) -> None:
+    """The collector ends queues, feeder threads and iterator in no certain order; the sentinels arrive all the same."""
+    iterator: Any = iter(minidl.DataLoader(dataset, **options))
+    next(iterator, None)
+    workers, iterator.itself = iterator._workers, iterator
+    del iterator
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_large_batches_that_nobody_reads(persistent: bool) -> None:
+    """The workers' feeder threads are stuck in a full pipe; a worker that leaves does not wait for them."""
+    loader = minidl.DataLoader(
+        wl.Numbers(20), collate_fn=large, num_workers=2, prefetch_factor=4, persistent_workers=persistent
+    )
+    iterator: Any = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert_ended(iterator)
+
+
+def large(samples: Any) -> bytes:
+    return bytes(1_000_000)
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_begun_and_ended_in_another_thread() -> None:
+    """Signal handlers are the main thread's business, and none is needed."""
+    found: list[Any] = []
+
+    def iterate() -> None:
+        iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=2))
+        found.extend([len(list(iterator)), iterator])
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    thread.join()
+    assert found[0] == 5
+    assert_ended(found[1])
+
+
+def test_what_was_not_begun_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator whose __init__ failed before, or while, its workers were started is collected in silence."""
+    loader: Any = minidl.DataLoader(wl.Numbers(5), num_workers=2, prefetch_factor=0)
+    with pytest.raises(AssertionError, match="num_workers and prefetch_factor must be greater than 0"):
+        iter(loader)
+    started = []
+
+    def start(process: Any) -> None:
+        started.append(process)
+        if len(started) == 2:
+            raise OSError("no more processes")
+        really_start(process)
+
+    really_start = multiprocessing.process.BaseProcess.start
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with contextlib.suppress(OSError):
+        iter(minidl.DataLoader(wl.Numbers(5), num_workers=2))
+    assert started[0].exitcode == 0
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_a_forked_child_does_not_end_what_it_inherited() -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(9), num_workers=2))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            iterator.close()
+            iterator._shutdown_workers()
+            status = 0 if not iterator._shutdown and not iterator._workers_done_event.is_set() else 2
+            del iterator
+            gc.collect()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(iterator)) == 8
+    assert_ended(iterator)
+
+
+# --- Workers that do not leave ----------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_sigchld")
+@pytest.mark.parametrize(
+    ("stuck", "code"), [(wl.hang, 0), (wl.hang_without_sigterm, -signal.SIGKILL)], ids=["stuck", "ignores SIGTERM"]
+)
+def test_a_worker_stuck_in_a_sample_is_ended(
+    stuck: Any, code: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its sentinel and a bounded wait: SIGTERM, at which torch's handler exits with 0; at last SIGKILL."""
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(wl.At(20, 4, stuck), batch_size=2, **options))
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    while iterator._board.read(0).task != 2 or iterator._board.read(0).position != 0:
+        time.sleep(0.005)  # until the worker is in the sample that it does not leave
+    iterator.close()
+    assert iterator._workers[0].exitcode == code
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert not any(worker.is_alive() for worker in iterator._workers)
+
+
+@pytest.mark.usefixtures("no_sigchld")
+def test_a_stopped_worker_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP: it neither reads its sentinel nor dies of SIGTERM."""
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=1))
+    next(iterator)
+    os.kill(iterator._workers[0].pid, signal.SIGSTOP)
+    iterator.close()
+    assert iterator._workers[0].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("no_sigchld", "nobody_is_terminated")
+def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_path: Path) -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), **options))
+    for _ in range(5):
+        next(iterator)
+    # Worker 1 is in sample 5, and in no write: killed in one, it would take the queue's lock with it.
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    iterator._workers[1].join()
+    iterator.close()
+    assert_ended(iterator, (0, -9))
+
+
+def test_an_interrupted_shutdown_ends_the_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a join: whoever is left is terminated, and the interrupt goes on."""
+    monkeypatch.setattr(shutdown, "join_workers", interrupt)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2))
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert not any(worker.is_alive() for worker in iterator._workers)
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert id(iterator) not in shutdown._held
+    iterator.close()
+
+
+def interrupt(iterator: Any) -> None:
+    raise KeyboardInterrupt
+
+
+# --- The program's end ------------------------------------------------------------------------------------------------
+EXIT = """
+import sys, threading
+import minidl, workloads as wl
+
+how, pin, persistent = sys.argv[1], "pinned" in sys.argv[2], "persistent" in sys.argv[2]
+
+class Big(wl.Numbers):
+    def __getitem__(self, index):
+        return bytes(300_000), index
+
+if __name__ == "__main__":
+    loader = minidl.DataLoader(Big(1000), None, num_workers=2, pin_memory=pin, persistent_workers=persistent,
+                               collate_fn=list)
+    iterator = iter(loader)
+    print(*(worker.pid for worker in iterator._workers), flush=True)
+    next(iterator)
+    if how == "cycle":
+        iterator.itself = iterator
+        del iterator
+    if how == "sys.exit":
+        sys.exit(3)
+    if how == "error":
+        raise wl.SimpleError("the program's own")
+    if how == "thread":
+        threading.Thread(target=lambda: [next(iterator) for _ in range(5)]).start()
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + BOUND
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("how", "what", "code"),
+    [
+        ("end", "plain", 0),
+        ("sys.exit", "pinned", 3),
+        ("error", "plain", 1),
+        ("cycle", "plain", 0),
+        ("end", "persistent and pinned", 0),
+        ("thread", "persistent and pinned", 0),
+    ],
+)
+def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str, what: str, code: int) -> None:
+    done = wl.run(EXIT, how, what, timeout=BOUND, MINIDL_SIMULATE_DEVICE="1")
+    assert done.returncode == code, done.stderr
+    words = done.stderr.strip().splitlines()
+    assert (words == []) if how != "error" else (words[-1] == "workloads.SimpleError: the program's own"), done.stderr
+    wait_until_gone([int(pid) for pid in done.stdout.split()])
+
+
+SIGNALLED = """
+import sys, time
+import minidl, minidl.worker, workloads as wl
+
+minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
+if __name__ == "__main__":
+    dataset = wl.Gate(1000, "/no/such/file", at=5)
+    loader = minidl.DataLoader(dataset, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[1])
+    iterator = iter(loader)
+    pids = [worker.pid for worker in iterator._workers]
+    for number, batch in enumerate(iterator):
+        if number == 4:  # worker 1 is in sample 5 for ever, worker 0 at its empty queue
+            print(*pids, flush=True)
+"""
+
+
+def signalled(method: str, send: Callable[[int], None], said: Path) -> tuple[int, str, bool]:
+    """Send something to a program in the middle of an epoch. Its return code, what it said, and whether the worker that
+    is stuck in a sample had to be killed. The idle one must have ended."""
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
+    with (
+        said.open("w") as words,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SIGNALLED, method],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,
+        ) as program,
+    ):
+        assert program.stdout is not None
+        idle, stuck = (int(pid) for pid in program.stdout.readline().split())
+        send(program.pid)
+        code = program.wait(BOUND)
+    wait_until_gone([idle])
+    left = alive(stuck)
+    if left:
+        os.kill(stuck, signal.SIGKILL)
+    wait_until_gone([stuck])
+    return code, said.read_text(), left
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_program_is_killed(method: str, tmp_path: Path) -> None:
+    """An idle worker notices that its parent is gone; one that is stuck in a sample can't."""
+    code, _, left = signalled(method, lambda pid: os.kill(pid, signal.SIGKILL), tmp_path / "said")
+    assert (code, left) == (-signal.SIGKILL, True)
+
+
+def test_control_c(tmp_path: Path) -> None:
+    """The whole group hears it: one traceback, the program's own, and no worker left."""
+    code, words, left = signalled("fork", lambda pid: os.killpg(pid, signal.SIGINT), tmp_path / "said")
+    assert (code, left) == (-signal.SIGINT, False)
+    assert words.count("Traceback") == 1
+    assert words.strip().endswith("KeyboardInterrupt")
+
+
+def test_the_group_is_terminated(tmp_path: Path) -> None:
+    code, _, left = signalled("fork", lambda pid: os.killpg(pid, signal.SIGTERM), tmp_path / "said")
+    assert (code, left) == (-signal.SIGTERM, False)
