@@ -143,6 +143,11 @@ def test_batches_lie_in_the_same_cells_in_every_lane(tmp_path: Path) -> None:
     assert all("4" in picture[name] for name in ("loader", "worker 0", "consumer"))
 
 
+def test_a_batch_that_hangs_is_drawn_as_long_as_the_trace_is(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(**made_trace.HUNG | {"polls": 0})), batch=9)
+    assert re.search(" sample did not end >{20,}$", lanes(text)["worker 1"])
+
+
 def test_a_window_is_cut_out_and_its_ruler_counts_from_the_traces_begin(hung: Trace) -> None:
     text = render(hung, 80, since=0.002, until=0.006)
     assert text.splitlines()[0].split() == ["|2", "ms", "|3", "|4", "|5"]

@@ -13,8 +13,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import made_trace
@@ -156,7 +159,9 @@ def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace:
     started.stop()
 
 
-def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace) -> None:
+@pytest.mark.timeout(60)
+def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer._Handler, "timeout", None)  # so that waiting for it would last for ever
     with Viewer(trace) as started, socket.create_connection(("127.0.0.1", port_of(started.url))) as idle:
         get(started, "/vizviewer_info")  # connections are accepted in turn: the idle one has its thread by now
         started.stop()
@@ -243,6 +248,8 @@ def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
             assert listens(port_of(url))
             process.send_signal(signal.SIGINT)
             rest = process.stdout.read()
@@ -270,31 +277,63 @@ def test_serving_opens_the_browser_on_the_link(trace: Trace, monkeypatch: pytest
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
-SLICES = """
+LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
+OPEN_SLICES = """
 const done = arguments[arguments.length - 1];
-window.app.trace.engine.query("select name from slice where dur = -1 order by name").then(rows => {
+window.app.trace.engine.query("select name from slice where dur = -1").then(rows => {
   const names = [];
   for (const it = rows.iter({}); it.valid(); it.next()) names.push(it.get("name"));
   done(names);
-}, error => done(String(error)));
+}, error => done([String(error)]));
 """
 
 
+class Browser:
+    """A headless Chromium, driven over WebDriver's HTTP interface."""
+
+    def __init__(self, port: int, profile: Path) -> None:
+        self.root = f"http://127.0.0.1:{port}/session"
+        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 60_000}}
+        self.root += "/" + self.post("", capabilities={"alwaysMatch": wanted})["sessionId"]
+
+    def post(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            return json.load(answer)["value"]
+
+    def run(self, script: str) -> Any:
+        return self.post("/execute/sync", script=script, args=[])
+
+    def until(self, script: str) -> None:
+        deadline = time.monotonic() + 90
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"the page never got so far: {script}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with subprocess.Popen(
+        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
+            yield Browser(port, tmp_path / "profile")
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+
+
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
-def test_a_browser_shows_what_did_not_end(running: Viewer, tmp_path: Path) -> None:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium to drive the browser")
-    wait = pytest.importorskip("selenium.webdriver.support.ui")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    try:
-        browser.get(running.url)
-        loaded = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
-        wait.WebDriverWait(browser, 90).until(lambda b: b.execute_script(loaded))
-        names = browser.execute_async_script(SLICES)
-    finally:
-        browser.quit()
+def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
+    browser.post("/url", url=running.url)
+    browser.until(LOADED)
+    names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
     assert {"fetch (did not end)", "sample (did not end)", "result_get (did not end)"} <= set(names)
     assert names.count("batch in flight") == 4
+    browser.until("return document.body.innerText.includes('worker 1 1101')")
+    shown = browser.run("return document.body.innerText")
+    assert shown.index("loader 1000") < shown.index("worker 0 1100") < shown.index("worker 1 1101")
