@@ -146,7 +146,7 @@ def test_batches_lie_in_the_same_cells_in_every_lane(tmp_path: Path) -> None:
 def test_a_batch_that_hangs_is_drawn_as_long_as_the_trace_is(tmp_path: Path) -> None:
     steps = [(0, ev.FETCH[0], 3), (50, ev.SAMPLE[0], 3), (100, ev.SAMPLE[1], 3), (999, ev.FOUND_DEAD, -1)]
     write_process(tmp_path, [{"time": 1 + t, "code": c, "task": n} for t, c, n in steps], role="worker", worker=0)
-    assert lanes(render(read_trace(tmp_path), 49, batch=3))["worker 0"] == ">3SS>> fetch did not end >>>>>>>>>>>>>>>"
+    assert lanes(render(read_trace(tmp_path), 49, batch=3))["worker 0"] == ">3SS>>>> fetch did not end >>>>>>>>>>>>>"
 
 
 def test_a_window_is_cut_out_and_its_ruler_counts_from_the_traces_begin(hung: Trace) -> None:
