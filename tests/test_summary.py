@@ -17,6 +17,7 @@ from minidl.tracing import events as ev
 from minidl.tracing.events import Phase
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.summary import Summary, summary
+from minidl.tracing.verdict import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -141,17 +142,13 @@ def test_percentiles_and_totals_to_the_nanosecond(tmp_path: Path) -> None:
     assert loader.slowest[0].task == 7
 
 
-VERDICTS = {
-    "the loader keeps up": {"batches": 200, "step": 20_000_000},
-    "while the workers were fetching 9": {"batches": 200, "step": 10_000},
-    "most of it for the first batch": {"batches": 2, "step": 100_000},
-}
-
-
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_the_verdict_follows_who_waits(tmp_path: Path, verdict: str) -> None:
-    (loader,) = imagined(tmp_path / "trace", **VERDICTS[verdict]).loaders
-    assert verdict in loader.verdict()
+def test_the_verdict_is_told_with_its_evidence_and_the_next_step(tmp_path: Path) -> None:
+    (loader,) = imagined(tmp_path / "trace", batches=200, step=10_000).loaders
+    assert loader.verdict.kind is Kind.SUPPLY
+    lines = loader.text().splitlines()
+    place = lines.index("  " + loader.verdict.sentence)
+    assert lines[place + 1].startswith("    waited ")
+    assert "  next step: " + loader.verdict.next_step in lines[place:]
 
 
 def test_a_hang_is_told_with_its_sample_and_who_waits_for_it(tmp_path: Path) -> None:

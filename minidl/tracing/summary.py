@@ -2,7 +2,7 @@
 
 `summary(trace)` computes a `Summary`; its `text()` is what `minidl summary` prints. `open_spans(trace)` alone says in
 which step each thread was when the trace ended. Times are in ns unless a name says otherwise; a stage is what the event
-table calls one. The verdict compares waiting with training, and says no more than that comparison carries.
+table calls one. What bounds a loader is judged in `verdict`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import numpy.typing as npt
 
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Ending, Reason
+from minidl.tracing.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
 Rows = npt.NDArray[np.void]
-
-KEEPS_UP = 0.1
-"""Share of waiting below which the loader is said to keep up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +96,12 @@ class LoaderSummary:
     slowest: list[Slow]
     bytes: Bytes
     errors: int
+    verdict: Verdict
 
     @property
     def waiting_share(self) -> float:
         """Of the time that the training loop took, the share that it waited for data; 0 where nothing is recorded."""
         return self.waited / max(1, self.waited + self.consumer)
-
-    def verdict(self) -> str:
-        """One sentence on who waited for whom."""
-        if not self.batches:
-            return "no batch was yielded"
-        share = f"the training loop waited {self.waiting_share:.0%} of its time for data"
-        if self.waiting_share < KEEPS_UP:
-            return f"the loader keeps up: {share}"
-        if self.first_waits > self.waited / 2:
-            return f"{share}, most of it for the first batch of an epoch"
-        if not self.workers:
-            return f"{share}; there are no workers, so each batch is made while it waits"
-        busy = sum(w.fetching for w in self.workers) / max(1, sum(w.time for w in self.workers))
-        return f"{share}, while the workers were fetching {busy:.0%} of theirs"
 
     def text(self) -> str:
         """The loader's part of the summary."""
@@ -125,7 +110,7 @@ class LoaderSummary:
             f"loader {self.number}{_params(self.params)}",
             f"  {_count(self.batches, 'batch', 'batches')} in {_count(self.epochs, 'epoch')}, {wall}",
             f"  waited for data {_s(self.waited)}, consumer's own time {_s(self.consumer)}",
-            f"  {self.verdict()}",
+            *(f"  {line}" for line in self.verdict.lines()),
         ]
         lines += [f"  {self.errors} task(s) ended in an error"] if self.errors else []
         starts = [f"workers ready after {_s(self.start_up)}"] if self.start_up is not None else []
@@ -239,6 +224,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
         slowest=_slowest(closed),
         bytes=_bytes(events, closed),
         errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
+        verdict=verdict(trace, number, all_spans),
     )
 
 

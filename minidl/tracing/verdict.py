@@ -1,0 +1,378 @@
+"""Is the loader the bottleneck, and which part of it: what the training loop waited for, nanosecond by nanosecond.
+
+Interface: `waiting(trace, loader)` -> `Waiting`, the loop's waiting split by cause; `verdict(trace, loader)` ->
+`Verdict`, one sentence with its evidence and what to do next. Both are pure functions over the trace's arrays.
+
+Rules of use: the loop waits while it is in `iter(loader)`, in `next`, and while the loader shuts down. Each nanosecond
+of that has one cause, decided by what was going on in all threads then; where several workers were busy, it is shared
+out among their steps. The trace knows no CPU time: whether a sample computes or waits for a disk, it cannot tell.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracing import events as ev
+
+if TYPE_CHECKING:
+    from minidl.tracing.reader import Trace
+
+Rows = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+KEEPS_UP = 0.1
+"""Share of waiting below which the loader is said to keep up: a perfect loader could save no more than that."""
+
+ONCE = 0.5
+"""Share of start-up from which it is the bottleneck though it was paid once: less than that, a longer run spreads."""
+
+FEW_BATCHES = 5
+"""Batches below which one slow sample or one busy moment of the machine decides the shares."""
+
+NEVER = np.iinfo(np.int64).max
+
+
+class Cause(enum.Enum):
+    """What the loop waited for; the value is how it is told."""
+
+    START_UP = "starting and ending workers"
+    SAMPLER = "the sampler"
+    SAMPLES = "samples"
+    COLLATE = "collation"
+    IPC = "pickling and sending"
+    HEAD_OF_LINE = "one batch while later ones lie ready"
+    REBUILD = "rebuilding messages"
+    PIN = "pinning"
+    OVERHEAD = "messages under way and bookkeeping"
+
+
+class Kind(enum.Enum):
+    """What bounds a loader."""
+
+    NOT_INPUT = "not input-bound"
+    SUPPLY = "supply-bound"
+    HEAD_OF_LINE = "head-of-line blocking"
+    READING = "rebuild/pin-bound"
+    START_UP = "start-up-bound"
+    SAMPLER = "sampler-bound"
+    OVERHEAD = "overhead-bound"
+    TOO_FEW = "too few batches to say"
+
+
+KIND_OF = {
+    Cause.SAMPLES: Kind.SUPPLY,
+    Cause.COLLATE: Kind.SUPPLY,
+    Cause.IPC: Kind.SUPPLY,
+    Cause.HEAD_OF_LINE: Kind.HEAD_OF_LINE,
+    Cause.REBUILD: Kind.READING,
+    Cause.PIN: Kind.READING,
+    Cause.SAMPLER: Kind.SAMPLER,
+    Cause.OVERHEAD: Kind.OVERHEAD,
+}
+"""The causes that can bound a run that goes on; start-up ends by itself and is judged apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One loader iterator's waiting, in ns. busy: of the workers' time meanwhile, the share spent fetching.
+
+    task, worker: whose batch blocked the line longest, -1 if none did. alike: iterators of the same parameters in the
+    trace, this one included.
+    """
+
+    causes: dict[Cause, int]
+    consumer: int
+    batches: int
+    workers: int
+    alike: int
+    busy: float = 0.0
+    task: int = -1
+    worker: int = -1
+    sample: int = -1
+
+    @property
+    def total(self) -> int:
+        return sum(self.causes.values())
+
+    def share(self, *causes: Cause) -> float:
+        """Of the waiting, the share of these causes; 0 where nothing was waited for."""
+        return sum(self.causes[cause] for cause in causes) / max(1, self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What bounds a loader, in words; cause: the greatest one of that kind, None where none is to blame."""
+
+    kind: Kind
+    sentence: str
+    evidence: tuple[str, ...]
+    next_step: str
+    cause: Cause | None = None
+
+    def lines(self) -> list[str]:
+        """The verdict for a terminal."""
+        step = [f"next step: {self.next_step}"] if self.next_step else []
+        return [self.sentence, *(f"  {text}" for text in self.evidence), *step]
+
+
+def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
+    """What bounds this loader iterator of `trace`. spans: `trace.spans()`, where the caller has them already."""
+    return judge(waiting(trace, loader, spans), trace.loaders.get(loader, {}), trace.manifest.get("cpus"))
+
+
+# --- The waiting, split -----------------------------------------------------------------------------------------------
+def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
+    """Split what the loop waited for this loader iterator by cause; near-linear in its events."""
+    spans = trace.spans() if spans is None else spans
+    events = trace.events[trace.events["loader"] == loader]
+    mine = _ended(spans[spans["loader"] == loader], events)
+    params = trace.loaders.get(loader, {})
+    moments = _Moments(events, mine)
+    causes, line = moments.causes()
+    consumer = mine[mine["code"] == ev.CONSUMER[0]]
+    task, worker = moments.blocker(line)
+    return Waiting(
+        causes=causes,
+        consumer=int((consumer["end"] - consumer["begin"]).sum()),
+        batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
+        workers=moments.workers,
+        alike=sum(other == params for other in trace.loaders.values()) if params else 1,
+        busy=moments.busy(),
+        task=task,
+        worker=worker,
+        sample=_slowest_sample(mine, task, worker),
+    )
+
+
+def _ended(spans: Rows, events: Rows) -> Rows:
+    """The spans, open ones ended with the trace. Those that an exiting worker's feeder leaves open are dropped."""
+    feeding = np.isin(spans["code"], [ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.SHM_COPY[0]])
+    spans = spans[(spans["end"] >= 0) | ~feeding].copy()
+    if len(events):
+        spans["end"][spans["end"] < 0] = events["time"][-1]
+    return spans
+
+
+def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
+    rows = spans[(spans["code"] == ev.SAMPLE[0]) & (spans["task"] == task) & (spans["worker"] == worker)]
+    return int(rows["by"][np.argmax(rows["end"] - rows["begin"])]) if len(rows) else -1
+
+
+class _Moments:
+    """The stretches of waiting in which nothing begins or ends: `at` are their begins, `width` their lengths, in ns."""
+
+    def __init__(self, events: Rows, spans: Rows) -> None:
+        self.events, self.spans = events, spans
+        self.epochs: Ints = events["time"][events["code"] == ev.EPOCH[0]].astype(np.int64)
+        self.workers = int(events["y"][events["code"] == ev.EPOCH[0]].max()) if len(self.epochs) else 0
+        self.set_up = self._set_up()
+        edges = np.unique(np.concatenate([spans["begin"], spans["end"], events["time"], *self.set_up]))
+        self.at: Ints = edges[:-1]
+        waits = (self.open(ev.NEXT, ev.SHUTDOWN) > 0) | self.setting_up()
+        self.width: Ints = np.diff(edges)[waits]
+        self.at = self.at[waits]
+        self.needs = self._latest(events["code"] == self._get()[0])
+
+    def _get(self) -> tuple[int, int]:
+        """The wait of the loader's own thread: with a pin thread it is that thread that waits for results."""
+        return ev.READY_GET if np.any(self.events["code"] == ev.READY_GET[0]) else ev.RESULT_GET
+
+    def _set_up(self) -> tuple[Ints, Ints]:
+        """Begins and ends of `iter(loader)`: up to the first epoch, and from each epoch's begin to the consumer's."""
+        events = self.events
+        if not len(self.epochs):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        left = events["time"][np.isin(events["code"], [ev.CONSUMER[0], ev.NEXT[0]])].astype(np.int64)
+        place = np.searchsorted(left, self.epochs, side="right")
+        ends = np.append(left, events["time"][-1])[place]
+        begins = self.epochs.copy()
+        begins[0] = min(begins[0], events["time"][0])
+        return begins, ends
+
+    def open(self, *pairs: tuple[int, int]) -> Ints:
+        """How many spans of these kinds are open in each stretch."""
+        rows = self.spans[np.isin(self.spans["code"], [pair[0] for pair in pairs])]
+        return _open(rows["begin"], rows["end"], self.at)
+
+    def setting_up(self) -> Bools:
+        return _open(*self.set_up, self.at) > 0
+
+    def _latest(self, which: Bools) -> Ints:
+        """For each stretch, the position in `events` of the latest event of `which`; -1 before the first."""
+        places = np.append(np.flatnonzero(which), -1)  # the last is what index -1 finds
+        return places[np.searchsorted(self.events["time"][places[:-1]], self.at, side="right") - 1]
+
+    def _of_latest(self, latest: Ints, column: str) -> Ints:
+        found: Ints = np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
+        return found
+
+    def _depth(self) -> Ints:
+        """The reorder buffer's depth; an epoch begins with none."""
+        kept = np.isin(self.events["code"], [ev.REORDER_STORE, ev.REORDER_POP, ev.EPOCH[0]])
+        latest = self._latest(kept)
+        begins = self._of_latest(latest, "code") == ev.EPOCH[0]
+        return np.where(begins, 0, np.maximum(0, self._of_latest(latest, "y")))
+
+    def _not_begun(self) -> Bools:
+        """Whether the worker that is waited for has yet to begin its first fetch of the epoch."""
+        first = np.full((len(self.epochs) + 1, self.workers + 1), NEVER)  # row 0: no epoch; last column: any worker
+        rows = self.spans[self.spans["code"] == ev.FETCH[0]]
+        epoch = np.searchsorted(self.epochs, rows["begin"], side="right")
+        np.minimum.at(first, (epoch, np.clip(rows["worker"], 0, self.workers)), rows["begin"])
+        first[:, -1] = first.min(axis=1)
+        worker = self._of_latest(self.needs, "worker")
+        found: Bools = self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
+        return found
+
+    def causes(self) -> tuple[dict[Cause, int], Bools]:
+        """The ns of each cause, and in which stretches the line was blocked."""
+        collate, fetch = self.open(ev.COLLATE), self.open(ev.FETCH)
+        sending = self.open(ev.RESULT_PICKLE, ev.RESULT_WRITE)
+        steps = {Cause.SAMPLES: np.maximum(0, fetch - collate), Cause.COLLATE: collate, Cause.IPC: sending}
+        working = sum(steps.values(), np.zeros(len(self.at), np.int64))
+        gets = self.open(self._get()) > 0
+        idle = self.open(ev.INDEX_GET) > 0
+        # The first that holds is the cause. What the loader's own thread does comes before what others do meanwhile,
+        # and the reading side before the line: while it works, the batch that is missing may be the one in its hands.
+        line = gets & (self._depth() > 0) & idle
+        rules = [
+            (Cause.SAMPLER, self.open(ev.SAMPLER_NEXT) > 0),
+            (Cause.START_UP, self.setting_up() | (self.open(ev.SHUTDOWN) > 0)),
+            (Cause.PIN, self.open(ev.PIN) > 0),
+            (Cause.REBUILD, self.open(ev.RESULT_REBUILD) > 0),
+            (Cause.START_UP, gets & self._not_begun()),
+            (Cause.HEAD_OF_LINE, line),
+        ]
+        out = dict.fromkeys(Cause, 0)
+        left = np.ones(len(self.at), bool)
+        for cause, holds in rules:
+            out[cause] += int(self.width[left & holds].sum())
+            line &= (cause is Cause.HEAD_OF_LINE) | ~holds
+            left &= ~holds
+        supplied = left & (working > 0) & (gets | (self.workers == 0))
+        for cause, count in steps.items():
+            out[cause] += int((self.width * count / np.maximum(1, working))[supplied].sum())
+        out[Cause.OVERHEAD] = int(self.width.sum()) - sum(out.values())
+        return out, line
+
+    def blocker(self, line: Bools) -> tuple[int, int]:
+        """The task and the worker for which the line stood longest; -1, -1 where it never did."""
+        if not line.any():
+            return -1, -1
+        places, group = np.unique(self.needs[line], return_inverse=True)
+        tasks, owner = np.unique(self.events["task"][places], return_inverse=True)
+        stood = np.bincount(owner[group], self.width[line])
+        task = int(tasks[np.argmax(stood)])
+        return task, int(self.events["worker"][places][owner == np.argmax(stood)][0])
+
+    def busy(self) -> float:
+        """Of the workers' time while the loop waits for results, the share spent fetching."""
+        waits = self.open(self._get()) > 0
+        time = int(self.width[waits].sum()) * self.workers
+        return float((self.open(ev.FETCH) * self.width)[waits].sum() / time) if time else 0.0
+
+
+def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
+    begun = np.searchsorted(np.sort(begins), at, side="right")
+    return np.asarray(begun - np.searchsorted(np.sort(ends), at, side="right"), np.int64)
+
+
+# --- The judgement ----------------------------------------------------------------------------------------------------
+def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None = None) -> Verdict:
+    """What `found` amounts to. params: the loader's, as its trace describes them; cpus: of its machine, if known."""
+    kind, cause = _kind(found)
+    share = found.total / max(1, found.total + found.consumer)
+    if kind is Kind.TOO_FEW:
+        sentence = f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
+    elif kind is Kind.NOT_INPUT:
+        sentence = f"not input-bound: the loader keeps up, the training loop waited {share:.0%} of its time"
+    else:
+        assert cause is not None
+        what = f"{found.share(cause):.0%} of that for {cause.value}"
+        whose = _whose(found) if kind is Kind.HEAD_OF_LINE else ""
+        sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}"
+    return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
+
+
+def _kind(found: Waiting) -> tuple[Kind, Cause | None]:
+    """The kind, and the cause to blame. Steady waiting is judged without start-up, which a longer run spreads."""
+    start_up = found.causes[Cause.START_UP]
+    steady = found.total - start_up
+    again = found.alike > 1 and found.workers > 0
+    if found.batches < FEW_BATCHES and not again:
+        return Kind.TOO_FEW, None
+    whole = max(1, found.total + found.consumer)
+    if 2 * start_up > found.total and start_up / whole >= (KEEPS_UP if again else ONCE):
+        return Kind.START_UP, Cause.START_UP
+    if found.batches < FEW_BATCHES:
+        return Kind.TOO_FEW, None
+    if steady / max(1, steady + found.consumer) < KEEPS_UP:
+        return Kind.NOT_INPUT, None
+    of_kind = {kind: sum(found.causes[c] for c in KIND_OF if KIND_OF[c] is kind) for kind in KIND_OF.values()}
+    kind = max(of_kind, key=lambda k: of_kind[k])
+    return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: found.causes[c])
+
+
+def _whose(found: Waiting) -> str:
+    sample = f", sample {found.sample}" if found.sample >= 0 else ""
+    return f" (longest: task {found.task} of worker {found.worker}{sample})" if found.task >= 0 else ""
+
+
+def _evidence(found: Waiting) -> tuple[str, ...]:
+    ranked = sorted((c for c in Cause if found.share(c) >= 0.005), key=lambda c: -found.causes[c])
+    lines = [f"waited {_ms(found.total)} for: " + ", ".join(f"{c.value} {found.share(c):.0%}" for c in ranked)]
+    if found.workers:
+        lines.append(f"of the workers' time while a result was waited for, {found.busy:.0%} was spent fetching")
+    if found.alike > 1:
+        lines.append(f"one of {found.alike} iterators of the same parameters")
+    return tuple(lines)
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e9:.2f} s" if ns >= 10**9 else f"{ns / 1e6:.1f} ms"
+
+
+def _next_step(kind: Kind, cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+    if kind is Kind.SUPPLY:
+        return _supply_step(cause, found, params, cpus)
+    if kind is Kind.START_UP and params.get("persistent_workers"):
+        return "longer epochs, or fewer workers"
+    return {
+        Kind.NOT_INPUT: "make the training step faster; the loader has time to spare",
+        Kind.HEAD_OF_LINE: "in_order=False if order is of no matter; otherwise spread slow samples over the batches, "
+        "or raise prefetch_factor",
+        Kind.READING: "join the tensors of a batch into few" if cause is Cause.REBUILD else "pin smaller batches",
+        Kind.START_UP: "persistent_workers=True, which starts workers once and not in each epoch; with spawn, a "
+        "dataset that pickles small",
+        Kind.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
+        Kind.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
+        Kind.TOO_FEW: "record more batches",
+    }[kind]
+
+
+def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+    if not found.workers:
+        return "num_workers=1 or more, so that batches are made during the training step"
+    if cause is Cause.IPC:
+        return "send less, in few tensors, which cross by handle; see `minidl ledger`"
+    if cause is Cause.COLLATE:
+        own = params.get("collate_fn", "default_collate") != "default_collate"
+        return "make collation cheaper" + (
+            ": the collate_fn is your own, and default_collate stacks into shared memory without another copy"
+            if own
+            else ": fewer, larger tensors a sample"
+        )
+    if cpus is None:
+        return "more workers if CPUs are idle, or cheaper samples"
+    if found.workers < cpus:
+        return f"more workers ({found.workers} for {cpus} CPUs), or cheaper samples"
+    return (
+        f"cheaper samples: {found.workers} worker(s) for {cpus} CPU(s), so that more of them help only where samples "
+        "wait (disk, network) and do not compute"
+    )

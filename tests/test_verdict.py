@@ -1,0 +1,222 @@
+"""The verdict: runs whose bottleneck is known by construction, and imagined ones whose waiting is known to the ns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import pytest
+import torch
+
+import minidl
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.verdict import FEW_BATCHES, Cause, Kind, Verdict, Waiting, judge, verdict, waiting
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+LONG = 0.06
+
+
+class Sleepy(minidl.Dataset[torch.Tensor]):
+    """Sample i is tensor(i); it sleeps `each` seconds, sample 0 `first` seconds more."""
+
+    def __init__(self, size: int = 12, each: float = 0.0, first: float = 0.0) -> None:
+        self.size, self.each, self.first = size, each, first
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.each + (0 if index else self.first))
+        return torch.tensor(index)
+
+
+class SleepySampler:
+    """Indices 0 to 11, each after a sleep."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(12):
+            time.sleep(LONG)
+            yield index
+
+
+def sleepy_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(LONG)
+    return torch.stack(samples)
+
+
+def record(directory: Path, dataset: Any = None, epochs: int = 1, **options: Any) -> Trace:
+    """Several epochs of a consumer that does nothing."""
+    with minidl.trace(directory), minidl.DataLoader(dataset or Sleepy(), **options) as loader:
+        for _ in range(epochs):
+            assert len(list(loader)) == len(loader)
+    return read_trace(directory)
+
+
+def number_in(trace: Trace) -> int:
+    """The number of the trace's only loader: a process that traces again counts on."""
+    (number,) = set(trace.events["loader"].tolist()) - {0}
+    return number
+
+
+def only(trace: Trace) -> Verdict:
+    return verdict(trace, number_in(trace))
+
+
+# --- Live runs --------------------------------------------------------------------------------------------------------
+def test_head_of_line_names_the_sample_that_holds_the_others_back(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(first=2.0), num_workers=2)
+    told = only(trace)
+    assert (told.kind, told.cause) == (Kind.HEAD_OF_LINE, Cause.HEAD_OF_LINE)
+    assert "task 0 of worker 0, sample 0" in told.sentence
+    assert "in_order=False" in told.next_step
+
+
+def test_out_of_order_the_same_run_has_no_line_to_block(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(first=0.3), num_workers=2, in_order=False)
+    found = waiting(trace, number_in(trace))
+    assert found.causes[Cause.HEAD_OF_LINE] == 0
+    assert (found.task, found.sample) == (-1, -1)
+
+
+SUPPLIED = {
+    Cause.SAMPLES: (Sleepy(each=LONG), {}),
+    Cause.COLLATE: (Sleepy(), {"collate_fn": sleepy_collate}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cause", SUPPLIED, ids=lambda cause: cause.name.lower())
+def test_supply_is_split_by_stage(tmp_path: Path, cause: Cause, workers: int) -> None:
+    dataset, options = SUPPLIED[cause]
+    # Twice as many batches for two workers: the loop waits as long, and start-up does not outweigh it.
+    sized = Sleepy(12 * max(1, workers), dataset.each)
+    told = only(record(tmp_path / "trace", sized, num_workers=workers, **options))
+    assert (told.kind, told.cause) == (Kind.SUPPLY, cause)
+    assert ("num_workers=1" in told.next_step) is (workers == 0)
+
+
+def test_a_slow_sampler_is_named_though_workers_idle(tmp_path: Path) -> None:
+    told = only(record(tmp_path / "trace", sampler=SleepySampler(), num_workers=2))
+    assert (told.kind, told.cause) == (Kind.SAMPLER, Cause.SAMPLER)
+
+
+def test_short_epochs_that_start_workers_anew(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(2), epochs=3, num_workers=2)
+    told = [verdict(trace, number) for number in trace.loaders]
+    assert [v.kind for v in told] == [Kind.START_UP] * 3
+    assert "persistent_workers=True" in told[0].next_step
+    assert any("one of 3 iterators" in text for text in told[0].evidence)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_slow_consumer_is_not_input_bound(tmp_path: Path, workers: int) -> None:
+    """Each training step takes twice as long as all waiting before it, however busy the machine is."""
+    waited = 0
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Sleepy(FEW_BATCHES), num_workers=workers) as loader:
+        begin = time.monotonic_ns()
+        for _ in loader:
+            waited += time.monotonic_ns() - begin
+            time.sleep(2 * waited / 1e9)
+            begin = time.monotonic_ns()
+    told = only(read_trace(tmp_path / "trace"))
+    assert (told.kind, told.cause) == (Kind.NOT_INPUT, None)
+
+
+# --- Imagined runs ----------------------------------------------------------------------------------------------------
+def imagined(directory: Path, **options: Any) -> Trace:
+    return read_trace(made_trace.write(directory, made_trace.Run(**options)))
+
+
+IMAGINED = {
+    "steps that take longer than batches": ({"batches": 200, "step": 20_000_000}, Kind.NOT_INPUT),
+    "steps that take no time": ({"batches": 200, "step": 10_000}, Kind.SUPPLY),
+    "a run of two batches": ({"batches": 2, "step": 100_000}, Kind.TOO_FEW),
+    "one batch that takes as long as a hundred": (
+        {"batches": 60, "step": 10_000, "cost": lambda task: 100_000_000 if task == 20 else 1_000_000},
+        Kind.HEAD_OF_LINE,
+    ),
+    "the same with a pin thread": (
+        {"batches": 60, "step": 10_000, "cost": lambda task: 100_000_000 if task == 20 else 1_000_000, "pin": True},
+        Kind.HEAD_OF_LINE,
+    ),
+    "a sample that hangs": (made_trace.HUNG | {"polls": 60}, Kind.HEAD_OF_LINE),
+}
+
+
+@pytest.mark.parametrize("run", IMAGINED)
+def test_imagined_runs(tmp_path: Path, run: str) -> None:
+    options, kind = IMAGINED[run]
+    assert only(imagined(tmp_path / "trace", **options)).kind is kind
+
+
+@pytest.mark.parametrize("run", IMAGINED)
+def test_every_nanosecond_has_one_cause(tmp_path: Path, run: str) -> None:
+    """The causes add up to the time in iter, in next and in the shutdown, which never overlap in an imagined run."""
+    trace = imagined(tmp_path / "trace", **IMAGINED[run][0])
+    found = waiting(trace, 1)
+    assert all(ns >= 0 for ns in found.causes.values())
+    begin, end = (trace.events["time"][place] for place in (0, -1))
+    nexts = [row for row in trace.spans() if row["code"] in (56, 90)]
+    inside = sum((row["end"] if row["end"] >= 0 else end) - row["begin"] for row in nexts)
+    assert found.total == inside + nexts[0]["begin"] - begin
+
+
+def test_the_line_is_blocked_by_the_worker_of_the_slow_task(tmp_path: Path) -> None:
+    found = waiting(imagined(tmp_path / "trace", **IMAGINED["one batch that takes as long as a hundred"][0]), 1)
+    assert (found.task, found.worker) == (20, 0)
+    assert found.sample in range(80, 84)
+
+
+# --- The judgement alone ----------------------------------------------------------------------------------------------
+def made(consumer: int = 0, batches: int = 100, workers: int = 2, alike: int = 1, **causes: int) -> Waiting:
+    return Waiting({c: causes.get(c.name.lower(), 0) for c in Cause}, consumer, batches, workers, alike)
+
+
+JUDGED = [
+    (made(samples=50, collate=20, head_of_line=60), Kind.SUPPLY, Cause.SAMPLES),
+    (made(ipc=50, collate=20, head_of_line=60), Kind.SUPPLY, Cause.IPC),
+    (made(pin=30, rebuild=20, samples=40), Kind.READING, Cause.PIN),
+    (made(overhead=30, samples=20), Kind.OVERHEAD, Cause.OVERHEAD),
+    (made(consumer=901, samples=99), Kind.NOT_INPUT, None),
+    (made(consumer=899, samples=101), Kind.SUPPLY, Cause.SAMPLES),
+    # Start-up that was paid once is spread by a longer run, unless there is little else; paid again it is not.
+    (made(consumer=800, start_up=200, samples=50), Kind.NOT_INPUT, None),
+    (made(consumer=800, start_up=200, samples=50, alike=5), Kind.START_UP, Cause.START_UP),
+    (made(consumer=100, start_up=200, samples=50), Kind.START_UP, Cause.START_UP),
+    (made(consumer=100, start_up=200, samples=250, alike=5), Kind.SUPPLY, Cause.SAMPLES),
+    (made(batches=FEW_BATCHES - 1, samples=50), Kind.TOO_FEW, None),
+    (made(batches=FEW_BATCHES, samples=50), Kind.SUPPLY, Cause.SAMPLES),
+    (made(batches=1, start_up=100, samples=50, alike=2), Kind.START_UP, Cause.START_UP),
+    (made(batches=1, samples=50, alike=2), Kind.TOO_FEW, None),
+]
+
+
+@pytest.mark.parametrize(("found", "kind", "cause"), JUDGED)
+def test_the_kind_follows_from_the_shares(found: Waiting, kind: Kind, cause: Cause | None) -> None:
+    told = judge(found)
+    assert (told.kind, told.cause) == (kind, cause)
+    assert told.sentence.startswith(kind.value)
+
+
+def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
+    found = made(samples=50)
+    assert "more workers (2 for 8 CPUs)" in judge(found, cpus=8).next_step
+    assert "cheaper samples: 2 worker(s) for 2 CPU(s)" in judge(found, cpus=2).next_step
+    assert "if CPUs are idle" in judge(found).next_step
+    assert "num_workers" in judge(made(workers=0, samples=50), cpus=8).next_step
+
+
+def test_what_is_in_use_already_is_not_advised() -> None:
+    again = made(start_up=50, alike=3)
+    assert "persistent_workers" in judge(again).next_step
+    assert "persistent_workers" not in judge(again, {"persistent_workers": True}).next_step
+    collating = made(collate=50)
+    assert "default_collate stacks" in judge(collating, {"collate_fn": "sleepy_collate"}).next_step
+    assert "default_collate stacks" not in judge(collating, {"collate_fn": "default_collate"}).next_step
