@@ -283,6 +283,11 @@ def test_two_threads_that_read_do_not_take_each_others_messages(tmp_path: Path) 
     both = [epoch(0, 1), epoch(0, 2) | {"loader": 2}, *sorted(mixed, key=lambda e: e["time"])]
     found = ledger(made(tmp_path / "t", both, []))
     assert found.batches[["loader", "read", "rebuild"]].tolist() == [(1, 400, 300), (2, 600, 500)]
+    # Thread 1 ends with a read that no rebuilding follows; of thread 2's first rebuilding, the read is lost.
+    lone = [event(ev.RESULT_READ, -1, 90, 62, worker=-1, tid=1, loader=1)]
+    cut = [e for e in both if not (e["code"] == ev.RESULT_READ and e.get("tid") == 2)]
+    found = ledger(made(tmp_path / "u", [*cut, *lone], []))
+    assert found.batches[["loader", "read", "rebuild"]].tolist() == [(1, 400, 300), (2, 0, 500)]
 
 
 def test_a_copy_that_did_not_end_is_left_out_and_said(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_trace import HEALTHY, HUNG, LOADER_PID, Run, write
 from oracle_trace import write_process
@@ -179,6 +179,8 @@ def test_rates_are_of_the_last_seconds(tmp_path: Path) -> None:
     assert loader.wait == pytest.approx(0.25)
     assert loader.yielded == 20
     assert loader.doing.words == "in the consumer's code"
+    trace.events["y"][trace.events["code"] == ev.NEXT[1]] = ev.Outcome.EXHAUSTED
+    assert only(snapshot(trace, 20 * SECOND)).wait is None  # the end of an epoch is no batch that was waited for
     early = only(snapshot(cut(trace, 2 * SECOND + 10), 2 * SECOND + 10))
     assert early.window == pytest.approx(2.0)
     assert early.batches_per_s == pytest.approx(1.0)
@@ -364,6 +366,7 @@ def sequence(data: bytes) -> list[int]:
 
 
 @settings(max_examples=80, deadline=None)
+@example(count=400, ring=256, room=0, records=100, holes={257})  # the first slot has kept what was there before
 @given(
     count=st.integers(0, 700),
     ring=st.sampled_from([0, 64, 128, 256]),
@@ -374,17 +377,23 @@ def sequence(data: bytes) -> list[int]:
 def test_the_tail_is_the_last_records(
     tmp_path_factory: pytest.TempPathFactory, count: int, ring: int, room: int, records: int, holes: set[int]
 ) -> None:
-    """In a file that grows and in a ring, with room at the end, and with slots that stayed empty."""
-    written = [n for n in range(max(1, count - ring + 1) if ring else 1, count + 1) if n not in holes]
+    """In a file that grows and in a ring, with room at the end, and with slots that were not written, or not again."""
+    written = [n for n in range(1, count + 1) if n not in holes]
     place = tmp_path_factory.mktemp("tail")
     slots = ring or max(count + room, 1)
     path = write_process(place, [{"code": ev.YIELD, "seq": n, "time": n} for n in written], ring=ring, slots=slots)
     newest = max(written, default=0)
-    expected = [n for n in written if n > newest - records]
+    expected = [n for n in written if n > newest - min(records, slots)]
     assert sequence(tail(path, records)) == expected
     path.write_bytes(tail(path, records))
     trace = read_trace(place)
     assert trace.events["seq"].tolist() == expected
+
+
+def test_what_is_overwritten_while_it_is_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_process(tmp_path, [{"code": ev.YIELD, "seq": n, "time": n} for n in range(1, 101)], ring=64)
+    monkeypatch.setattr(top, "_newest", lambda fd, slots: 90)  # ten more events came since
+    assert sequence(tail(path, 1000)) == list(range(37, 91))
 
 
 def test_the_tail_of_what_is_no_events_file(tmp_path: Path) -> None:

@@ -607,13 +607,13 @@ def tail(path: Path, records: int) -> bytes:
         header = os.pread(fd, HEADER_BYTES, 0)
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             return header
-        ring = HEADER.unpack_from(header)[5]
-        slots = (os.fstat(fd).st_size - HEADER_BYTES) // SLOT_BYTES
+        slots = (os.fstat(fd).st_size - HEADER_BYTES) // SLOT_BYTES  # of a ring that has been around: all it may have
         newest = _newest(fd, slots)
-        rows = _agreed(fd, newest - min(records, newest, slots), newest, ring or slots)
+        count = min(records, newest, slots)
+        rows = _agreed(fd, newest - count, newest, slots)
     finally:
         os.close(fd)
-    rows = rows[(rows["seq"] > 0) & (rows["seq"] <= newest) & (rows["seq"] + records > newest)]
+    rows = rows[(rows["seq"] > newest - count) & (rows["seq"] <= newest)]  # a slot may have kept what it held before
     out = np.zeros(records, RECORD)
     out[(rows["seq"] - np.uint64(1)) % np.uint64(records)] = rows
     fixed = bytearray(header)
@@ -623,7 +623,7 @@ def tail(path: Path, records: int) -> bytes:
 
 
 def _newest(fd: int, slots: int) -> int:
-    """The greatest sequence number in the file. In a file as in a ring, the blocks written last are a leading part."""
+    """The greatest sequence number in the file. In a ring too, the blocks written since the first one come after it."""
 
     def block(number: int) -> npt.NDArray[np.uint64]:
         rows = np.frombuffer(os.pread(fd, BLOCK * SLOT_BYTES, HEADER_BYTES + number * BLOCK * SLOT_BYTES), "<u8")
@@ -633,11 +633,11 @@ def _newest(fd: int, slots: int) -> int:
     base = block(0)
     if not len(base):
         return 0
-    low, high = 0, (slots - 1) // BLOCK  # low: a block of the leading part; what lies behind high is none
+    low, high = 0, (slots - 1) // BLOCK  # low is such a block; behind high there is none
     while low < high:
         middle = (low + high + 1) // 2
         seq = block(middle)
-        if len(seq) and seq[0] >= base[0]:
+        if len(seq) and seq.max() >= base.max():
             low = middle
         else:
             high = middle - 1
