@@ -589,9 +589,10 @@ def load(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, sh
     """Rebuild a result, with its events (`transport.message.load`)."""
     emit = _emit(loader)
     emit(ev.RESULT_REBUILD[0], loader, idx, worker_id, len(payload))
-    data = rebuild(payload)
-    emit(ev.RESULT_REBUILD[1], loader, idx, worker_id, tensors, shared_bytes)
-    return Result(idx, worker_id, data)
+    try:
+        return Result(idx, worker_id, rebuild(payload))
+    finally:  # a Ctrl-C may come while it is rebuilt
+        emit(ev.RESULT_REBUILD[1], loader, idx, worker_id, tensors, shared_bytes)
 
 
 # --- Queues, events, processes, threads -------------------------------------------------------------------------------
@@ -887,6 +888,7 @@ def _config_from_environment() -> TraceConfig:
         directory = TraceConfig(base if number == 1 else f"{base}.{number}", detail).directory
         try:
             return TraceConfig(str(recorder.create(directory, detail=detail, ring_bytes=None)), detail)
-        except TraceError:
-            continue
+        except TraceError as error:
+            if error.__cause__ is not None:  # not taken, but impossible, and so would be the next
+                raise
     raise TraceError(f"{base} and its numbered successors all hold traces: delete some, or name another directory")
