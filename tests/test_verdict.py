@@ -10,8 +10,10 @@ from typing import Any
 import made_trace
 import pytest
 import torch
+from oracle_trace import write_process
 
 import minidl
+from minidl.tracing import events as ev
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.verdict import FEW_BATCHES, Cause, Kind, Verdict, Waiting, judge, verdict, waiting
 
@@ -163,7 +165,7 @@ def test_every_nanosecond_has_one_cause(tmp_path: Path, run: str) -> None:
     found = waiting(trace, 1)
     assert all(ns >= 0 for ns in found.causes.values())
     begin, end = (trace.events["time"][place] for place in (0, -1))
-    nexts = [row for row in trace.spans() if row["code"] in (56, 90)]
+    nexts = [row for row in trace.spans() if row["code"] in (ev.NEXT[0], ev.SHUTDOWN[0])]
     inside = sum((row["end"] if row["end"] >= 0 else end) - row["begin"] for row in nexts)
     assert found.total == inside + nexts[0]["begin"] - begin
 
@@ -172,6 +174,66 @@ def test_the_line_is_blocked_by_the_worker_of_the_slow_task(tmp_path: Path) -> N
     found = waiting(imagined(tmp_path / "trace", **IMAGINED["one batch that takes as long as a hundred"][0]), 1)
     assert (found.task, found.worker) == (20, 0)
     assert found.sample in range(80, 84)
+
+
+def test_pinning_is_waited_for_while_the_pin_thread_pins(tmp_path: Path) -> None:
+    """The imagined loader waits for each batch while it is rebuilt and pinned."""
+    trace = imagined(tmp_path / "trace", batches=20, pin=True, step=10_000)
+    spans, causes = trace.spans(), waiting(trace, 1).causes
+    for cause, code in ((Cause.PIN, ev.PIN[0]), (Cause.REBUILD, ev.RESULT_REBUILD[0])):
+        rows = spans[spans["code"] == code]
+        assert causes[cause] == (rows["end"] - rows["begin"]).sum() > 0
+
+
+LOADER = [
+    (0, ev.WORKER_START[0], -1, 0), (40, ev.WORKER_START[1], -1, 0), (100, ev.EPOCH[0], -1, -1, 0, 2, 2),
+    (110, ev.SAMPLER_NEXT[0], 0), (130, ev.SAMPLER_NEXT[1], 0), (150, ev.CONSUMER[0]), (200, ev.CONSUMER[1]),
+    (200, ev.NEXT[0], 0), (200, ev.RESULT_GET[0], 0, 0), (330, ev.RESULT_REBUILD[0], 1, 1),
+    (350, ev.RESULT_REBUILD[1], 1, 1), (350, ev.RESULT_GET[1], 1, 1), (350, ev.REORDER_STORE, 1, 1, 0, 1),
+    (350, ev.RESULT_GET[0], 0, 0), (440, ev.RESULT_REBUILD[0], 0, 0), (450, ev.RESULT_REBUILD[1], 0, 0),
+    (450, ev.RESULT_GET[1], 0, 0), (460, ev.YIELD, 0, 0), (460, ev.NEXT[1], 0), (460, ev.CONSUMER[0], 0),
+    (500, ev.CONSUMER[1], 0), (500, ev.SHUTDOWN[0]), (530, ev.SHUTDOWN[1]),
+]  # fmt: skip
+"""(time, code, task, worker, x, y, z). The loader waits for task 0, and task 1 comes first."""
+
+WORKERS = [
+    [
+        (260, ev.FETCH[0], 0, 0), (340, ev.COLLATE[0], 0, 0), (400, ev.COLLATE[1], 0, 0), (400, ev.FETCH[1], 0, 0),
+        (400, ev.RESULT_PICKLE[0], 0, 0), (400, ev.FETCH[0], 2, 0), (420, ev.RESULT_PICKLE[1], 0, 0),
+        (420, ev.RESULT_WRITE[0], 0, 0), (430, ev.RESULT_WRITE[1], 0, 0), (500, ev.FETCH[1], 2, 0),
+    ],
+    [
+        (250, ev.FETCH[0], 1, 1), (300, ev.FETCH[1], 1, 1), (300, ev.RESULT_PICKLE[0], 1, 1),
+        (300, ev.INDEX_GET[0], -1, 1), (310, ev.RESULT_PICKLE[1], 1, 1), (310, ev.RESULT_WRITE[0], 1, 1),
+        (320, ev.RESULT_WRITE[1], 1, 1), (380, ev.INDEX_GET[1], 3, 1), (380, ev.FETCH[0], 3, 1),
+        (500, ev.FETCH[1], 3, 1),
+    ],
+]  # fmt: skip
+"""Worker 0 makes task 0; worker 1 has sent task 1 at 320 and has nothing to do until 380."""
+
+SPLIT = {
+    Cause.START_UP: 130 + 60 + 30,  # iter but for the sampler; until task 0 is begun (260); the shutdown
+    Cause.SAMPLER: 20,
+    Cause.SAMPLES: 40 + 10 + 10 + 10 + 20 + 10,  # 260-300, half of 300-320, 320-330, half of 380-400, 400-440
+    Cause.IPC: 10 + 10,  # half of 300-320, a third of 400-430
+    Cause.REBUILD: 20 + 10,
+    Cause.HEAD_OF_LINE: 30,  # 350-380: task 1 lies ready, worker 1 is idle
+    Cause.COLLATE: 10,  # half of 380-400: task 1 lies ready, and no worker is idle
+    Cause.PIN: 0,
+    Cause.OVERHEAD: 10,  # from the result to the end of next
+}
+
+
+def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -> None:
+    names = ("time", "code", "task", "worker", "x", "y", "z")
+    for pid, rows in enumerate([LOADER, *WORKERS], 100):
+        events = [dict(zip(names, row, strict=False)) for row in rows]
+        events = [event | {"time": event["time"] + 1} for event in events]  # 0 is no time
+        write_process(tmp_path / "trace", events, pid=pid, role="worker" if pid > 100 else "loader", loader=1)
+    found = waiting(read_trace(tmp_path / "trace"), 1)
+    assert found.causes == SPLIT
+    assert found.total == 150 + 260 + 30
+    assert (found.consumer, found.task, found.worker) == (50 + 40, 0, 0)
 
 
 # --- The judgement alone ----------------------------------------------------------------------------------------------
