@@ -260,7 +260,7 @@ class Run:
         """What the pin thread does while the loader waits."""
         worker = task % self.workers
         if not self.pinned:
-            self.main.emit(self.now - 60_000, self.pin_tid, ev.PIN_START, -1, -1, (0, int(self.simulated)))
+            self.main.emit(self.now - 60_000, self.pin_tid, ev.PIN_START, -1, -1, (int(self.simulated),))
             self.pinned = True
         self.main.emit(self.now - 50_000, self.pin_tid, ev.RESULT_GET[0], -1, -1, (5_000_000_000,))
         self.rebuild(self.pin_tid, task, size)

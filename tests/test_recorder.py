@@ -726,3 +726,27 @@ def test_create_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceError, match=r"no trace can be begun in .*file/inner: Not a directory: give another"):
         create(tmp_path / "file" / "inner")
+
+
+def test_loaders_of_one_trace_never_share_a_number(tmp_path: Path) -> None:
+    readers = []
+    for _ in range(4):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            numbers = [recorder.number_loader(str(tmp_path)) for _ in range(50)]
+            os.write(writer, json.dumps(numbers).encode())
+            os._exit(0)
+        os.close(writer)
+        readers.append((reader, pid))
+    numbers = []
+    for reader, pid in readers:
+        with os.fdopen(reader) as pipe:
+            numbers += json.loads(pipe.read())
+        os.waitpid(pid, 0)
+    assert sorted(numbers) == list(range(1, 201))
+
+
+def test_a_trace_that_cannot_count_loaders_still_numbers_them(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert recorder.number_loader(missing) != recorder.number_loader(missing)

@@ -420,7 +420,7 @@ WORKER_GONE = _instant(
     "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
 PIN_START = _instant(
-    75, "pin_start", Track.PIN, _GREY, "", "device simulated",
+    75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
     "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
 )  # fmt: skip

@@ -9,7 +9,6 @@ loader does; an emit never raises. Stamp before a put and after a get.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -45,8 +44,6 @@ from minidl.transport.tensors import Reduced, TensorPickler
 
 _feeding = threading.local()
 """What this thread is pickling or writing: `about`, the (loader, task, worker) of the message."""
-
-_loader_numbers = itertools.count()
 
 _recorded: set[int] = set()
 """Loaders of the trace that this process records now."""
@@ -99,6 +96,7 @@ class TracedPorts(ports.Ports):
         self.sampling: TracedSampler | None = None
         self.workers: list[TracedProcess] = []
         self.alone = False  # no workers: this process fetches
+        self.simulated = False  # pinning is a pretence
         self.received = -1  # in a worker: the task that came last
 
     def __getstate__(self) -> tuple[TraceConfig, int]:
@@ -192,6 +190,8 @@ class TracedPorts(ports.Ports):
         return TracedPinLifecycle(self)
 
     def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
+        self.simulated = simulated
+
         def pin(result: Result) -> Any:
             about = (self.loader, result.idx, result.worker_id)
             self.emit(ev.PIN[0], *about, nbytes(result.data), int(simulated))
@@ -428,7 +428,7 @@ class TracedPinLifecycle(PinLifecycle):
     def handle(self, event: PinEvent) -> PinState:
         after = super().handle(event)
         if event is PinEvent.READY:
-            self.ports.emit(ev.PIN_START, self.ports.loader)
+            self.ports.emit(ev.PIN_START, self.ports.loader, x=int(self.ports.simulated))
         elif event in (PinEvent.DONE, PinEvent.DIED):
             ending = ev.Ending.SENTINEL if event is PinEvent.DONE else ev.Ending.ERROR
             self.ports.emit(ev.PIN_EXIT, self.ports.loader, x=ending)
@@ -852,7 +852,7 @@ def trace(
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:
-    return TracedPorts(config, next(_loader_numbers) % 0xFFFF + 1)
+    return TracedPorts(config, recorder.number_loader(config.directory))
 
 
 def trace_from_environment() -> None:

@@ -48,6 +48,7 @@ GROW_SLOTS = 16384  # 1 MiB: a chatty one pays for growth once in 16384 events
 EVENTS_SUFFIX = ".events"
 SIDE_SUFFIX = ".meta.jsonl"
 MANIFEST = "manifest.json"
+LOADERS = "loaders"
 _UNFIT = (struct.error, AttributeError, TypeError, ValueError)  # no slot there, no thread id yet, or values too wide
 
 
@@ -335,6 +336,27 @@ def stop() -> None:
 def active() -> Recorder | None:
     """This process's recorder, or None."""
     return _active
+
+
+_own_numbers = itertools.count(1)
+
+
+def number_loader(directory: str) -> int:
+    """The next number for a loader of the trace in `directory`, from 1 to 65535 and round again.
+
+    Numbers are handed out by the length of a file that grows by a byte, so that processes that write to one trace and
+    know nothing of each other (ranks that were forked, say) never share one. Where that fails, this process counts.
+    """
+    try:
+        fd = os.open(os.path.join(directory, LOADERS), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, b"\n")
+            number = os.lseek(fd, 0, os.SEEK_CUR)  # where this write ended, whoever else writes
+        finally:
+            os.close(fd)
+    except OSError:
+        number = next(_own_numbers)
+    return (number - 1) % 0xFFFF + 1
 
 
 def create(directory: str | os.PathLike[str], **facts: Any) -> Path:

@@ -240,26 +240,25 @@ class _Moments:
         idle = self.open(ev.INDEX_GET) > 0
         # The first that holds is the cause. What the loader's own thread does comes before what others do meanwhile,
         # and the reading side before the line: while it works, the batch that is missing may be the one in its hands.
-        line = gets & (self._depth() > 0) & idle
         rules = [
             (Cause.SAMPLER, self.open(ev.SAMPLER_NEXT) > 0),
             (Cause.START_UP, self.setting_up() | (self.open(ev.SHUTDOWN) > 0)),
             (Cause.PIN, self.open(ev.PIN) > 0),
             (Cause.REBUILD, self.open(ev.RESULT_REBUILD) > 0),
             (Cause.START_UP, gets & self._not_begun()),
-            (Cause.HEAD_OF_LINE, line),
+            (Cause.HEAD_OF_LINE, gets & (self._depth() > 0) & idle),
         ]
         out = dict.fromkeys(Cause, 0)
         left = np.ones(len(self.at), bool)
         for cause, holds in rules:
-            out[cause] += int(self.width[left & holds].sum())
-            line &= (cause is Cause.HEAD_OF_LINE) | ~holds
-            left &= ~holds
+            hit = left & holds
+            out[cause] += int(self.width[hit].sum())
+            left &= ~hit
         supplied = left & (working > 0) & (gets | (self.workers == 0))
         for cause, count in steps.items():
             out[cause] += int((self.width * count / np.maximum(1, working))[supplied].sum())
         out[Cause.OVERHEAD] = int(self.width.sum()) - sum(out.values())
-        return out, line
+        return out, hit  # of the last rule: the line
 
     def blocker(self, line: Bools) -> tuple[int, int]:
         """The task and the worker for which the line stood longest; -1, -1 where it never did."""
