@@ -234,6 +234,7 @@ def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -
     assert found.causes == SPLIT
     assert found.total == 150 + 260 + 30
     assert (found.consumer, found.task, found.worker) == (50 + 40, 0, 0)
+    assert found.busy == (140 + 50 + 50 + 70) / (250 * 2)  # fetching while the loader waits, 200-450
 
 
 # --- The judgement alone ----------------------------------------------------------------------------------------------
