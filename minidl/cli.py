@@ -131,9 +131,23 @@ def _timeline(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _page(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.page import html
+
+    workers = None if arguments.worker is None else [arguments.worker]
+    try:
+        html(_read(arguments.trace), arguments.output, since=arguments.since, until=arguments.until, workers=workers)
+    except ValueError as error:
+        raise CommandError(f"timeline: {error}") from error
+    print(arguments.output)
+    return OK
+
+
 def _picture(arguments: argparse.Namespace) -> int:
     from minidl.tracing.picture import timeline
 
+    if arguments.output.suffix == ".html":
+        return _page(arguments)
     try:
         figure = timeline(
             _read(arguments.trace),
@@ -184,6 +198,12 @@ def _view(arguments: argparse.Namespace) -> int:
 def _pack(arguments: argparse.Namespace) -> int:
     print(_read(arguments.trace).pack(arguments.output or _beside(arguments.trace, ".minidl")))
     return OK
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from minidl.tracing import diff
+
+    return diff.run(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -263,7 +283,7 @@ def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", type=float, metavar="S", help="seconds after the first event")
     parser.add_argument("--worker", type=_count, metavar="N", help="leave out the other workers")
     parser.add_argument("--batch", type=_count, metavar="N", help="only this task; in a picture, arrows along its way")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a picture instead (.png, .svg): matplotlib")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a picture (.png, .svg) or a page (.html)")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -280,6 +300,12 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl.tracing import top
 
     top.add_arguments(parser)
+
+
+def _diff_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl.tracing import diff
+
+    diff.add_arguments(parser)
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -317,6 +343,9 @@ _COMMANDS = {
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
+    "diff": _Command(
+        "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments
+    ),
     "bench": _Command("measure what minidl costs beside torch", "bench --quick samplers", _bench, _bench_arguments),
     "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
 }

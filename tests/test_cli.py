@@ -274,3 +274,17 @@ def test_view_serves_until_ctrl_c(trace: Path) -> None:
         rest = served.stdout.read()
     assert "Traceback" not in rest
     assert served.returncode in (cli.OK, cli.INTERRUPTED)
+
+
+def test_diff_of_a_run_with_itself_finds_nothing(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert cli.main(["diff", str(trace), str(trace)]) == cli.OK
+    said = capsys.readouterr().out
+    assert f"A: {trace}" in said
+    assert "too few batches" in said or "nothing changed" in said.lower()
+
+
+def test_timeline_writes_a_page(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert cli.main(["timeline", str(trace), "-o", str(page)]) == cli.OK
+    assert page.read_text().startswith("<!doctype html>")
+    assert cli.main(["timeline", str(trace), "-o", str(page), "--worker", "99"]) == cli.USAGE
