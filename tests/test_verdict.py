@@ -237,6 +237,14 @@ def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -
     assert found.busy == (140 + 50 + 50 + 70) / (250 * 2)  # fetching while the loader waits, 200-450
 
 
+def test_a_wait_that_is_hidden_in_part_is_not_blamed_on_the_last_step(tmp_path: Path) -> None:
+    """Samples take three times as long as collation; what the training step leaves of the wait is in collation."""
+    trace = imagined(tmp_path / "trace", batches=200)
+    found, told = waiting(trace, 1), verdict(trace, 1)
+    assert found.causes[Cause.COLLATE] > found.causes[Cause.SAMPLES]
+    assert (told.kind, told.cause) == (Kind.SUPPLY, Cause.SAMPLES)
+
+
 # --- The judgement alone ----------------------------------------------------------------------------------------------
 def made(consumer: int = 0, batches: int = 100, workers: int = 2, alike: int = 1, **causes: int) -> Waiting:
     return Waiting({c: causes.get(c.name.lower(), 0) for c in Cause}, consumer, batches, workers, alike)

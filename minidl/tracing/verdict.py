@@ -11,7 +11,7 @@ out among their steps. The trace knows no CPU time: whether a sample computes or
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,8 +82,8 @@ KIND_OF = {
 class Waiting:
     """One loader iterator's waiting, in ns. busy: of the workers' time meanwhile, the share spent fetching.
 
-    task, worker: whose batch blocked the line longest, -1 if none did. alike: iterators of the same parameters in the
-    trace, this one included.
+    work: all that supplying took, waited for or not. task, worker, sample: whose batch blocked the line longest, -1
+    if none did. alike: iterators of the same parameters in the trace, this one included.
     """
 
     causes: dict[Cause, int]
@@ -95,6 +95,7 @@ class Waiting:
     task: int = -1
     worker: int = -1
     sample: int = -1
+    work: dict[Cause, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -144,6 +145,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         workers=moments.workers,
         alike=sum(other == params for other in trace.loaders.values()) if params else 1,
         busy=moments.busy(),
+        work=_work(mine),
         task=task,
         worker=worker,
         sample=_slowest_sample(mine, task, worker),
@@ -157,6 +159,18 @@ def _ended(spans: Rows, events: Rows) -> Rows:
     if len(events):
         spans["end"][spans["end"] < 0] = events["time"][-1]
     return spans
+
+
+def _work(spans: Rows) -> dict[Cause, int]:
+    """How long the supplying steps took altogether, in ns."""
+
+    def took(*pairs: tuple[int, int]) -> int:
+        rows = spans[np.isin(spans["code"], [pair[0] for pair in pairs])]
+        return int((rows["end"] - rows["begin"]).sum())
+
+    collate = took(ev.COLLATE)
+    sending = took(ev.RESULT_PICKLE, ev.RESULT_WRITE)
+    return {Cause.SAMPLES: max(0, took(ev.FETCH) - collate), Cause.COLLATE: collate, Cause.IPC: sending}
 
 
 def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
@@ -294,6 +308,9 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
     else:
         assert cause is not None
         what = f"{found.share(cause):.0%} of that for {cause.value}"
+        if kind is Kind.SUPPLY:
+            supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
+            what = f"{supply:.0%} of that for batches in the making, which is mostly {cause.value}"
         whose = _whose(found) if kind is Kind.HEAD_OF_LINE else ""
         sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}"
     return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
@@ -315,7 +332,9 @@ def _kind(found: Waiting) -> tuple[Kind, Cause | None]:
         return Kind.NOT_INPUT, None
     of_kind = {kind: sum(found.causes[c] for c in KIND_OF if KIND_OF[c] is kind) for kind in KIND_OF.values()}
     kind = max(of_kind, key=lambda k: of_kind[k])
-    return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: found.causes[c])
+    # A wait that a training step hides in part is left in a task's last steps: the whole work says which costs.
+    costs = found.work if kind is Kind.SUPPLY and found.work else found.causes
+    return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
 
 
 def _whose(found: Waiting) -> str:
@@ -328,6 +347,9 @@ def _evidence(found: Waiting) -> tuple[str, ...]:
     lines = [f"waited {_ms(found.total)} for: " + ", ".join(f"{c.value} {found.share(c):.0%}" for c in ranked)]
     if found.workers:
         lines.append(f"of the workers' time while a result was waited for, {found.busy:.0%} was spent fetching")
+    if sum(found.work.values()):
+        told = (f"{cause.value} {ns / sum(found.work.values()):.0%}" for cause, ns in found.work.items())
+        lines.append("making the batches was " + ", ".join(told))
     if found.alike > 1:
         lines.append(f"one of {found.alike} iterators of the same parameters")
     return tuple(lines)
