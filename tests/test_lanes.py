@@ -350,6 +350,15 @@ def test_counters_are_the_exports(tmp_path: Path, run: dict[str, object]) -> Non
             assert counters[ours].times.tolist() == [round(e["ts"] * 1000) for e in theirs]
 
 
+def test_bytes_copied_by_the_feeder_count_once(tmp_path: Path) -> None:
+    about = {"task": 0, "worker": 0}
+    segment = {"code": ev.SHM_ALLOC, **about, "y": ev.Place.FEEDER, "x": 4096}
+    pickled = {"code": ev.RESULT_PICKLE[1], **about, "x": 100, "y": 1, "z": 4096}
+    events = [{"code": ev.INDEX_PUT, **about}, segment, {"code": ev.RESULT_PICKLE[0], **about}, pickled]
+    (counter,) = scene(trace_of(tmp_path, events)).counters
+    assert (counter.name, counter.values.tolist()) == ("in flight", [0, 4196])
+
+
 def test_a_window_begins_with_the_counters_value_there(healthy: Trace) -> None:
     whole = {c.name: c for c in scene(healthy).counters}["outstanding"]
     at = int(whole.times[len(whole.times) // 2]) + 500

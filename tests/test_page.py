@@ -275,8 +275,8 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{WORDS}}
 
 def test_what_a_trace_says_stays_text(tmp_path: Path) -> None:
     folder = tmp_path / "a<b>&'\""
-    events = [{"code": ev.NEXT[0]}, {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 1}]
-    lines = [{"kind": "string", "id": 1, "text": EVIL}, {"kind": "loader", "loader": 1, "dataset": EVIL}]
+    events = [{"code": ev.NEXT[0]}, {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 7}]
+    lines = [{"kind": "string", "id": 7, "text": EVIL}, {"kind": "loader", "loader": 1, "dataset": EVIL}]
     write_process(folder, events, pid=7, role=EVIL, lines=lines)
     (folder / "manifest.json").write_text(json.dumps({"format": ev.FORMAT_VERSION, "command": [EVIL], "host": EVIL}))
     trace = read_trace(folder)
@@ -285,7 +285,7 @@ def test_what_a_trace_says_stays_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in Parsed(page).tags] == [tag for tag, _ in plain.tags]
     words = Read(page).words
     shown = EVIL.replace("\ud800", "\\ud800")  # as the reader gives it: printable
-    assert words["texts"] == ["", shown]
+    assert [words["texts"][number] for number in Read(page)["mark.z"]] == [shown]
     assert words["title"] in markup.unescape(page)
     assert dict(words["facts"])["host"] == EVIL
     assert html(trace, tmp_path / "page.html").read_text(encoding="utf-8")

@@ -171,10 +171,12 @@ def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
         {"code": ev.FOUND_DEAD, "worker": 1, "x": ev.Actor.WORKER, "y": 7, "z": -9},
         {"code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
     ]
-    write_process(tmp_path, events, role="loader", lines=[{"kind": "string", "id": 1, "text": "KeyError: '$x_1$'"}])
-    said = texts(timeline(read_trace(tmp_path)))
+    write_process(tmp_path, events, role="loader", lines=[{"kind": "string", "id": 1, "text": r"KeyError: '$\frac$'"}])
+    figure = timeline(read_trace(tmp_path))
+    assert figure._repr_png_()  # type: ignore[attr-defined]
+    said = texts(figure)
     assert "found dead worker 1" in said
-    assert "task error worker 1: KeyError: '$x_1$'" in said
+    assert r"task error worker 1: KeyError: '$\frac$'" in said
 
 
 @pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
@@ -222,13 +224,13 @@ def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
 
 # --- As a matplotlib figure -------------------------------------------------------------------------------------------
 def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
-    figure = timeline(healthy, title="cost: 5 $ a_b $")  # text, and no mathematics
+    figure = timeline(healthy, title=r"cost: 5 $ \frac $")  # text; as mathematics it would be an error
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"a.{suffix}")
     svg = (tmp_path / "a.svg").read_text()
     assert 'id="bars' in svg
-    assert "cost: 5 $ a_b $" in texts(figure)
+    assert r"cost: 5 $ \frac $" in texts(figure)
 
 
 def test_it_needs_no_display_and_leaves_pyplot_alone(tmp_path: Path) -> None:
