@@ -341,7 +341,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     def _get_data(self) -> Any:
         """One message from the workers, waiting as long as somebody lives who may send it. Article 4, shutdown.
 
-        Raises RuntimeError where the timeout has passed, a worker died, or the pin-memory thread died.
+        Raises RuntimeError where the timeout has passed, a worker died, or the pin-memory thread died; StopIteration
+        where the iterator was closed meanwhile.
         """
         if self._timeout > 0:
             started = time.monotonic()
@@ -353,21 +354,29 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             success, message = self._try_get_data()
             if success:
                 return message
+        self._stop_if_closed()
         return self._raise_pin_memory_thread_died()
+
+    def _stop_if_closed(self) -> None:
+        """Raise StopIteration after `close()`: a signal's handler or another thread may call it during a wait."""
+        if self._lifecycle.shut_down:
+            raise StopIteration
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Try once to get a message. (True, message), or (False, None) where none came in time.
 
-        Raises RuntimeError where a worker has died, or where no descriptors are left.
+        Raises RuntimeError where a worker has died, or where no descriptors are left; StopIteration after `close()`.
         """
         try:
             message = self._data_queue.get(timeout=timeout)
         except Exception as error:
+            self._stop_if_closed()
             self._raise_if_worker_died(error)
             if isinstance(error, queue.Empty):
                 return False, None
             _raise_if_out_of_descriptors()
             raise
+        self._stop_if_closed()
         if isinstance(message, Result) and isinstance(message.data, RebuildFailure):
             message = self._explain(message, message.data.error)
         return True, message

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch.multiprocessing
 from workloads import Numbers
 
 from minidl import DataLoader, IterableDataset
@@ -77,3 +82,37 @@ def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_las
         with pytest.raises(RuntimeError, match="no fetcher"):
             next(second)
         assert list(loader) == list(range(20, 30))
+
+
+class Calls(Numbers):
+    """Sends the loader's process a signal as soon as it is asked for a sample, and then waits to be let go."""
+
+    def __init__(self, let_go: Any) -> None:
+        super().__init__(3)
+        self.let_go = let_go
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        self.let_go.wait()
+        return index
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    let_go = torch.multiprocessing.get_context("fork").Event()
+    loader: DataLoader[int] = DataLoader(
+        Calls(let_go), batch_size=None, num_workers=1, pin_memory=pin_memory, multiprocessing_context="fork"
+    )
+
+    def close(number: int, frame: FrameType | None) -> None:
+        let_go.set()
+        loader.close()
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        assert list(loader) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
