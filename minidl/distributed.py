@@ -69,6 +69,7 @@ class DistributedSampler(Sampler[_T_co]):
         self.total_size = self.num_samples * num_replicas
         self.shuffle = shuffle
         self.seed = seed
+        self._kept: tuple[tuple[int, int, slice, int], Tensor] | None = None
 
     def __iter__(self) -> Iterator[_T_co]:
         n, total_size = len(self.dataset), self.total_size  # type: ignore[arg-type]
@@ -84,9 +85,20 @@ class DistributedSampler(Sampler[_T_co]):
         wrapped = [position % n for position in positions[len(within) :]]
         if not self.shuffle:
             return chain(within, wrapped)  # type: ignore[arg-type]
-        order = permutation(n, torch.Generator().manual_seed(self.seed + self.epoch))
-        # A copy, so that the whole permutation is freed here instead of living for the epoch.
-        return chain.from_iterable(blocks(torch.cat([order[share], order[wrapped]])))  # type: ignore[arg-type]
+        return chain.from_iterable(blocks(self._shuffled(n, share, wrapped)))  # type: ignore[arg-type]
+
+    def _shuffled(self, n: int, share: slice, wrapped: list[int]) -> Tensor:
+        """The share of the permutation of seed + epoch, shape (num_samples,).
+
+        Kept until another one is asked for: a loader with workers takes two iterators of its sampler for each epoch,
+        and nearly all of the time goes into the permutation.
+        """
+        key = n, self.seed + self.epoch, share, len(wrapped)
+        if self._kept is None or self._kept[0] != key:
+            order = permutation(n, torch.Generator().manual_seed(self.seed + self.epoch))
+            # A copy, so that the whole permutation is freed here instead of living on.
+            self._kept = key, torch.cat([order[share], order[wrapped]])
+        return self._kept[1]
 
     def __len__(self) -> int:
         return self.num_samples

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_twice import agree
 
+from minidl import distributed
 from minidl._libstdcxx import Mt19937, shuffle, uniform_below
 from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
 from minidl.sampler import Sampler
@@ -252,3 +253,22 @@ def _script_at_random(rng: random.Random) -> str:
     size = rng.choice([rng.randint(0, 400), rng.randint(60_000, 70_000)])
     kind = rng.choice(["random", "sequential"])
     return f"{kind} {size} {replicas} {rng.randrange(replicas)} {rng.randint(0, 1)} {' '.join(steps)} s n5 l n5"
+
+
+def test_a_share_is_permuted_once_an_epoch_and_anew_when_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    permute = distributed.permutation
+
+    def counted(n: int, generator: torch.Generator) -> torch.Tensor:
+        seeds.append(generator.initial_seed())
+        return permute(n, generator)
+
+    monkeypatch.setattr(distributed, "permutation", counted)
+    ours = DistributedSampler(range(103), num_replicas=4, rank=1)
+    theirs = torch.utils.data.DistributedSampler(range(103), num_replicas=4, rank=1)
+    for change in ({}, {"epoch": 1}, {"seed": 7}, {"rank": 2}, {"epoch": 0}):
+        for name, value in change.items():
+            setattr(ours, name, value)
+            setattr(theirs, name, value)
+        assert list(ours) == list(ours) == list(theirs)
+    assert seeds == [0, 1, 8, 8, 7]
