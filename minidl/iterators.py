@@ -30,7 +30,7 @@ from minidl.fetch import _DatasetKind
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, WorkerExhausted
 from minidl.pin_memory import SIMULATED, PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.ports import MP_STATUS_CHECK_INTERVAL
-from minidl.protocol import LoaderEvent, LoaderState
+from minidl.protocol import LoaderEvent
 from minidl.signals import _set_SIGCHLD_handler, _set_worker_pids
 from minidl.worker import WorkerSpec, _worker_loop
 
@@ -83,14 +83,20 @@ class _BaseDataLoaderIter:
             self._lifecycle.handle(LoaderEvent.NEXT)
             try:
                 data = self._next_data()
+                self._stop_if_closed()
             except BaseException:
-                if self._lifecycle.state is LoaderState.WAITING:
+                if self._lifecycle.allows(LoaderEvent.RAISE):
                     self._lifecycle.handle(LoaderEvent.RAISE)
                 raise
             self._num_yielded += 1
             self._lifecycle.handle(LoaderEvent.YIELD)
             self._warn_beyond_length()
             return data
+
+    def _stop_if_closed(self) -> None:
+        """Raise StopIteration after `close()`, which user code may call, or a signal's handler, while next() runs."""
+        if self._lifecycle.shut_down:
+            raise StopIteration
 
     def _warn_beyond_length(self) -> None:
         length = self._IterableDataset_len_called
@@ -173,8 +179,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
             self._lifecycle.handle(event)
 
     def _next_data(self) -> Any:
-        if self._lifecycle.shut_down:
-            raise StopIteration
+        self._stop_if_closed()
         try:
             index = self._next_index()
             data = self._dataset_fetcher.fetch(index)
@@ -356,11 +361,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 return message
         self._stop_if_closed()
         return self._raise_pin_memory_thread_died()
-
-    def _stop_if_closed(self) -> None:
-        """Raise StopIteration after `close()`: a signal's handler or another thread may call it during a wait."""
-        if self._lifecycle.shut_down:
-            raise StopIteration
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Try once to get a message. (True, message), or (False, None) where none came in time.

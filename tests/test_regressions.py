@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import torch.multiprocessing
 from workloads import Numbers
 
-from minidl import DataLoader, IterableDataset
+from minidl import DataLoader, IterableDataset, read_trace, trace
+from minidl.tracing.check import examine
 
 Loader = DataLoader[list[int]]
 
@@ -116,3 +118,27 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
         assert list(loader) == []
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class ClosesItsLoader:
+    """A sampler that closes its loader when it is asked for its sixth index."""
+
+    loader: DataLoader[int]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        self.loader.close()
+        yield from range(5, 10)
+
+
+@pytest.mark.parametrize(("num_workers", "before"), [(0, [0, 1, 2, 3, 4]), (1, [0, 1, 2])])
+def test_user_code_that_runs_inside_next_may_close_the_iterator(
+    num_workers: int, before: list[int], tmp_path: Path
+) -> None:
+    sampler = ClosesItsLoader()
+    with trace(tmp_path / "trace"):
+        loader: DataLoader[int] = DataLoader(Numbers(10), batch_size=None, sampler=sampler, num_workers=num_workers)
+        sampler.loader = loader
+        assert list(loader) == before
+    report = examine(read_trace(tmp_path / "trace"))
+    assert not report.violations, report.text()

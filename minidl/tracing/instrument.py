@@ -282,7 +282,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.ports = ports
         self.epoch = -1
         self.yielded = 0
-        self.open_epoch = self.open_consumer = False
+        self.open_epoch = self.open_consumer = self.open_next = False
 
     def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
         self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
@@ -295,6 +295,9 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         watcher = self.WATCHERS.get(event)
         if watcher is not None and before is not LoaderState.CLOSED:
             watcher(self)
+        elif event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
+            self._end_fetch_alone(ev.Outcome.EXHAUSTED)
+            self._end_next(ev.Outcome.EXHAUSTED)
         return after
 
     def _epoch_begin(self) -> None:
@@ -332,7 +335,12 @@ class TracedLoaderLifecycle(LoaderLifecycle):
     def _next(self) -> None:
         decisions, sampling = self.ports.decisions, self.ports.sampling
         wanted = decisions.rcvd_idx if decisions is not None else sampling.task if sampling is not None else -1
+        self.open_next = True
         self._emit(ev.NEXT[0], wanted, x=wanted)
+
+    def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+        self.open_next = False
+        self._emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
@@ -346,14 +354,14 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         if of_task:
             self._handed_out(ev.Outcome.ERROR)
         else:
-            self._emit(ev.NEXT[1], x=self.yielded, y=ev.Outcome.ERROR)
+            self._end_next(ev.Outcome.ERROR)
         self._begin_consumer()
 
     def _handed_out(self, outcome: ev.Outcome) -> None:
         self._end_fetch_alone(outcome)
         step, task = self._delivered(), self._task()
         self._emit(ev.YIELD, task, -1 if step is None else step.worker_id, x=outcome, y=self.yielded)
-        self._emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
+        self._end_next(outcome, task)
         if step is not None and self.ports.decisions is not None:
             # The tracer must not keep a batch alive that the loader has let go.
             self.ports.decisions.delivered = Deliver(step.idx, step.worker_id, None)
@@ -364,7 +372,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
     def _epoch_end(self) -> None:
         self._end_fetch_alone(ev.Outcome.EXHAUSTED)
-        self._emit(ev.NEXT[1], x=self.yielded, y=ev.Outcome.EXHAUSTED)
+        self._end_next(ev.Outcome.EXHAUSTED)
         self._end_epoch(ev.Ending.EXHAUSTED)
 
     def _resume(self) -> None:
