@@ -7,8 +7,6 @@ import gc
 import multiprocessing.process
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +20,6 @@ from torch._C import _error_if_any_worker_fails
 import minidl
 from minidl import shutdown, signals
 from minidl.protocol import LoaderState
-
-BOUND = 60.0
-"""Seconds within which an end counts as bounded: far above any that is meant, far below for ever."""
 
 
 @pytest.fixture
@@ -294,21 +289,6 @@ if __name__ == "__main__":
 """
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + BOUND
-    while any(map(alive, pids)):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("how", "what", "code"),
     [
@@ -321,11 +301,11 @@ def wait_until_gone(pids: list[int]) -> None:
     ],
 )
 def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str, what: str, code: int) -> None:
-    done = wl.run(EXIT, how, what, timeout=BOUND, MINIDL_SIMULATE_DEVICE="1")
+    done = wl.run(EXIT, how, what, MINIDL_SIMULATE_DEVICE="1")
     assert done.returncode == code, done.stderr
     words = done.stderr.strip().splitlines()
     assert (words == []) if how != "error" else (words[-1] == "workloads.SimpleError: the program's own"), done.stderr
-    wait_until_gone([int(pid) for pid in done.stdout.split()])
+    wl.wait_until_gone([int(pid) for pid in done.stdout.split()])
 
 
 SIGNALLED = """
@@ -347,27 +327,15 @@ if __name__ == "__main__":
 def signalled(method: str, send: Callable[[int], None], said: Path) -> tuple[int, str, bool]:
     """Send something to a program in the middle of an epoch. Its return code, what it said, and whether the worker that
     is stuck in a sample had to be killed. The idle one must have ended."""
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
-    with (
-        said.open("w") as words,
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SIGNALLED, method],
-            env=os.environ | {"PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=words,
-            text=True,
-            start_new_session=True,
-        ) as program,
-    ):
-        assert program.stdout is not None
-        idle, stuck = (int(pid) for pid in program.stdout.readline().split())
+    with said.open("w") as words, wl.started(SIGNALLED, method, stderr=words) as program:
+        idle, stuck = wl.pids_said_by(program)
         send(program.pid)
-        code = program.wait(BOUND)
-    wait_until_gone([idle])
-    left = alive(stuck)
+        code = program.wait(wl.BOUND)
+    wl.wait_until_gone([idle])
+    left = wl.alive(stuck)
     if left:
         os.kill(stuck, signal.SIGKILL)
-    wait_until_gone([stuck])
+    wl.wait_until_gone([stuck])
     return code, said.read_text(), left
 
 

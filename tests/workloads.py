@@ -337,10 +337,7 @@ def segfault() -> None:
 
 def die_in_the_middle_of_a_message() -> None:
     """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind."""
-    frame: Any = sys._getframe()
-    while "spec" not in frame.f_locals:
-        frame = frame.f_back
-    os.write(frame.f_locals["spec"].result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
     kill_myself()
 
 
@@ -375,6 +372,31 @@ class Gate(At):
         return super().__getitem__(index)
 
 
+def worker_spec() -> Any:
+    """The arguments of the worker loop that runs this code, found on its stack."""
+    frame: Any = sys._getframe()
+    while "spec" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["spec"]
+
+
+def wait_for_the_end() -> int:
+    """A sample that is served only when the loader has told its workers to skip the rest."""
+    while not worker_spec().done_event.is_set():
+        time.sleep(0.002)
+    return 0
+
+
+def touch(path: str) -> int:
+    Path(path).touch()
+    return 0
+
+
+def not_shared(samples: list[Any]) -> Any:
+    """A batch in the worker's private memory."""
+    return torch.stack(samples).clone()
+
+
 def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
     """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which somebody is stuck."""
     from minidl import iterators, pin_memory, shutdown
@@ -384,15 +406,49 @@ def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
     monkeypatch.setattr(iterators._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (seconds,))
 
 
-# --- Scripts ----------------------------------------------------------------------------------------------------------
-def run(script: str, *arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, with the tests importable; what it says comes back as text."""
+# --- Processes --------------------------------------------------------------------------------------------------------
+BOUND = 60.0
+"""Seconds within which an end counts as bounded: far above any that is meant, far below for ever."""
+
+
+def command_and_environment(script: str, *arguments: object, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """Python code in a process of its own, with the tests importable."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths} | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)]
+    return command, os.environ | {"PYTHONPATH": paths} | environment
+
+
+def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; what it says comes back as text."""
+    command, env = command_and_environment(script, *arguments, **environment)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=BOUND, check=False)
+
+
+def started(script: str, *arguments: object, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """Start it in a process group of its own."""
+    command, env = command_and_environment(script, *arguments)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+    )  # fmt: skip
+
+
+def pids_said_by(program: subprocess.Popen[str]) -> list[int]:
+    """The numbers in the next line of what the program says."""
+    assert program.stdout is not None
+    return [int(pid) for pid in program.stdout.readline().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until all of these processes have ended."""
+    deadline = time.monotonic() + BOUND
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+        time.sleep(0.01)
