@@ -15,7 +15,7 @@ import pytest
 import torch.multiprocessing
 from workloads import Numbers
 
-from minidl import DataLoader, IterableDataset, read_trace, trace
+from minidl import DataLoader, Dataset, IterableDataset, read_trace, trace
 from minidl.tracing.check import examine
 
 Loader = DataLoader[list[int]]
@@ -142,3 +142,24 @@ def test_user_code_that_runs_inside_next_may_close_the_iterator(
         assert list(loader) == before
     report = examine(read_trace(tmp_path / "trace"))
     assert not report.violations, report.text()
+
+
+class Suicidal(Dataset[int]):
+    """Sample 5 kills the worker that fetches it."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_killed_workers_end_is_recorded_though_the_shutdown_comes_after_the_trace(tmp_path: Path) -> None:
+    with DataLoader(Suicidal(), batch_size=2, num_workers=2) as loader:
+        with pytest.raises(RuntimeError), trace(tmp_path / "trace"):
+            list(loader)
+        recorded = read_trace(tmp_path / "trace")
+    gone = recorded.select("worker_gone")
+    assert [(row["worker"], row["y"]) for row in gone] == [(0, -signal.SIGKILL)]

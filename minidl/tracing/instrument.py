@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +48,9 @@ _feeding = threading.local()
 
 _recorded: set[int] = set()
 """Loaders of the trace that this process records now."""
+
+_live: weakref.WeakSet[TracedPorts] = weakref.WeakSet()
+"""Ports of iterators that this process has made and not let go."""
 
 Emit = Callable[..., None]
 
@@ -95,6 +99,7 @@ class TracedPorts(ports.Ports):
         self.decisions: TracedDispatcher | None = None
         self.sampling: TracedSampler | None = None
         self.workers: list[TracedProcess] = []
+        self.pid = os.getpid()
         self.alone = False  # no workers: this process fetches
         self.simulated = False  # pinning is a pretence
         self.received = -1  # in a worker: the task that came last
@@ -153,6 +158,10 @@ class TracedPorts(ports.Ports):
     def found_dead(self, what: str, worker_id: int, pid: int, exit_code: int | None) -> None:
         actor = {"worker": ev.Actor.WORKER, "pin thread": ev.Actor.PIN_THREAD, "loader": ev.Actor.LOADER}[what]
         self.emit(ev.FOUND_DEAD, self.loader, -1, worker_id, actor, pid, exit_code or 0)
+
+    def emit_gone(self) -> int:
+        """Emit the ends of workers that have ended; how many have not."""
+        return sum(process.emit_gone() for process in self.workers) if self.pid == os.getpid() else 0
 
     def timed_out(self, idx: int, worker_id: int, seconds: float) -> None:
         self.emit(ev.TIMED_OUT, self.loader, idx, worker_id, int(seconds * 1e9))
@@ -354,6 +363,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         if of_task:
             self._handed_out(ev.Outcome.ERROR)
         else:
+            self.ports.emit_gone()  # the handler of SIGCHLD may have raised, before any liveness check
             self._end_next(ev.Outcome.ERROR)
         self._begin_consumer()
 
@@ -384,10 +394,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self._emit(ev.SHUTDOWN[0])
 
     def _terminated(self) -> None:
-        alive = 0
-        for process in self.ports.workers:
-            alive += process.emit_gone()
-        self._emit(ev.SHUTDOWN[1], x=alive)
+        self._emit(ev.SHUTDOWN[1], x=self.ports.emit_gone())
 
     WATCHERS: ClassVar = {
         LoaderEvent.EPOCH_BEGIN: _epoch_begin,
@@ -788,6 +795,7 @@ class TracedProcess(_Proxy):
     def __init__(self, ports: TracedPorts, inner: Any, worker_id: int) -> None:
         super().__init__(ports, inner)
         self.worker_id = worker_id
+        self.gone = False
 
     def start(self) -> None:
         self._emit(ev.WORKER_START[0], -1, self.worker_id)
@@ -812,11 +820,12 @@ class TracedProcess(_Proxy):
         self.inner.kill()
 
     def emit_gone(self) -> bool:
-        """Emit how the process ended; True where it has not."""
-        if self.inner.pid is None:
+        """Emit, once, how the process ended; True where it has not."""
+        if self.inner.pid is None or self.gone:
             return False
         code = self.inner.exitcode
         if code is not None:
+            self.gone = True
             self._emit(ev.WORKER_GONE, -1, self.worker_id, self.inner.pid, code)
         return code is None
 
@@ -854,13 +863,17 @@ def trace(
         yield path
     finally:
         undo()
+        for loader in tuple(_live):
+            loader.emit_gone()
         pen.describe("trace_end")
         recorder.stop()
         _recorded.clear()
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:
-    return TracedPorts(config, recorder.number_loader(config.directory))
+    ports = TracedPorts(config, recorder.number_loader(config.directory))
+    _live.add(ports)
+    return ports
 
 
 def trace_from_environment() -> None:
