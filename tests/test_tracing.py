@@ -12,6 +12,7 @@ import queue
 import random
 import shutil
 import signal
+import threading
 import time
 import weakref
 from collections import Counter
@@ -85,13 +86,19 @@ def unshared(directory: Path) -> None:
 
 
 def reordered(directory: Path) -> None:
-    """Task 0 waits for sample 3, which the other worker serves after its task 1."""
+    """Task 0 waits until task 1 lies in the reorder buffer."""
+    gate = directory / "open"
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(6, gate), num_workers=2))
 
-    class Dataset(wl.Gate):
-        def __getitem__(self, index: int) -> Any:
-            return wl.touch(self.path) if index == 3 else super().__getitem__(index)
+    def open_gate() -> None:
+        while len(iterator._task_info.get(1, ())) < 2:
+            time.sleep(0.001)
+        wl.touch(gate)
 
-    drain(iter(minidl.DataLoader(Dataset(6, directory / "open"), num_workers=2)))
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    drain(iterator)
+    opener.join()
 
 
 def failing(directory: Path) -> None:
@@ -559,9 +566,13 @@ def test_tracing_is_undone_at_the_blocks_end_and_an_iterator_that_outlives_it_go
         next(iterator)
     assert recorder.active() is None
     assert type(ports.new_ports()) is ports.Ports
-    before = len(read_trace(tmp_path / "trace").select("yield"))
-    assert len(list(iterator)) == 3
-    assert len(read_trace(tmp_path / "trace").select("yield")) == before == 1
+    with minidl.trace(tmp_path / "next"):  # which is not its own
+        assert len(list(iterator)) == 3
+        drain(iter(minidl.DataLoader(wl.Tensors(4), num_workers=1)))
+    assert len(read_trace(tmp_path / "trace").select("yield")) == 1
+    following = read_trace(tmp_path / "next")
+    assert np.unique(following.events["loader"]).tolist() == sorted(following.loaders)
+    assert len(following.select("result_rebuild", Phase.BEGIN)) == 4
 
 
 @pytest.mark.parametrize("case", random.Random(5).sample(GRID, 10), ids=str)
