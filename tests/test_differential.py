@@ -42,11 +42,16 @@ def observe(program: Program, lib: Any) -> dict[str, Any]:
         value = program(lib)
     return {
         "value": value,
-        "warnings": [(warning.category, str(warning.message)) for warning in caught],
+        "warnings": [(warning.category, str(warning.message), whose(warning.filename)) for warning in caught],
         "random": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
+
+
+def whose(filename: str) -> str:
+    """Whether a warning points at the user's line or into the library."""
+    return "user" if filename == __file__ else "library"
 
 
 def agree(program: Program, ours: Program | None = None, what: object = "") -> Any:
@@ -261,16 +266,22 @@ def test_two_iterators_of_one_loader(num_workers: int) -> None:
     agree(lambda lib: list(zip(*[lib.DataLoader(wl.Probe(4), shuffle=True, num_workers=num_workers)] * 2, strict=True)))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_streams_longer_than_they_say(num_workers: int) -> None:
-    """The warning comes with each batch past the length, and only where the length was asked for."""
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_streams_longer_than_they_say(num_workers: int, persistent: bool) -> None:
+    """The warning comes with each batch past the length, in every epoch, and only where the length was asked for."""
 
     def program(lib: Any, ask: bool, batch_size: int | None) -> Any:
-        loader = lib.DataLoader(wl.SizedStream(7, 4), batch_size=batch_size, num_workers=num_workers)
-        return [len(loader) if ask else None, steps(loader)]
+        loader = lib.DataLoader(
+            wl.SizedStream(7, 4), batch_size=batch_size, num_workers=num_workers, persistent_workers=persistent
+        )
+        seen = [len(loader) if ask else None, steps(loader), steps(loader)]
+        if persistent:
+            loader._iterator._shutdown_workers()
+        return seen
 
     for batch_size in (None, 1):
-        assert len(observe(lambda lib, b=batch_size: program(lib, True, b), minidl)["warnings"]) == 3
+        ours = observe(lambda lib, b=batch_size: program(lib, True, b), minidl)
+        assert [place for _, _, place in ours["warnings"]] == ["user"] * 6
         agree(lambda lib, b=batch_size: program(lib, True, b))
         assert not observe(lambda lib, b=batch_size: program(lib, False, b), minidl)["warnings"]
 

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -302,6 +303,74 @@ def test_a_batch_whose_worker_died_before_it_was_fetched(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match=rf"^DataLoader worker \(pid\(s\) {iterator._workers[0].pid}\) exited"):
         next(iterator)
     assert next(iterator, "ended") == "ended"
+
+
+class Dying:
+    """A worker that has lost its sockets and can't be seen dead before it is waited for."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self.joined = False
+
+    def is_alive(self) -> bool:
+        return not self.joined
+
+    def join(self, timeout: float) -> None:
+        self.joined = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.worker, name)
+
+
+@pytest.mark.usefixtures("polling")
+def test_a_batch_whose_worker_is_about_to_die(tmp_path: Path) -> None:
+    """The process that does not answer is given a moment to end."""
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(6, tmp_path / "die", at=1, thing=wl.kill_myself), num_workers=1))
+    assert iterator._worker_result_queue._poll(10)
+    (tmp_path / "die").touch()
+    iterator._workers[0].join(10)
+    iterator._workers[0] = Dying(iterator._workers[0])
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(iterator)
+
+
+def test_a_queue_that_fails_for_want_of_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that fails for another reason says that."""
+
+    def fail(timeout: float) -> None:
+        raise OSError(5, "the queue's own error")
+
+    def no_file(*args: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(3), num_workers=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(iterator._data_queue, "get", fail)
+        with pytest.raises(OSError, match="the queue's own error"):
+            next(iterator)
+        patch.setattr(tempfile, "NamedTemporaryFile", no_file)
+        with pytest.raises(RuntimeError, match=r"Too many open files.*ulimit -n"):
+            next(iterator)
+    assert len(list(iterator)) == 3
+
+
+def test_an_interrupted_resumption_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the workers of the next epoch are waited for: those that answer late are not taken for others."""
+    with minidl.DataLoader(wl.Numbers(4), num_workers=2, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        list(iterator)
+        get, answers = iterator._get_data, iter([True, False])
+
+        def interrupted() -> Any:
+            if next(answers, True):
+                return get()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(iterator, "_get_data", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        assert [int(batch) for batch in loader] == [0, 1, 2, 3]
 
 
 @pytest.mark.usefixtures("polling")

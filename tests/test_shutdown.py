@@ -262,30 +262,36 @@ def interrupt(iterator: Any) -> None:
 
 # --- The program's end ------------------------------------------------------------------------------------------------
 EXIT = """
-import sys, threading
+import atexit, sys, threading
+
+# Registered before anything else is, so it runs after everything else has ended.
+atexit.register(lambda: print("shut down" if kept[0]._shutdown else "left to the daemons' end"))
+
 import minidl, workloads as wl
 
 how, pin, persistent = sys.argv[1], "pinned" in sys.argv[2], "persistent" in sys.argv[2]
 
 class Big(wl.Numbers):
     def __getitem__(self, index):
-        return bytes(300_000), index
+        return (wl.hang() if how == "stuck" else bytes(300_000)), index
 
-if __name__ == "__main__":
-    loader = minidl.DataLoader(Big(1000), None, num_workers=2, pin_memory=pin, persistent_workers=persistent,
-                               collate_fn=list)
-    iterator = iter(loader)
-    print(*(worker.pid for worker in iterator._workers), flush=True)
+keys = [str(number) * 50_000 for number in range(10_000)] if how == "stuck" else range(1000)
+loader = minidl.DataLoader(Big(1000), None, sampler=keys, num_workers=2, pin_memory=pin, persistent_workers=persistent,
+                           collate_fn=list)
+iterator = iter(loader)
+kept = [iterator]
+print(*(worker.pid for worker in iterator._workers), flush=True)
+if how != "stuck":
     next(iterator)
-    if how == "cycle":
-        iterator.itself = iterator
-        del iterator
-    if how == "sys.exit":
-        sys.exit(3)
-    if how == "error":
-        raise wl.SimpleError("the program's own")
-    if how == "thread":
-        threading.Thread(target=lambda: [next(iterator) for _ in range(5)]).start()
+if how == "cycle":
+    iterator.itself = iterator
+    del iterator
+if how == "sys.exit":
+    sys.exit(3)
+if how == "error":
+    raise wl.SimpleError("the program's own")
+if how == "thread":
+    threading.Thread(target=lambda: [next(iterator) for _ in range(5)]).start()
 """
 
 
@@ -296,16 +302,30 @@ if __name__ == "__main__":
         ("sys.exit", "pinned", 3),
         ("error", "plain", 1),
         ("cycle", "plain", 0),
+        ("stuck", "plain", 0),  # and the queues to the workers are full of long indices
         ("end", "persistent and pinned", 0),
         ("thread", "persistent and pinned", 0),
     ],
 )
 def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str, what: str, code: int) -> None:
+    """Daemonic workers are killed; those of a pin thread that outlive epochs are shut down before that."""
     done = wl.run(EXIT, how, what, MINIDL_SIMULATE_DEVICE="1")
     assert done.returncode == code, done.stderr
     words = done.stderr.strip().splitlines()
     assert (words == []) if how != "error" else (words[-1] == "workloads.SimpleError: the program's own"), done.stderr
-    wl.wait_until_gone([int(pid) for pid in done.stdout.split()])
+    pids, end = done.stdout.splitlines()
+    assert end == ("shut down" if what == "persistent and pinned" else "left to the daemons' end")
+    wl.wait_until_gone([int(pid) for pid in pids.split()])
+
+
+def test_once_the_interpreter_exits_nothing_is_shut_down_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
+    monkeypatch.setattr(shutdown, "python_exit_status", True)
+    iterator.close()
+    assert iterator._workers[0].is_alive()
+    monkeypatch.undo()
+    iterator.close()
+    assert_ended(iterator, (0,))
 
 
 SIGNALLED = """
