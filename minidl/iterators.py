@@ -227,7 +227,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         """Start the workers; article 1 §2.4.2."""
         self._worker_result_queue = self._ports.result_queue(context)
         shutdown.hold(self, self._worker_result_queue)
-        self._workers_done_event = self._ports.workers_done_event(context)
+        self._workers_done_event = self._ports.workers_done_event()
         self._board = self._ports.progress_board(self._num_workers)
         for worker_id in range(self._num_workers):
             index_queue = self._ports.index_queue(context, worker_id)
@@ -399,17 +399,18 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         return Result(result.idx, result.worker_id, wrapper)
 
     def _raise_if_worker_died(self, cause: Exception) -> None:
-        failed = [
-            worker_id
-            for worker_id, worker in enumerate(self._workers)
-            if self._workers_status[worker_id] and not worker.is_alive()
-        ]
+        """Raise RuntimeError where a worker died before it was told to leave, or while the others depended on it."""
+        dead = [worker_id for worker_id, worker in enumerate(self._workers) if not worker.is_alive()]
+        failed = [worker_id for worker_id in dead if self._workers_status[worker_id]]
         if not failed:
-            return
+            failed = [worker_id for worker_id in dead if self._workers[worker_id].exitcode != 0]
+            if not failed or not self._worker_result_queue.jammed():
+                return
         for worker_id in failed:
             worker = self._workers[worker_id]
             self._ports.found_dead("worker", worker_id, worker.pid, worker.exitcode)
-            self._mark_worker_as_unavailable(worker_id)
+            if self._workers_status[worker_id]:
+                self._mark_worker_as_unavailable(worker_id)
         pids = ", ".join(str(self._workers[worker_id].pid) for worker_id in failed)
         last = "; ".join(f"worker {i}: exit code {self._workers[i].exitcode}, last {self._doing(i)}" for i in failed)
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last})") from cause

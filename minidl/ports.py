@@ -20,6 +20,7 @@ from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.protocol import LoaderLifecycle, PinLifecycle, WorkerLifecycle
 from minidl.transport.message import Envelope
+from minidl.transport.queues import BoundedQueue, SharedFlag
 
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds that a wait for another actor lasts before the actor's life is checked, and that a join may last."""
@@ -50,17 +51,17 @@ class Ports:
         return Unwatched()
 
     def index_queue(self, context: Any, worker_id: int) -> Any:
-        return context.Queue()
+        return BoundedQueue(context)
 
     def result_queue(self, context: Any) -> Any:
-        return context.Queue()
+        return BoundedQueue(context)
 
     def ready_queue(self) -> Any:
         """The pin thread's output; a queue within the process."""
         return queue.Queue()
 
-    def workers_done_event(self, context: Any) -> Any:
-        return context.Event()
+    def workers_done_event(self) -> Any:
+        return SharedFlag()
 
     def pin_memory_thread_done_event(self) -> Any:
         return threading.Event()

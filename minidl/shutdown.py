@@ -88,7 +88,7 @@ def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
 def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     """Done event, a sentinel to wake it, a bounded join.
 
-    It can be stuck where no done event reaches it: in reading the rest of a message whose writer was killed.
+    Its reads are bounded, but what it pins may be the user's own object, whose pin_memory() may take any time.
     """
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is None:
@@ -98,9 +98,8 @@ def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     thread.join(timeout=MP_STATUS_CHECK_INTERVAL)
     if thread.is_alive():
         warnings.warn(
-            f"the pin memory thread did not end within {MP_STATUS_CHECK_INTERVAL:g} s: it is probably reading a "
-            "message whose worker was killed while writing it. It is left behind as a daemon thread; the workers are "
-            "stopped.",
+            f"the pin memory thread did not end within {MP_STATUS_CHECK_INTERVAL:g} s: it is probably in the "
+            "pin_memory() of a batch. It is left behind as a daemon thread; the workers are stopped.",
             RuntimeWarning,
             stacklevel=2,
         )

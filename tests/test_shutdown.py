@@ -275,7 +275,7 @@ class Big(wl.Numbers):
     def __getitem__(self, index):
         return (wl.hang() if how == "stuck" else bytes(300_000)), index
 
-keys = [str(number) * 50_000 for number in range(10_000)] if how == "stuck" else range(1000)
+keys = [str(number) * 300_000 for number in range(9)] if how == "stuck" else range(1000)
 loader = minidl.DataLoader(Big(1000), None, sampler=keys, num_workers=2, pin_memory=pin, persistent_workers=persistent,
                            collate_fn=list)
 iterator = iter(loader)

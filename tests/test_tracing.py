@@ -551,9 +551,9 @@ def test_without_a_trace_nothing_is_wrapped() -> None:
     assert type(iterator._ports) is ports.Ports
     assert type(iterator._dispatcher) is Dispatcher
     kinds = {type(thing).__module__ for thing in [*iterator._index_queues, iterator._worker_result_queue]}
-    assert kinds == {"multiprocessing.queues"}
+    assert kinds == {"minidl.transport.queues"}
     assert {type(worker).__module__ for worker in iterator._workers} == {"multiprocessing.context"}
-    assert type(iterator._workers_done_event).__module__ == "multiprocessing.synchronize"
+    assert type(iterator._workers_done_event).__module__ == "minidl.transport.queues"
     assert type(iterator._sampler_iter).__module__ == "builtins"  # the sampler's own generator
     iterator.close()
     assert torch.UntypedStorage._new_shared == before

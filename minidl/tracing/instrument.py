@@ -141,8 +141,8 @@ class TracedPorts(ports.Ports):
     def ready_queue(self) -> Any:
         return TracedReadyQueue(self, super().ready_queue())
 
-    def workers_done_event(self, context: Any) -> Any:
-        return TracedDoneEvent(self, super().workers_done_event(context), ev.DoneEvent.WORKERS)
+    def workers_done_event(self) -> Any:
+        return TracedDoneEvent(self, super().workers_done_event(), ev.DoneEvent.WORKERS)
 
     def pin_memory_thread_done_event(self) -> Any:
         return TracedDoneEvent(self, super().pin_memory_thread_done_event(), ev.DoneEvent.PIN_THREAD)

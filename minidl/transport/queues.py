@@ -1,0 +1,149 @@
+"""A queue and a flag that a process which dies at the wrong moment can't jam (article 4, shutdown).
+
+`multiprocessing.Queue` waits without a bound for the rest of a message that has begun: a writer that is killed in the
+middle leaves its reader in a read which no timeout, done event or liveness check reaches. `BoundedQueue.get` keeps its
+timeout whatever has come. `multiprocessing.Event` holds a lock while it is asked; `SharedFlag` has none to die with.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.queues
+import os
+import pickle
+import queue
+import select
+import struct
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+_SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
+_LONG_SIZE = struct.Struct("!Q")
+
+
+class _Incoming:
+    """The message that is coming out of a pipe, as far as it has come."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._fd = pipe.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._bytes = bytearray()
+        self._head = _SIZE.size  # bytes of the announcement
+        self._wanted = _SIZE.size  # bytes, with these, that are known to be on their way
+        self.whole = False
+
+    def arriving(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._poll.poll(0))
+
+    def read(self, seconds: float | None) -> bool:
+        """Wait for bytes and read some, none beyond this message; False where none came. None: wait for ever."""
+        if not self._poll.poll(None if seconds is None else seconds * 1e3):
+            return False
+        piece = os.read(self._fd, self._wanted - len(self._bytes))
+        if not piece:
+            raise EOFError("every writer of the queue's pipe is gone")
+        self._bytes += piece
+        self.whole = len(self._bytes) == self._wanted and self._announced()
+        return True
+
+    def _announced(self) -> bool:
+        """What has come is as long as was known; is that all of the message?"""
+        if self._wanted > self._head:
+            return True
+        if self._head == _SIZE.size:
+            size: int = _SIZE.unpack(self._bytes)[0]
+            if size < 0:
+                self._head = self._wanted = _SIZE.size + _LONG_SIZE.size
+                return False
+        else:
+            size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0]
+        self._wanted = self._head + size
+        return size == 0
+
+    def take(self) -> memoryview:
+        """The whole message; the next one may come."""
+        data = memoryview(self._bytes)[self._head :]
+        self._begin()
+        return data
+
+
+class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
+    """A multiprocessing queue whose `get` keeps its timeout even in the middle of a message.
+
+    A part of a message that has come is kept, so a writer that was only slow, or stopped, may go on with it. Works with
+    the private parts of its base class, which are the same in Python 3.10 to 3.14.
+    """
+
+    _reader: Connection
+    _closed: bool
+    _rlock: Any
+    _wlock: Any
+    _sem: Any
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(ctx=context.get_context())
+
+    def _reset(self, after_fork: bool = False) -> None:
+        super()._reset(after_fork)  # type: ignore[misc]
+        self._incoming = _Incoming(self._reader)
+        self._recv_bytes = self._incoming.take
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next message. Raises queue.Empty where no whole one has come within `timeout` seconds."""
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        seconds = timeout if block else 0.0
+        deadline = None if seconds is None else time.monotonic() + seconds
+        if not self._rlock.acquire(block, seconds):
+            raise queue.Empty
+        try:
+            while not self._incoming.whole:
+                if not self._incoming.read(seconds if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise queue.Empty
+            data = self._recv_bytes()
+            self._sem.release()
+        finally:
+            self._rlock.release()
+        return pickle.loads(data)
+
+    def jammed(self) -> bool:
+        """Whether the lock of the pipe's writing end, which all writers share, is held by one that writes nothing.
+
+        Asked when somebody has died: a live holder writes, or lets go within a second; a dead one does neither.
+        """
+        if self._wlock.acquire(timeout=1.0):
+            self._wlock.release()
+            return False
+        return not self._incoming.arriving()
+
+
+class SharedFlag:
+    """An Event between processes that can be set and asked, but not waited for: one byte in shared memory."""
+
+    def __init__(self) -> None:
+        self._cell = torch.zeros(1, dtype=torch.uint8)
+        self._cell.share_memory_()  # type: ignore[no-untyped-call]
+        self._byte = self._view()
+
+    def _view(self) -> memoryview:
+        return memoryview(self._cell.numpy())  # type: ignore[arg-type]
+
+    def __getstate__(self) -> torch.Tensor:
+        return self._cell
+
+    def __setstate__(self, cell: torch.Tensor) -> None:
+        self._cell = cell
+        self._byte = self._view()
+
+    def set(self) -> None:
+        self._byte[0] = 1
+
+    def is_set(self) -> bool:
+        return self._byte[0] != 0

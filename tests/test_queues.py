@@ -1,0 +1,124 @@
+"""The queue whose reader never waits for the rest of a message, and the flag that has no lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+import workloads as wl
+
+from minidl.transport.queues import BoundedQueue, SharedFlag
+
+
+@pytest.fixture
+def pipe() -> Iterator[BoundedQueue]:
+    """A queue that is written to by hand."""
+    made = BoundedQueue(torch.multiprocessing)
+    yield made
+    made.close()
+    made._reader.close()
+    made._writer.close()
+
+
+def write(pipe: Any, data: bytes) -> None:
+    pipe._sem.acquire()  # as put() does
+    os.write(pipe._writer.fileno(), data)
+
+
+def framed(message: object) -> bytes:
+    data = pickle.dumps(message)
+    return struct.pack("!i", len(data)) + data
+
+
+def test_a_message_may_come_in_any_pieces(pipe: BoundedQueue) -> None:
+    came = []
+    for byte in framed(["a message", 17]) + framed("the next"):
+        write(pipe, bytes([byte]))
+        with contextlib.suppress(queue.Empty):
+            came.append(pipe.get(timeout=0))
+    assert came == [["a message", 17], "the next"]
+
+
+def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: BoundedQueue) -> None:
+    data = pickle.dumps("long")
+    write(pipe, struct.pack("!iQ", -1, len(data)) + data)
+    write(pipe, framed("short"))
+    assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND)] == ["long", "short"]
+
+
+def test_an_empty_message_is_whole(pipe: BoundedQueue) -> None:
+    write(pipe, struct.pack("!i", 0))
+    with pytest.raises(EOFError):  # pickle's: it has been handed on
+        pipe.get(timeout=wl.BOUND)
+
+
+def test_a_part_of_a_message_keeps_no_reader_waiting(pipe: BoundedQueue) -> None:
+    write(pipe, framed(bytes(1000))[:500])
+    for options in ({"timeout": 0.05}, {"block": False}, {"timeout": 0.0}):
+        with pytest.raises(queue.Empty):
+            pipe.get(**options)  # type: ignore[arg-type]
+    write(pipe, framed(bytes(1000))[500:])
+    assert pipe.get() == bytes(1000)
+
+
+def test_a_message_longer_than_the_pipe(pipe: BoundedQueue) -> None:
+    long = os.urandom(3_000_000)
+    pipe.put(long)
+    pipe.put("behind it")
+    assert pipe.get(timeout=wl.BOUND) == long
+    assert pipe.get(timeout=wl.BOUND) == "behind it"
+    pipe.close()
+    pipe.join_thread()
+
+
+def test_a_queue_without_writers_says_so(pipe: BoundedQueue) -> None:
+    write(pipe, framed(1)[:3])
+    pipe._writer.close()  # type: ignore[attr-defined]
+    with pytest.raises(EOFError, match="every writer"):
+        pipe.get(timeout=wl.BOUND)
+
+
+def test_a_closed_queue_is_not_read(pipe: BoundedQueue) -> None:
+    pipe.close()
+    with pytest.raises(ValueError, match="is closed"):
+        pipe.get()
+
+
+def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: BoundedQueue) -> None:
+    assert not pipe.jammed()
+    assert not pipe.jammed()  # it has let go of what it took
+    pipe._wlock.acquire()
+    assert pipe.jammed()
+    write(pipe, framed("I was only slow"))
+    assert not pipe.jammed()
+    pipe._wlock.release()
+
+
+def answer(incoming: Any, outgoing: Any, flag: Any) -> None:
+    message = incoming.get(timeout=wl.BOUND)
+    outgoing.put((message, flag.is_set()))
+    flag.set()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_queues_and_flags_between_processes(method: str) -> None:
+    context = torch.multiprocessing.get_context(method)
+    there, back, flag = BoundedQueue(context), BoundedQueue(context), SharedFlag()
+    assert not flag.is_set()
+    process = context.Process(target=answer, args=(there, back, flag))
+    process.start()
+    there.put(["hello"] * 100_000)
+    assert back.get(timeout=wl.BOUND) == (["hello"] * 100_000, False)
+    process.join(wl.BOUND)
+    assert process.exitcode == 0
+    assert flag.is_set()
+    for each in (there, back):
+        each.close()
+        each.join_thread()
