@@ -480,7 +480,7 @@ minidl.shutdown.MP_STATUS_CHECK_INTERVAL = minidl.pin_memory.MP_STATUS_CHECK_INT
 Iter._try_get_data.__defaults__ = (0.3,)
 pin = sys.argv[1] == "pinned"
 iterator = iter(minidl.DataLoader(wl.At(40, 25, wl.die_in_the_middle_of_a_message), batch_size=2, num_workers=1,
-                                  pin_memory=pin))
+                                  pin_memory=pin, collate_fn=list))  # no descriptors, whose passing tells of the death
 def consume():
     try:
         for batch in iterator:

@@ -37,7 +37,7 @@ def framed(message: object) -> bytes:
     return struct.pack("!i", len(data)) + data
 
 
-def test_a_message_may_come_in_any_pieces(pipe: BoundedQueue) -> None:
+def test_a_message_may_come_in_any_pieces(pipe: Any) -> None:
     came = []
     for byte in framed(["a message", 17]) + framed("the next"):
         write(pipe, bytes([byte]))
@@ -46,29 +46,29 @@ def test_a_message_may_come_in_any_pieces(pipe: BoundedQueue) -> None:
     assert came == [["a message", 17], "the next"]
 
 
-def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: BoundedQueue) -> None:
+def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: Any) -> None:
     data = pickle.dumps("long")
     write(pipe, struct.pack("!iQ", -1, len(data)) + data)
     write(pipe, framed("short"))
     assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND)] == ["long", "short"]
 
 
-def test_an_empty_message_is_whole(pipe: BoundedQueue) -> None:
+def test_an_empty_message_is_whole(pipe: Any) -> None:
     write(pipe, struct.pack("!i", 0))
     with pytest.raises(EOFError):  # pickle's: it has been handed on
         pipe.get(timeout=wl.BOUND)
 
 
-def test_a_part_of_a_message_keeps_no_reader_waiting(pipe: BoundedQueue) -> None:
+def test_a_part_of_a_message_keeps_no_reader_waiting(pipe: Any) -> None:
     write(pipe, framed(bytes(1000))[:500])
     for options in ({"timeout": 0.05}, {"block": False}, {"timeout": 0.0}):
         with pytest.raises(queue.Empty):
-            pipe.get(**options)  # type: ignore[arg-type]
+            pipe.get(**options)
     write(pipe, framed(bytes(1000))[500:])
     assert pipe.get() == bytes(1000)
 
 
-def test_a_message_longer_than_the_pipe(pipe: BoundedQueue) -> None:
+def test_a_message_longer_than_the_pipe(pipe: Any) -> None:
     long = os.urandom(3_000_000)
     pipe.put(long)
     pipe.put("behind it")
@@ -78,20 +78,20 @@ def test_a_message_longer_than_the_pipe(pipe: BoundedQueue) -> None:
     pipe.join_thread()
 
 
-def test_a_queue_without_writers_says_so(pipe: BoundedQueue) -> None:
+def test_a_queue_without_writers_says_so(pipe: Any) -> None:
     write(pipe, framed(1)[:3])
-    pipe._writer.close()  # type: ignore[attr-defined]
+    pipe._writer.close()
     with pytest.raises(EOFError, match="every writer"):
         pipe.get(timeout=wl.BOUND)
 
 
-def test_a_closed_queue_is_not_read(pipe: BoundedQueue) -> None:
+def test_a_closed_queue_is_not_read(pipe: Any) -> None:
     pipe.close()
     with pytest.raises(ValueError, match="is closed"):
         pipe.get()
 
 
-def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: BoundedQueue) -> None:
+def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: Any) -> None:
     assert not pipe.jammed()
     assert not pipe.jammed()  # it has let go of what it took
     pipe._wlock.acquire()
@@ -109,7 +109,7 @@ def answer(incoming: Any, outgoing: Any, flag: Any) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_queues_and_flags_between_processes(method: str) -> None:
-    context = torch.multiprocessing.get_context(method)
+    context: Any = torch.multiprocessing.get_context(method)
     there, back, flag = BoundedQueue(context), BoundedQueue(context), SharedFlag()
     assert not flag.is_set()
     process = context.Process(target=answer, args=(there, back, flag))
