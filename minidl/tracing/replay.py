@@ -4,11 +4,14 @@
 other, through `step(event)`, where `event` is a row of `Trace.events` that the class `READS`. `step` raises
 DispatchError or ProtocolError where the event is not what the class, in its present state, would decide or allow.
 
-Rule of use: after an error the state has parted from the loader's; begin anew, or with the next epoch.
+Rules of use: after an error the state has parted from the loader's; begin anew, or with the next epoch. `copy.copy`
+of one is independent of it.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any, Final
 
 from minidl.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
@@ -25,7 +28,7 @@ from minidl.protocol import (
     WorkerState,
 )
 from minidl.tracing import events as ev
-from minidl.tracing.events import Ending, Message, Outcome
+from minidl.tracing.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
 
 Row = Any
 """One row of `Trace.events`, or anything that is subscripted by the same names."""
@@ -40,30 +43,69 @@ _TASK, _RESULT, _RESUME, _SENTINEL = map(_value, (Message.TASK, Message.RESULT, 
 _DATA, _ERROR, _OUT_OF_DATA = map(_value, (Outcome.DATA, Outcome.ERROR, Outcome.EXHAUSTED))
 
 
+class _Turns:
+    """The numbers below `count`, round and round; unlike itertools.cycle it can be copied where it stands."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        turn, self.next = self.next, (self.next + 1) % self.count
+        return turn
+
+
+class _CopyableDispatcher(Dispatcher):
+    """The live loader's Dispatcher, of which a replay can keep copies."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._cycle = _Turns(self.num_workers)  # type: ignore[assignment]
+
+    def __copy__(self) -> _CopyableDispatcher:
+        new = _CopyableDispatcher(self.num_workers, self.prefetch_factor, self.in_order)
+        new.send_idx, new.rcvd_idx, new.tasks_outstanding = self.send_idx, self.rcvd_idx, self.tasks_outstanding
+        new.task_info = {task: copy.copy(info) for task, info in self.task_info.items()}
+        new.workers_status, new.workers_num_tasks = list(self.workers_status), list(self.workers_num_tasks)
+        new._cycle, new._given_up = copy.copy(self._cycle), set(self._given_up)
+        return new
+
+
 class DispatcherReplay:
     """Drives a Dispatcher. received: the code by which the loader receives, which is ready_get's end if it pins."""
 
     READS: Final = (
         *(*ev.EPOCH, ev.TASK_ASSIGNED, ev.RESULT_GET[1], ev.READY_GET[1], ev.WORKER_EXHAUSTED, ev.FOUND_DEAD),
-        *(ev.REORDER_STORE, ev.REORDER_POP, ev.RCVD_ADVANCE, ev.YIELD),
+        *(ev.REORDER_STORE, ev.REORDER_POP, ev.RCVD_ADVANCE, ev.YIELD, ev.RESUME_PUT, ev.SENTINEL_PUT),
     )
 
     def __init__(self, num_workers: int, prefetch_factor: int, in_order: bool, received: int) -> None:
-        self.dispatcher = Dispatcher(num_workers, prefetch_factor, in_order)
+        self.dispatcher: Dispatcher = _CopyableDispatcher(num_workers, prefetch_factor, in_order)
         self.due: int | None = None  # the task whose turn it is, until it is yielded
         self.stored: int | None = None  # the task that has just come before its turn
         self.announced = 0  # rcvd_idx, as the trace told it last
         self.idle = True  # between epochs, where leftovers are dropped, and once a death was found: nothing is decided
         self._received_code = received
 
+    def __copy__(self) -> DispatcherReplay:
+        new = DispatcherReplay.__new__(DispatcherReplay)
+        new.__dict__.update(self.__dict__, dispatcher=copy.copy(self.dispatcher))
+        return new
+
     def step(self, event: Row) -> None:
         """Follow one event."""
         code = int(event["code"])
-        if code == ev.EPOCH[0]:
+        if code in (ev.EPOCH[0], ev.RESUME_PUT):  # counts begin anew before persistent workers are told so
             self.dispatcher.reset()
             self.due = self.stored = None
             self.announced = 0
-            self.idle = False
+            self.idle = code == ev.RESUME_PUT
+        elif code == ev.SENTINEL_PUT:
+            if event["x"] == QueueId.INDEX and 0 <= event["worker"] < self.dispatcher.num_workers:
+                self.dispatcher.worker_unavailable(int(event["worker"]))
         elif not self.idle:
             self._follow(code, event)
 
@@ -142,7 +184,10 @@ def _same(what: str, decided: int | None, found: int) -> None:
 class LoaderReplay:
     """Drives a LoaderLifecycle."""
 
-    READS: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.SHUTDOWN)
+    READS: Final = (
+        *(*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.SHUTDOWN, ev.WORKER_START[0], ev.RESUME_PUT),
+        *(ev.DONE_EVENT_SET, ev.JOIN[0], ev.TERMINATE),
+    )
     _OUTCOMES: Final = {_DATA: LoaderEvent.YIELD, _ERROR: LoaderEvent.RAISE, _OUT_OF_DATA: LoaderEvent.EPOCH_END}
     _SHUTDOWN: Final = {
         LoaderState.STOPPING_PIN: LoaderEvent.PIN_STOPPED,
@@ -153,12 +198,21 @@ class LoaderReplay:
     def __init__(self) -> None:
         self.life = LoaderLifecycle()
 
+    def __copy__(self) -> LoaderReplay:
+        new = LoaderReplay()
+        new.life.state = self.life.state
+        return new
+
     def step(self, event: Row) -> None:
         """Follow one event."""
         code = int(event["code"])
         if code == ev.EPOCH[0]:
-            self.life.handle(LoaderEvent.START if self.life.state is LoaderState.NEW else LoaderEvent.RESUME)
+            self._start_or_resume()
             self.life.handle(LoaderEvent.EPOCH_BEGIN)
+        elif code in (ev.WORKER_START[0], ev.RESUME_PUT):
+            self._start_or_resume()
+        elif code in (ev.DONE_EVENT_SET, ev.JOIN[0], ev.TERMINATE):
+            self._shut_down_further(code, int(event["x"]))
         elif code == ev.CONSUMER[0] and self.life.state is LoaderState.PRIMING:
             self.life.handle(LoaderEvent.PRIMED)
         elif code == ev.NEXT[0]:
@@ -171,6 +225,23 @@ class LoaderReplay:
             while (done := self._SHUTDOWN.get(self.life.state)) is not None:
                 self.life.handle(done)  # steps that leave no event of their own
             self.life.handle(LoaderEvent.TERMINATED)
+
+    def _start_or_resume(self) -> None:
+        """One event for all workers: the first of them, or the epoch that follows, tells that it has happened."""
+        if self.life.state is LoaderState.NEW:
+            self.life.handle(LoaderEvent.START)
+        elif self.life.state not in (LoaderState.STARTING, LoaderState.RESUMING):
+            self.life.handle(LoaderEvent.RESUME)
+
+    def _shut_down_further(self, code: int, x: int) -> None:
+        """The shutdown's steps, as far as their first events tell; an interrupted one leaves some out."""
+        state = self.life.state
+        if code == ev.DONE_EVENT_SET and x == DoneEvent.WORKERS and state is LoaderState.STOPPING_PIN:
+            self.life.handle(LoaderEvent.PIN_STOPPED)
+        elif code == ev.JOIN[0] and x == Actor.WORKER and state is LoaderState.STOPPING_WORKERS:
+            self.life.handle(LoaderEvent.SIGNALLED)
+        elif code == ev.TERMINATE and state is LoaderState.JOINING:
+            self.life.handle(LoaderEvent.JOINED)
 
     def _handed_out(self, outcome: int) -> None:
         happened = self._OUTCOMES.get(outcome)
@@ -186,11 +257,20 @@ class WorkerReplay:
         *(ev.WORKER_READY, ev.INDEX_GET[1], ev.DONE_EVENT_SEEN, *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK),
         *(ev.SENTINEL_GET, ev.WORKER_EXIT),
     )
+    _LEAVES_FOR: Final = {
+        int(Ending.ORPHANED): WorkerEvent.PARENT_DIED,
+        int(Ending.INTERRUPTED): WorkerEvent.INTERRUPTED,
+    }
 
     def __init__(self, worker_id: int, done_set_at: int | None) -> None:
         self.life = WorkerLifecycle(worker_id)
         self.done_set_at = done_set_at
         self.pending: int | None = None  # the task that came, of which the next event says whether it is skipped
+
+    def __copy__(self) -> WorkerReplay:
+        new = WorkerReplay(self.life.worker_id, self.done_set_at)
+        new.pending, new.life.state = self.pending, self.life.state
+        return new
 
     def step(self, event: Row) -> None:
         """Follow one event."""
@@ -211,6 +291,8 @@ class WorkerReplay:
             self._sentinel(int(event["time"]))
         elif code == ev.WORKER_EXIT and x == Ending.SENTINEL and self.life.state is not WorkerState.ENDED:
             raise ProtocolError(f"{self.life.actor}: it leaves for a sentinel that it has not received")
+        elif code == ev.WORKER_EXIT and (why := self._LEAVES_FOR.get(x)) is not None:
+            self.life.handle(why)
 
     def _taken(self, code: int, task: int) -> None:
         """Was the task that came fetched, answered without a fetch, or skipped?"""
@@ -238,6 +320,11 @@ class PinReplay:
 
     def __init__(self) -> None:
         self.life = PinLifecycle()
+
+    def __copy__(self) -> PinReplay:
+        new = PinReplay()
+        new.life.state = self.life.state
+        return new
 
     def step(self, event: Row) -> None:
         """Follow one event."""
