@@ -19,6 +19,7 @@ from minidl.fetch import Progress, Unwatched
 from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.protocol import LoaderLifecycle, PinLifecycle, WorkerLifecycle
+from minidl.streams import Device, Stream
 from minidl.transport.message import Envelope
 from minidl.transport.queues import BoundedQueue, SharedFlag
 
@@ -109,6 +110,11 @@ class Ports:
             return pin_memory(result.data)
 
         return pin
+
+    # --- in the device stage
+    def device_stream(self, device: Device, prefetch: int, loader: Any) -> Stream:
+        """The side stream that an iteration over `loader` copies on."""
+        return device.stream()
 
 
 _factory: Callable[[], Ports] = Ports

@@ -19,10 +19,10 @@ PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ROWS = (
     {"worker_info", "errors", "messages"},
-    {"_libstdcxx", "dataset", "sampler", "distributed", "collate", "fetch"},
+    {"_libstdcxx", "dataset", "sampler", "distributed", "collate", "fetch", "nest", "augment"},
     {"dispatcher", "protocol"},
-    {"transport", "ports", "progress"},
-    {"dataloader", "iterators", "worker", "pin_memory", "shutdown", "signals"},
+    {"transport", "ports", "progress", "streams"},
+    {"dataloader", "iterators", "worker", "pin_memory", "shutdown", "signals", "device"},
     {"tracing"},
     {"demo", "run", "bench", "cli", "__main__"},
 )
