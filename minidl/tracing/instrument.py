@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from minidl.protocol import (
     WorkerLifecycle,
 )
 from minidl.tracing import events as ev
+from minidl.tracing import functions as function_level
 from minidl.tracing import recorder
 from minidl.tracing.recorder import TraceConfig, TraceError
 from minidl.transport.message import Envelope, rebuild
@@ -185,6 +187,8 @@ class TracedPorts(ports.Ports):
         recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         _watch_new_shared(self, worker_id)
         self.emit(ev.WORKER_READY, self.loader, -1, worker_id, os.getpid(), os.getppid(), seed)
+        if self.config.functions_min_us is not None:
+            function_level.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 
     def worker_lifecycle(self, worker_id: int) -> WorkerLifecycle:
         return TracedWorkerLifecycle(self, worker_id)
@@ -844,20 +848,28 @@ class TracedThread(_Proxy):
 # --- On and off -------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def trace(
-    directory: str | os.PathLike[str], *, detail: str = "sample", ring_bytes: int | None = None
+    directory: str | os.PathLike[str],
+    *,
+    detail: str = "sample",
+    ring_bytes: int | None = None,
+    functions: bool = False,
+    functions_min_us: float = function_level.DEFAULT_MIN_US,
 ) -> Iterator[Path]:
     """Record every loader whose iterator is made inside the `with` block into `directory`, which is made for it.
 
     detail: "sample" has an event for each sample, "batch" has not. ring_bytes: keep only the newest events of each
-    process, in about so many bytes of disk; None keeps all. Gives the directory's path. Raises TraceError where the
-    directory holds a trace already, or where this process records one.
+    process, in about so many bytes of disk; None keeps all. functions: in workers, also record each function that takes
+    `functions_min_us` microseconds or more, with viztracer. Gives the directory's path. Raises TraceError where the
+    directory holds a trace already, where this process records one, or where viztracer is missing.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """
     if recorder.active() is not None:
         raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
+    if functions:
+        function_level.require()
     path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes)
-    pen = recorder.start(TraceConfig(str(path), detail, ring_bytes))
+    pen = recorder.start(TraceConfig(str(path), detail, ring_bytes, functions_min_us if functions else None))
     undo = ports.use(lambda: _new_ports(pen.config))
     try:
         yield path
@@ -865,7 +877,7 @@ def trace(
         undo()
         for loader in tuple(_live):
             loader.emit_gone()
-        pen.describe("trace_end")
+        pen.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
         recorder.stop()
         _recorded.clear()
 

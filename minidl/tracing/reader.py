@@ -21,12 +21,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracing.attachments import NAME, Attachment, packed
 from minidl.tracing.events import BY_NAME, EVENTS, FORMAT_VERSION, RECORD, WORKER_START, Event, Field, Phase, Track
 from minidl.tracing.recorder import (
     EVENTS_SUFFIX,
@@ -42,6 +44,8 @@ from minidl.tracing.recorder import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from minidl.tracing.causal import Order
 
 __all__ = ["ROW", "SPAN", "Process", "Trace", "TraceError", "pairs", "read_trace"]
 
@@ -78,7 +82,9 @@ def _code_table(holds: Callable[[Event], bool]) -> npt.NDArray[np.bool_]:
     return table
 
 
-_MEMBER = re.compile(r"manifest\.json|([0-9]{1,9}-[0-9]{1,19})(\.events|\.meta\.jsonl)")
+_MEMBER = re.compile(
+    rf"manifest\.json|([0-9]{{1,9}}-[0-9]{{1,19}})(\.events|\.meta\.jsonl)|(?P<attachment>{NAME.pattern})"
+)
 _KNOWN = _code_table(lambda event: True)
 _BEGIN = _code_table(lambda event: event.phase is Phase.BEGIN)
 _END = _code_table(lambda event: event.phase is Phase.END)
@@ -114,6 +120,7 @@ class _Files:
     manifest: bytes | None = None
     side: dict[str, bytes] = field(default_factory=dict)
     events: dict[str, bytes] = field(default_factory=dict)
+    attachments: list[Attachment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -142,6 +149,9 @@ def _read_directory(place: Path) -> _Files:
         match = _MEMBER.fullmatch(name)
         if match is None or not (place / name).is_file():
             continue
+        if match["attachment"]:
+            files.attachments.append(Attachment(name, place / name))
+            continue
         try:
             data = (place / name).read_bytes()
             if match[2] == EVENTS_SUFFIX:
@@ -164,7 +174,9 @@ def _agreed(first: bytes, second: bytes) -> bytes:
 
 
 def _file(files: _Files, match: re.Match[str], data: bytes) -> None:
-    if match[2] is None:
+    if match["attachment"]:
+        files.attachments.append(Attachment(match["attachment"], data))
+    elif match[2] is None:
         files.manifest = data
     else:
         (files.events if match[2] == EVENTS_SUFFIX else files.side)[match[1]] = data
@@ -246,7 +258,8 @@ class Trace:
     """What a run recorded. Made by `read_trace`.
 
     manifest: dict, as written where the run began. events: array of ROW, by time. processes: by start.
-    threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters.
+    threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters. attachments: what
+    other recorders saw, by name; they are read when asked for their slices.
     problems: what the trace lacks, in words.
     """
 
@@ -258,6 +271,7 @@ class Trace:
         self.threads: dict[tuple[int, int], str] = {}
         self.strings: dict[tuple[int, int], str] = {}
         self.loaders: dict[int, dict[str, Any]] = {}
+        self.attachments: list[Attachment] = sorted(files.attachments, key=lambda one: one.name)
         self._lines: list[dict[str, Any]] = []
         self._files = _Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
@@ -384,7 +398,7 @@ class Trace:
                 f"{_counted(count, 'event')} with code {code}, which this minidl does not know, left out"
             )
         started = self.events[self.events["code"] == WORKER_START[1]]
-        for pid in sorted({int(row["x"]) for row in started} - {p.pid for p in self.processes}):
+        for pid in sorted({int(row["x"]) for row in started if row["x"]} - {p.pid for p in self.processes}):
             self.problems.append(f"the worker with pid {pid} was started and has recorded nothing")
 
     def __len__(self) -> int:
@@ -418,6 +432,28 @@ class Trace:
     def spans(self) -> Rows:
         """Every begin with its end: array of SPAN, by begin; end = -1 where none was recorded. See `pairs`."""
         return pairs(self)
+
+    @cached_property
+    def order(self) -> Order:
+        """What happened before what, by sequence numbers and messages; see `causal.Order`. Made when first asked."""
+        from minidl.tracing.causal import Order
+
+        return Order(self)
+
+    def before(self, event: int | np.void, task: int | None = None) -> npt.NDArray[np.bool_]:
+        """mask[i]: did event i of `events` happen before `event` (its position, or its row)? No clock is asked.
+
+        task: only what was done for that task. KeyError where the trace has no such event.
+        """
+        return self.order.before(event, task)
+
+    def happened_before(self, a: int | np.void, b: int | np.void) -> bool | None:
+        """True if `a` happened before `b`, False if after it, None if no message orders them. See `before`."""
+        return self.order.happened_before(a, b)
+
+    def chain(self, event: int | np.void) -> npt.NDArray[np.int64]:
+        """Positions in `events` of the causes of `event` that came last, from its epoch's begin on to the event."""
+        return self.order.chain(event)
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame, one row an event, in time order.
@@ -481,6 +517,7 @@ class Trace:
     def pack(self, path: str | os.PathLike[str]) -> Path:
         """Write the trace as one compressed file, without the slots that are not used.
 
+        Attachments go with it as far as `attachments.MOST_PACKED` allows; of the others it keeps that they were there.
         Returns its path; `.minidl` is added where it is not the suffix. A file that is there is replaced once the new
         one is whole. The same trace gives the same bytes.
         """
@@ -511,6 +548,7 @@ class Trace:
         for index, process in enumerate(self.processes):
             if process.header:
                 yield process.file + EVENTS_SUFFIX, self._events_file(index)
+        yield from packed(self.attachments)
 
     def _events_file(self, index: int) -> bytes:
         """The process's events file again, each record in its slot, the unused end cut off."""
@@ -585,13 +623,18 @@ def pairs(trace: Trace) -> Rows:
     tried again without the thread: an iterator may be closed by another thread than the one that began the epoch.
     """
     events = trace.events
+    return _spans(events, np.flatnonzero(_BEGIN[events["code"]]), ends(events))
+
+
+def ends(events: Rows) -> npt.NDArray[np.int64]:
+    """For each event, a begin, the position of its end; -1 = none, or no begin."""
     codes = events["code"]
     end_of = np.full(len(events), -1, np.int64)
     _match(events, np.flatnonzero(_BEGIN[codes] | _END[codes]), ["process", "tid", "loader"], end_of)
     alone = end_of < 0
     alone[end_of[end_of >= 0]] = False
     _match(events, np.flatnonzero(_ROAMING[codes] & alone), ["process", "loader"], end_of)
-    return _spans(events, np.flatnonzero(_BEGIN[codes]), end_of)
+    return end_of
 
 
 def _match(events: Rows, index: npt.NDArray[np.int64], keys: list[str], end_of: npt.NDArray[np.int64]) -> None:

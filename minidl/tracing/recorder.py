@@ -5,10 +5,10 @@ find and end it. A process writes two files into the trace's directory: `<pid>-<
 64-byte slot an event, memory-mapped; and `<pid>-<ns>.meta.jsonl`, a line of JSON for each thing that needs words.
 
 Rules of use: `emit` may be called from any thread, from a signal handler, after a fork and while the interpreter exits.
-It never raises an error of its own. There is no lock to be caught in: a slot's number is taken from an atomic counter,
-and growing the file twice has the effect of growing it once. A file is allocated before it is mapped, since writing to
-a mapped page that the disk has no room for is a bus error. A file that cannot be made or grown turns this process's
-recording off; that is said once on stderr, and what is lost from there on is counted in the file's header.
+It never raises an error of its own. There is no lock to be caught in: a slot is taken from an iterator whose step is
+atomic, and growing the file twice has the effect of growing it once. A file is allocated before it is mapped, since
+writing to a mapped page that the disk has no room for is a bus error. A file that cannot be made or grown turns this
+process's recording off; that is said once on stderr, and what is lost is counted in the file's header.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,14 @@ class TraceConfig:
 
     directory is made absolute, so that a later change of directory changes nothing. detail "batch" leaves out the
     events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
-    (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything.
+    (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
+    workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
     """
 
     directory: str
     detail: str = "sample"
     ring_bytes: int | None = None
+    functions_min_us: float | None = None
 
     def __post_init__(self) -> None:
         if self.detail not in ("sample", "batch"):
@@ -82,28 +85,85 @@ class TraceConfig:
         return int(max(FIRST_SLOTS, 1 << max(0, (self.ring_bytes // SLOT_BYTES).bit_length() - 1)))
 
 
+Map = Any
+"""What slots are written into: a mapped file, or an empty bytearray while there is none."""
+
+
+def _places(ring: int) -> Any:
+    """Gives (sequence number from 1, where its slot is in the file); one step is atomic, since it is all C's."""
+    if not ring:
+        return zip(itertools.count(1), itertools.count(HEADER_BYTES, SLOT_BYTES)).__next__
+    rounds = itertools.repeat(range(HEADER_BYTES, HEADER_BYTES + ring * SLOT_BYTES, SLOT_BYTES))
+    return zip(itertools.count(1), itertools.chain.from_iterable(rounds)).__next__
+
+
+def _pen(emit_slowly: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """`Recorder.emit`, and what tells it where to write.
+
+    Everything that `emit` needs is in its closure: a quarter faster than an object's attributes, and still there when
+    the interpreter takes everything down and this module's names are gone.
+    """
+    slots: Map = bytearray()
+    place: Any = None
+    local: Any = None
+    pack, now, unfit = PACK.pack_into, time.monotonic_ns, _UNFIT
+
+    def emit(code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
+
+        Only the exceptions that the slot itself can raise are caught: one thrown by a signal handler passes through.
+        """
+        n, at = place()
+        try:
+            pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
+        except unfit:
+            emit_slowly(n, at, code, loader, task, worker, x, y, z)
+
+    def write_into(new_slots: Map, new_place: Any = None, new_local: Any = None) -> None:
+        nonlocal slots, place, local
+        slots, place, local = new_slots, new_place or place, new_local or local
+
+    return emit, write_into
+
+
+def _sparing(emit: Callable[..., None], left_out: frozenset[int]) -> Callable[..., None]:
+    """`emit`, without these codes."""
+
+    def emit_some(
+        code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
+    ) -> None:
+        if code not in left_out:
+            emit(code, loader, task, worker, x, y, z)
+
+    return emit_some
+
+
 class Recorder:
-    """This process's pen. Files are opened at the first event; a forked child begins files of its own."""
+    """This process's pen. Files are opened at the first event; a forked child begins files of its own.
+
+    `emit(code, loader, task, worker, x, y, z)` records one event: see `_pen`.
+    """
 
     __slots__ = (
-        "__weakref__", "_counter", "_errno", "_header", "_introduced", "_left_out", "_local", "_lost_events",
-        "_lost_lines", "_map", "_mask", "_off", "_refused", "_start", "_stem", "_string_ids", "_strings", "config",
+        "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
+        "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emit",
     )  # fmt: skip
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
-        ring = config.ring_slots
-        self._mask = ring - 1 if ring else -1
-        self._left_out = tuple(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
+        self._ring = config.ring_slots
+        emit, self._write_into = _pen(self._emit_slowly)
+        left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
+        self.emit = _sparing(emit, left_out) if left_out else emit
         self._reset()
         _RECORDERS.add(self)
 
     def _reset(self) -> None:
         """Forget whatever belongs to one process; in a forked child, the parent's files and thread ids."""
-        self._counter = itertools.count()
         self._local = threading.local()
         self._map: mmap.mmap | bytearray = bytearray()
         self._header: mmap.mmap | bytearray = self._map
+        self._write_into(self._map, _places(self._ring), self._local)
         self._start = time.monotonic_ns(), time.time_ns()
         self._stem = os.path.join(self.config.directory, f"{os.getpid()}-{self._start[0]}")
         self._introduced = False
@@ -114,35 +174,14 @@ class Recorder:
         self._lost_events = self._lost_lines = 0
         self._refused: set[str] = set()
 
-    def emit(
-        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0, *,
-        _pack: Any = PACK.pack_into, _now: Any = time.monotonic_ns, _next: Any = next, _unfit: Any = _UNFIT,
-    ) -> None:  # fmt: skip
-        """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
-
-        Only the exceptions that the slot itself can raise are caught: one thrown by a signal handler passes through.
-        Names are bound in the signature, and sizes are literal, since an object may emit while the interpreter takes
-        everything down, when this module's names are already gone.
-        """
-        if code in self._left_out:
-            return
-        n = _next(self._counter)
-        try:
-            _pack(
-                self._map, 4096 + (n & self._mask) * 64,
-                _now(), code, loader, self._local.tid, task, worker, x, y, z, n + 1,
-            )  # fmt: skip
-        except _unfit:
-            self._emit_slowly(n, code, loader, task, worker, x, y, z)
-
-    def _emit_slowly(self, n: int, *values: int) -> None:
+    def _emit_slowly(self, n: int, at: int, *values: int) -> None:
         """The first event of a process or a thread, one that needs a longer file, or one that does not fit a slot."""
         if PACK is None:
             return  # the interpreter has cleared this module: there is nothing left to grow a file with
         stamp = time.monotonic_ns()
         try:
             tid = self._tid()
-            slots = self._grow((n & self._mask) + 1)
+            slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
         except OSError as error:
             self._give_up(error)
         if self._off:
@@ -150,8 +189,7 @@ class Recorder:
                 self._lose(events=1)
             return
         try:
-            at = HEADER_BYTES + (n & self._mask) * SLOT_BYTES
-            PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n + 1)
+            PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n)
         except _UNFIT:
             self._refuse(values)
 
@@ -173,8 +211,8 @@ class Recorder:
         if slots <= have or self._off:
             return current
         want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
-        if self._mask >= 0:
-            want = min(want, self._mask + 1)
+        if self._ring:
+            want = min(want, self._ring)
         size = HEADER_BYTES + want * SLOT_BYTES
         # The file is made once: where it has been deleted since, the trace is gone, and a new file would be a stray.
         fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o644)
@@ -185,11 +223,12 @@ class Recorder:
             grown = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._mask + 1)
+        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._ring)
         if not self._off:
             self._header = grown
             self._lose()
             self._map = grown
+            self._write_into(grown)
         return grown
 
     def _lose(self, events: int = 0, lines: int = 0) -> None:
@@ -205,6 +244,7 @@ class Recorder:
         self._warn(error, "stops recording")
         self._off = self._off or error.strerror or str(error)
         self._map = bytearray()  # a ring that could not grow must not start again at its first slot
+        self._write_into(self._map)
 
     def _warn(self, error: OSError, what: str) -> None:
         """Say on stderr, once in a process, that the trace will be incomplete."""
@@ -293,6 +333,7 @@ class Recorder:
         if not self._off:
             self._off = _CLOSED
             self._map = self._header = bytearray()
+            self._write_into(self._map)
 
     def __repr__(self) -> str:
         return f"<Recorder {self._stem}: {self._off or 'recording'}{', lost ' * bool(self.lost)}{self.lost}>"

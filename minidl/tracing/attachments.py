@@ -1,0 +1,376 @@
+"""What another recorder saw of the same run, beside the events: functions of the workers, operators of the training.
+
+Interface: `Attachment(name, source)` is one such file; `about` describes it, `line` says it in a sentence, `slices` is
+what it holds, `problems` what it lacks. `description`, `chunk` and `closing` make the lines that such a file is written
+of. `lanes(rows)` says which slices may share a row of a drawing.
+
+The file, `<kind>-<number>.attachment.jsonl`, is JSON by the line: first the description (kind, program, version, pid,
+how the times became CLOCK_MONOTONIC ns, with the error), then chunks of slices, each of which stands alone, perhaps
+notes of what was lost, and last a line that says that it is complete. It is read up to the first line that makes no
+sense, and reading executes nothing. It is read when asked for, since it may be longer than the trace itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT: Final = 1
+SUFFIX: Final = ".attachment.jsonl"
+NAME: Final = re.compile(r"[a-z]{1,20}-[0-9]{1,19}(?:-[0-9]{1,19})?\.attachment\.jsonl")
+MOST_PACKED: Final = 64 << 20
+"""Bytes of attachments, before compression, that a packed trace takes along, smaller ones first."""
+
+LONGEST_DESCRIPTION: Final = 1 << 16
+
+MOST_LANES: Final = 16
+"""Rows that slices of one track may be spread over; without a bound, a file made for that would take for ever."""
+
+ROUNDING_NS: Final = 50
+"""By so much may slices overlap since begins and durations were rounded, or mapped, apart; more is a real overlap."""
+
+_LATEST: Final = 1 << 62
+
+SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("track", "<i8"), ("name", "<i8")])
+"""One slice: from when to when (ns, CLOCK_MONOTONIC), and its places in `Slices.tracks` and `Slices.names`."""
+
+Rows = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+
+
+class Track(NamedTuple):
+    """A thread, or a stream. group: what it belongs to where that is no process: "GPU 0"."""
+
+    pid: int
+    tid: int
+    title: str
+    group: str = ""
+
+
+class Name(NamedTuple):
+    """What a slice is called, and where that is defined or what kind of thing it is."""
+
+    name: str
+    about: str = ""
+
+
+@dataclass
+class Slices:
+    """What an attachment holds. args: of single slices, by number. arrows: (from, to), numbers of slices."""
+
+    tracks: list[Track] = field(default_factory=list)
+    names: list[Name] = field(default_factory=list)
+    rows: Rows = field(default_factory=lambda: np.empty(0, SLICE))
+    args: dict[int, dict[str, Any]] = field(default_factory=dict)
+    arrows: list[tuple[int, int]] = field(default_factory=list)
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+def description(kind: str, program: str, version: str, pid: int, clock: str, error_ns: int, **facts: Any) -> bytes:
+    """The first line. clock: how the times became CLOCK_MONOTONIC ns; error_ns: by how much they may be off."""
+    about = {"attachment": FORMAT, "kind": kind, "program": program, "version": version, "pid": pid}
+    return _line({**about, "clock": clock, "error_ns": error_ns, **facts})
+
+
+def chunk(
+    tracks: Sequence[Track],
+    names: Sequence[Name],
+    rows: Rows,
+    args: Mapping[int, dict[str, Any]] | None = None,
+) -> bytes:
+    """A line with slices. rows: array of SLICE, with places in the `tracks` and `names` given here; args by row."""
+    since = int(rows["begin"].min()) if len(rows) else 0
+    return _line({
+        "tracks": tracks,
+        "names": names,
+        "since": since,
+        "track": rows["track"].tolist(),
+        "name": rows["name"].tolist(),
+        "begin": (rows["begin"] - since).tolist(),
+        "duration": (rows["end"] - rows["begin"]).tolist(),
+        "args": args or {},
+    })  # fmt: skip
+
+
+def arrows(pairs: Iterable[tuple[int, int]]) -> bytes:
+    """A line with arrows between slices, which are numbered through the whole file from 0."""
+    return _line({"arrows": list(pairs)})
+
+
+def note(text: str) -> bytes:
+    """A line that says what is not in the file."""
+    return _line({"note": text})
+
+
+def closing() -> bytes:
+    """The last line: all of it is there."""
+    return _line({"end": True})
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), default=str).encode("ascii") + b"\n"
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+class Attachment:
+    """One file of another recorder. name: its file's; source: its bytes, or where they are.
+
+    about: its description, {} where that cannot be read. Nothing here raises for what is in the file.
+    """
+
+    def __init__(self, name: str, source: bytes | Path) -> None:
+        self.name = name
+        self.source = source
+        self._first_problem = ""
+        self.about: dict[str, Any] = self._describe()
+        self.kind = str(self.about.get("kind", "unknown"))
+
+    def _describe(self) -> dict[str, Any]:
+        try:
+            about = json.loads(self._head())
+        except OSError as error:
+            self._first_problem = f"cannot be read: {error.strerror}"
+            return {}
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict) or not isinstance(about.get("attachment"), int):
+            self._first_problem = "has no description in its first line, and was left out"
+            return {}
+        if about["attachment"] != FORMAT:
+            self._first_problem = f"is of format {about['attachment']}, and this minidl reads {FORMAT}: left out"
+            return {}
+        return about
+
+    def _head(self) -> bytes:
+        if isinstance(self.source, bytes):
+            return self.source[:LONGEST_DESCRIPTION].split(b"\n", 1)[0]
+        with self.source.open("rb") as file:
+            return file.readline(LONGEST_DESCRIPTION)
+
+    @property
+    def size(self) -> int:
+        """In bytes; 0 where the file is gone."""
+        if isinstance(self.source, bytes):
+            return len(self.source)
+        try:
+            return self.source.stat().st_size
+        except OSError:
+            return 0
+
+    def stub(self) -> bytes:
+        """What a packed trace keeps of it where it is too large."""
+        why = f"left out when the trace was packed: its {self.size} bytes are too many beside {MOST_PACKED} for all"
+        return self._head().rstrip(b"\n") + b"\n" + note(why) + closing()
+
+    def data(self) -> bytes:
+        """The whole file. OSError where it is gone."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+
+    @property
+    def who(self) -> str:
+        """Whom it is of: "functions of worker 2"."""
+        worker = self.about.get("worker", -1)
+        whom = f"worker {worker}" if isinstance(worker, int) and worker >= 0 else f"pid {self.about.get('pid', '?')}"
+        return _plain(f"{self.kind} of {whom}")
+
+    @cached_property
+    def _read(self) -> tuple[Slices, list[str]]:
+        return _Reader(self).read()
+
+    @property
+    def slices(self) -> Slices:
+        """What it holds, as far as it can be read."""
+        return self._read[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """What it lacks, in words."""
+        return [f"{self.who} ({self.name}): {what}" for what in self._read[1]]
+
+    @property
+    def line(self) -> str:
+        """It in a sentence, what it lacks included."""
+        if not self.about:
+            return "; ".join(self.problems)
+        program = f"{self.about.get('program', '?')} {self.about.get('version', '')}".strip()
+        lacks = "".join(f"; {what}" for what in self._read[1])
+        return _plain(f"{self.who} ({program}): {len(self.slices.rows)} slices{lacks}")
+
+    def __repr__(self) -> str:
+        return f"<Attachment {self.name}: {self.who}>"
+
+
+def _plain(text: str) -> str:
+    """The text with escapes for what does not belong into a line of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class _Reader:
+    """Reads one file from its second line on."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.out = Slices()
+        self.parts: list[Rows] = []
+        self.count = 0
+        self.tracks: dict[Track, int] = {}
+        self.names: dict[Name, int] = {}
+        self.notes: list[str] = []
+        self.complete = False
+
+    def read(self) -> tuple[Slices, list[str]]:
+        first = self.attachment._first_problem
+        if first:
+            return self.out, [first]
+        try:
+            lines = self.attachment.data().split(b"\n")[1:]
+        except OSError as error:
+            return self.out, [f"cannot be read: {error.strerror}"]
+        for number, text in enumerate(lines, 2):
+            if text and not self._take(text):
+                self.notes.append(f"line {number} is damaged or cut short: it was read up to there")
+                break
+        if not self.complete:
+            self.notes.append(self._incomplete())
+        return self._result(), [_plain(note) for note in self.notes]
+
+    def _incomplete(self) -> str:
+        if self.attachment.kind != "functions":
+            return "its end is missing"
+        last = max((int(part["end"].max()) for part in self.parts if len(part)), default=0)
+        since = self.attachment.about.get("begun_ns")
+        when = f", {(last - since) / 1e9:.3f} s after its begin" if last and isinstance(since, int) else ""
+        return (
+            f"it ends with its last save{when}: its process was killed, or still runs; later slices, and functions "
+            "that had not returned, are not in it"
+        )
+
+    def _take(self, text: bytes) -> bool:
+        """Take in one line; False where it makes no sense."""
+        try:
+            content = json.loads(text)
+            if "begin" in content:
+                self._take_slices(content)
+            elif "arrows" in content:
+                self.out.arrows += [(int(a), int(b)) for a, b in content["arrows"]]
+            elif "note" in content:
+                self.notes.append(str(content["note"]))
+            else:
+                self.complete = self.complete or content["end"] is True
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return False
+        return True
+
+    def _take_slices(self, content: dict[str, Any]) -> None:
+        """Take in a chunk; raises ValueError, TypeError, KeyError or OverflowError, and then has taken in nothing."""
+        tracks = [Track(int(pid), int(tid), str(title), str(group)) for pid, tid, title, group in content["tracks"]]
+        names = [Name(str(name), str(about)) for name, about in content["names"]]
+        begin = _column(content["begin"], _LATEST) + _number(content["since"])
+        rows = np.empty(len(begin), SLICE)
+        rows["begin"] = begin
+        rows["end"] = begin + _column(content["duration"], _LATEST)
+        rows["track"] = self._places(self.tracks, tracks)[_column(content["track"], len(tracks))]
+        rows["name"] = self._places(self.names, names)[_column(content["name"], len(names))]
+        if len(rows) and int(rows["end"].max()) >= _LATEST:
+            raise ValueError("a time beyond all clocks")
+        args = {self.count + int(place): dict(values) for place, values in content["args"].items()}
+        if any(not self.count <= place < self.count + len(rows) for place in args):
+            raise ValueError("args of no slice")
+        self.out.args |= args
+        self.parts.append(rows)
+        self.count += len(rows)
+
+    def _places(self, known: dict[Any, int], own: list[Any]) -> Ints:
+        return np.array([known.setdefault(one, len(known)) for one in own] or [0], np.int64)
+
+    def _result(self) -> Slices:
+        self.out.tracks, self.out.names = list(self.tracks), list(self.names)
+        self.out.rows = np.concatenate(self.parts) if self.parts else self.out.rows
+        self.out.arrows = [pair for pair in self.out.arrows if all(0 <= end < self.count for end in pair)]
+        return self.out
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _LATEST:
+        raise ValueError("no time")
+    return value
+
+
+def _column(values: object, bound: int) -> Ints:
+    """A list of integers from 0 to below `bound` as an array; ValueError where it is none."""
+    if not isinstance(values, list):
+        raise ValueError("no column")
+    column = np.array(values, np.int64) if not values else np.array(values)
+    if column.ndim != 1 or column.dtype != np.int64 or (len(column) and not 0 <= column.min() <= column.max() < bound):
+        raise ValueError("a column of something else than numbers in range")
+    return column
+
+
+def packed(attachments: Sequence[Attachment]) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of what goes into a packed trace; of what is too much, the description and a line that says so."""
+    room = MOST_PACKED
+    left_out = []
+    for one, size in sorted(((one, one.size) for one in attachments), key=lambda pair: (pair[1], pair[0].name)):
+        if size <= room:
+            room -= size
+        else:
+            left_out.append(one.name)
+    for one in attachments:
+        try:
+            data = one.data() if one.name not in left_out else one.stub()
+        except OSError:
+            continue  # it is gone since the trace was opened
+        yield one.name, data
+
+
+# --- Drawing ----------------------------------------------------------------------------------------------------------
+def lanes(rows: Rows) -> tuple[Ints, Ints]:
+    """For each slice its row among its track's (from 0; -1 = none of MOST_LANES has room), and the end to draw.
+
+    rows: array of SLICE. In one row of a track, slices nest or stand apart: viewers drop those that overlap in part.
+    What overlaps by rounding alone is cut to fit; what really overlaps (streams, async operators) goes a row down.
+    """
+    order = np.lexsort((-rows["end"], rows["begin"], rows["track"]))
+    end: list[int] = rows["end"].tolist()
+    lane = [-1] * len(end)
+    stacks: list[list[int]] = []
+    on = -1
+    begins, tracks = rows["begin"][order].tolist(), rows["track"][order].tolist()
+    for i, begin, track in zip(order.tolist(), begins, tracks, strict=True):
+        if track != on:
+            on, stacks = track, [[]]
+        for number, stack in enumerate(stacks):
+            if _fits(stack, i, begin, end):
+                lane[i] = number
+                break
+        else:
+            if len(stacks) < MOST_LANES:
+                lane[i] = len(stacks)
+                stacks.append([i])
+    return np.array(lane, np.int64), np.array(end, np.int64)
+
+
+def _fits(stack: list[int], i: int, begin: int, end: list[int]) -> bool:
+    """Put slice i on top of the slices that are open in a row, if it fits into the uppermost."""
+    while stack:
+        around = end[stack[-1]]
+        if around <= begin:
+            stack.pop()
+        elif end[i] <= around:
+            break
+        elif around - begin <= min(ROUNDING_NS, end[i] - around):
+            end[stack.pop()] = begin
+        elif end[i] - around <= ROUNDING_NS:
+            end[i] = around
+        else:
+            return False
+    stack.append(i)
+    return True

@@ -1,0 +1,240 @@
+"""The functions that a worker calls, recorded by viztracer, on the loader's clock, into the loader's trace.
+
+Interface: `require()` says whether it can be done at all; `start(directory, min_us, ...)` records this process's
+functions from here on into an attachment of the trace in `directory` (see `attachments`), until the process ends.
+
+Rules of use: viztracer keeps what it records in memory, and its own way of ending a process would disturb the
+loader's shutdown; so only its tracer is used, without its handlers, and a thread of ours saves what has returned since
+the last save, SAVE_SECONDS apart. What a kill can take is therefore that much, and the functions that have not
+returned. Saving at the end is a finalizer of `multiprocessing`, after the result queue's feeder thread was joined.
+Nothing raises into the process: a failure is said on stderr once and in the attachment, and the process goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.util import Finalize
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.tracing import attachments
+from minidl.tracing.attachments import SLICE, Ints, Name, Rows, Track
+from minidl.tracing.recorder import TraceError
+
+DEFAULT_MIN_US: Final = 10.0
+"""Shorter calls are left out unless asked for: they are most, and say least."""
+
+SAVE_SECONDS: Final = 0.5
+
+ENTRIES: Final = 200_000
+"""Calls that viztracer keeps between two saves, the newest ones; about 16 MB where it needs all of them."""
+
+MOST_BYTES: Final = 128 << 20
+"""Of one process's file; then its functions are recorded no more, and the file says so."""
+
+_EXIT_PRIORITY: Final = -10  # a queue joins its feeder thread at -5, and higher numbers come first
+
+_PROBES: Final = 20
+
+
+def require() -> None:
+    """Raise TraceError where viztracer cannot be imported. In the parent, so that a fork need not import it."""
+    try:
+        import viztracer  # noqa: F401
+    except ImportError as error:
+        raise TraceError(
+            f"functions cannot be recorded: viztracer cannot be imported ({error}): "
+            "pip install viztracer, or record without functions"
+        ) from error
+
+
+def start(directory: str, min_us: float, worker: int = -1, loader: int = 0) -> FunctionRecorder | None:
+    """Record this process's functions that take `min_us` microseconds or more, in this thread and in later ones.
+
+    Returns None, after a line on stderr, where that cannot be done.
+    """
+    global _current
+    try:
+        if _current is not None:  # a parent's, whose tracer a fork brought along
+            _current.abandon()
+        _current = FunctionRecorder(directory, min_us, worker, loader)
+        _current.start()
+    except Exception as error:  # whatever it is, the worker has batches to fetch
+        _say(f"functions are not recorded: {type(error).__name__}: {error}")
+        _current = None
+    return _current
+
+
+_current: FunctionRecorder | None = None
+
+
+class FunctionRecorder:
+    """viztracer's tracer of one process, and the file that it is saved to."""
+
+    def __init__(self, directory: str, min_us: float, worker: int, loader: int) -> None:
+        import viztracer
+
+        self.pid = os.getpid()
+        self.tracer = viztracer.VizTracer(
+            tracer_entries=ENTRIES, verbose=0, register_global=False, min_duration=min_us, log_sparse=False
+        )
+        self.clock = _Clock(self.tracer)
+        self.bytes = 0
+        begun = time.monotonic_ns()
+        name = f"functions-{self.pid}-{begun}{attachments.SUFFIX}"
+        self._fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._saver = threading.Thread(target=self._save_now_and_then, name="minidl-functions", daemon=True)
+        self._write(
+            attachments.description(
+                "functions", "viztracer", viztracer.__version__, self.pid,
+                "CLOCK_MONOTONIC, read by viztracer; its scale measured at the begin and at each save",
+                self.clock.error_ns, worker=worker, loader=loader, begun_ns=begun, min_us=min_us,
+            )
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Begin. The saver comes first: a thread that is there already is not traced."""
+        self._saver.start()
+        Finalize(self, self.finish, exitpriority=_EXIT_PRIORITY)
+        self.tracer.start()
+
+    def _save_now_and_then(self) -> None:
+        while not self._over.wait(SAVE_SECONDS):
+            self.save()
+
+    def save(self) -> None:
+        """Write what has returned since the last save."""
+        with self._lock:
+            if not self._over.is_set() and os.getpid() == self.pid:
+                self._save()
+
+    def finish(self) -> None:
+        """Stop, and write what is left and that this is all. A second call changes nothing."""
+        with self._lock:
+            if not self._over.is_set() and os.getpid() == self.pid:
+                self.tracer.stop()
+                self._save()
+                self._write(attachments.closing())
+                self._over.set()
+                os.close(self._fd)
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's tracer is switched off here, its file left to it."""
+        if os.getpid() != self.pid:
+            self.tracer.stop()
+            os.close(self._fd)
+
+    def _save(self) -> None:
+        try:
+            calls = _loaded(self.tracer)
+            if len(calls) >= ENTRIES:
+                self._write(attachments.note(f"more than {ENTRIES} calls between two saves: the oldest are lost"))
+            lines = self._lines(calls)
+        except Exception as error:  # a viztracer of another make; the worker has batches to fetch
+            self._stop(f"functions could not be saved: {type(error).__name__}: {error}")
+            return
+        for line in lines:
+            self._write(line)
+        if self.bytes > MOST_BYTES:
+            self._stop(f"no functions are recorded from here on: the file has {MOST_BYTES >> 20} MiB")
+
+    def _lines(self, calls: list[dict[str, Any]]) -> list[bytes]:
+        titles = {e["tid"]: e["args"]["name"] for e in calls if e["ph"] == "M" and e["name"] == "thread_name"}
+        mine = [e for e in calls if e["ph"] == "X" and e["tid"] != self._saver.native_id]
+        if not mine:
+            return []
+        tracks = {tid: n for n, tid in enumerate(dict.fromkeys(e["tid"] for e in mine))}
+        names = {name: n for n, name in enumerate(dict.fromkeys(e["name"] for e in mine))}
+        rows = np.empty(len(mine), SLICE)
+        rows["begin"], rows["end"] = self.clock.monotonic([e["ts"] for e in mine], [e["dur"] for e in mine])
+        rows["track"] = [tracks[e["tid"]] for e in mine]
+        rows["name"] = [names[e["name"]] for e in mine]
+        threads = [Track(self.pid, tid, titles.get(tid, f"thread {tid}")) for tid in tracks]
+        return [attachments.chunk(threads, list(map(_name, names)), part) for part in _parts(rows)]
+
+    def _stop(self, why: str) -> None:
+        self.tracer.stop()
+        _say(why)
+        self._write(attachments.note(why))
+        self._write(attachments.closing())
+        self._over.set()
+
+    def _write(self, line: bytes) -> None:
+        """Append a line. Where the disk says no, recording ends: what follows a torn line would not be read."""
+        if self._over.is_set():
+            return
+        try:
+            if os.write(self._fd, line) < len(line):
+                raise OSError(0, "the disk is full")
+            self.bytes += len(line)
+        except OSError as error:
+            self._over.set()
+            self.tracer.stop()
+            _say(f"no functions are recorded from here on: {error.strerror}")
+
+
+def _parts(rows: Rows, most: int = 50_000) -> Iterator[Rows]:
+    """In lines of bounded length, so that a torn one takes little with it."""
+    for at in range(0, len(rows), most):
+        yield rows[at : at + most]
+
+
+def _name(text: str) -> Name:
+    """viztracer's "function (file:line)" taken apart."""
+    name, bracket, place = text.rpartition(" (")
+    return Name(name, place[:-1]) if bracket and place.endswith(")") else Name(text)
+
+
+def _loaded(tracer: Any) -> list[dict[str, Any]]:
+    """What the tracer holds, which is emptied. The collector waits: it could let another thread fill it meanwhile."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        loaded: list[dict[str, Any]] = tracer.load()
+    finally:
+        if collecting:
+            gc.enable()
+    return loaded
+
+
+def _say(what: str) -> None:
+    try:
+        os.write(2, f"minidl trace: process {os.getpid()}: {what}. The run goes on.\n".encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
+class _Clock:
+    """Maps viztracer's times to CLOCK_MONOTONIC. They have its origin, and a scale that is off by up to 1e-6."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._first, self.error_ns = self._offset()
+
+    def _offset(self) -> tuple[tuple[int, int], int]:
+        """(viztracer's time, monotonic minus that), ns, of the reading that took least; and how long that took."""
+        best, least = (0, 0), sys.maxsize
+        for _ in range(_PROBES):
+            before = time.monotonic_ns()
+            theirs = round(self._tracer.getts() * 1000)
+            after = time.monotonic_ns()
+            if after - before < least:
+                best, least = (theirs, (before + after) // 2 - theirs), after - before
+        return best, least
+
+    def monotonic(self, begins_us: list[float], durations_us: list[float]) -> tuple[Ints, Ints]:
+        """Begins and ends in ns. The mapping keeps the order, and ends are rounded down: neighbours stay apart."""
+        begin = np.rint(np.array(begins_us) * 1000).astype(np.int64)
+        end = begin + np.floor(np.array(durations_us) * 1000).astype(np.int64)
+        (at, offset), (now, offset_now) = self._first, self._offset()[0]
+        drift = (offset_now - offset) / max(1, now - at)
+        first, last = (t + offset + np.floor(drift * (t - at)).astype(np.int64) for t in (begin, end))
+        return first, last
