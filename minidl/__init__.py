@@ -28,6 +28,7 @@ from minidl.sampler import (
     WeightedRandomSampler,
 )
 from minidl.tracing.instrument import trace, trace_from_environment
+from minidl.tracing.observe import observe
 from minidl.tracing.page import html
 from minidl.tracing.picture import timeline
 from minidl.tracing.reader import Trace, read_trace
@@ -65,6 +66,7 @@ __all__ = [
     "default_convert",
     "get_worker_info",
     "html",
+    "observe",
     "random_split",
     "read_trace",
     "timeline",

@@ -1,0 +1,826 @@
+"""torch's own DataLoader, unmodified, recorded by the events of this package.
+
+Interface: `DataLoader(..., num_workers=2, multiprocessing_context=minidl.observe())`. The context hands the loader the
+queues, events and processes that it asks for, wrapped so that they record what passes through them and pass it on.
+`observed_loaders()` gives every loader of a program such a context. `SEEN`, `DERIVED` and `UNSEEN` say which events
+such a trace has.
+
+Rules of use: an iterator is recorded if a trace is on when it is made (`with minidl.trace(...)`, MINIDL_TRACE, or
+`observe(trace=...)`); where none is, and for whoever else uses the context, it is the plain one. What the loader decides
+between two calls is read from its own counters at the second one (`_Loader`), so such an event may be stamped late, and
+is never guessed: see `DERIVED`. Nothing that a worker runs has a frame of this module above it in its tracebacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from typing import Any, Final
+
+import torch
+import torch.utils.data
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration, _ResumeIteration
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from minidl import ports as plain_ports
+from minidl.tracing import events as ev
+from minidl.tracing import recorder
+from minidl.tracing.instrument import (
+    TracedDoneEvent,
+    TracedIndexQueue,
+    TracedPorts,
+    TracedProcess,
+    TracedProgress,
+    TracedResultQueue,
+    _count,
+    _emit,
+    _facts,
+    _feeding,
+    _live,
+    _watch_new_shared,
+)
+from minidl.tracing.recorder import TraceConfig
+
+# --- Which events such a trace has --------------------------------------------------------------------------------------
+SEEN: Final[dict[str, str]] = {
+    "worker_start": "the process is started",
+    "worker_ready": "the worker's first get: torch has seeded it and run worker_init_fn by then",
+    "worker_gone": "the exit code, where the loader looks at the process",
+    "index_put": "a put",
+    "index_write": "the index queue's pipe",
+    "index_get": "a get",
+    "fetch": "from the worker's look at the done event, which follows the get, to its put",
+    "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
+    "task_error": "what is put; position and index are not seen",
+    "shm_alloc": "torch makes a shared storage in the worker",
+    "shm_copy": "torch shares a storage in the worker's feeder thread",
+    "result_put": "a put",
+    "result_pickle": "the message is asked for its parts, to its write",
+    "result_write": "the result queue's pipe",
+    "result_get": "a get",
+    "result_read": "the result queue's pipe",
+    "result_rebuild": "the message's parts are put together",
+    "resume_put": "a put",
+    "resume_ack": "a put",
+    "done_event_set": "a call of set()",
+    "sentinel_put": "a put",
+    "sentinel_get": "a get",
+    "join": "a call of join()",
+    "terminate": "a call of terminate()",
+    "cancel_join_thread": "a call",
+    "queue_close": "a call",
+}
+"""Event -> the call that shows it. Stamped when it happens."""
+
+DERIVED: Final[dict[str, str]] = {
+    "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
+    "counts as exhausted if the loader has kept none of its tasks",
+    "task_assigned": "the put that follows; outstanding is the loader's own count",
+    "reorder_store": "the result that came is not the one whose turn it is",
+    "reorder_pop": "a batch that was kept is no longer kept, at the loader's next call",
+    "rcvd_advance": "the loader's own count, at its next call",
+    "yield": "follows the put that replaces the batch; where the sampler has no more, seen at the loader's next call",
+    "worker_exhausted": "what came out of the result queue",
+    "found_dead": "is_alive() says no after a get that brought nothing",
+    "timed_out": "is_alive() says yes of all after a get that took the loader's whole timeout",
+    "done_event_seen": "a worker that holds a task looks at the done event, which is set",
+    "worker_exit": "a worker that holds no task looks at the done event",
+    "shutdown": "from the first done event to the last worker's end",
+}
+"""Event -> what it is concluded from. Its place among its thread's events is right; its time may be late."""
+
+UNSEEN: Final[dict[str, str]] = {
+    "sampler_next": "the sampler is asked by the loader itself",
+    "next": "the loader's own method",
+    "consumer": "the user's own code",
+    "sample": "the dataset is asked by torch's fetcher",
+    "pin": "torch's thread calls torch",
+    "pin_start": "torch's thread",
+    "pin_exit": "torch's thread",
+    "ready_put": "a queue.Queue of the loader's own",
+    "ready_get": "a queue.Queue of the loader's own",
+}
+"""Event -> why no queue, event or process shows it. Such an event is not in the trace."""
+
+
+# --- The context --------------------------------------------------------------------------------------------------------
+def observe(start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None) -> BaseContext:
+    """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
+
+    start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: the
+    directory to record into, from the first iterator to the end of the program, unless a trace is on by then. One
+    context serves any number of loaders. Raises ValueError for an unknown start method; the first iterator raises
+    TraceError where `trace` cannot be begun.
+    """
+    if isinstance(start_method, str):
+        multiprocessing.get_context(start_method)
+    return ObservedContext(start_method, None if trace is None else os.fspath(trace))
+
+
+class ObservedContext(BaseContext):
+    """See `observe`. Whatever torch's iterators do not ask for is the plain context's."""
+
+    def __init__(self, chosen: str | BaseContext | None, trace: str | None = None) -> None:
+        self.chosen = chosen
+        self.trace = trace
+
+    def get_context(self, method: str | None = None) -> Any:
+        """The plain context."""
+        if method is not None or not isinstance(self.chosen, BaseContext):
+            return multiprocessing.get_context(method or self.chosen)  # type: ignore[arg-type]
+        return self.chosen
+
+    def get_start_method(self, allow_none: bool = False) -> str:
+        return str(self.get_context().get_start_method())
+
+    def Queue(self, maxsize: int = 0) -> Any:
+        """The result queue, if it is an iterator's first, else a worker's index queue."""
+        queue = self.get_context().Queue(maxsize)
+        ports = self._ports(sys._getframe(1))
+        return queue if ports is None else ports.queue(queue)
+
+    def Event(self) -> Any:
+        """The workers' done event."""
+        event = self.get_context().Event()
+        ports = self._ports(sys._getframe(1))
+        return event if ports is None else ObservedDoneEvent(ports, event, ev.DoneEvent.WORKERS)
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:
+        """A worker."""
+        make, ports = self.get_context().Process, self._ports(sys._getframe(1))
+        return make(*args, **kwargs) if ports is None else ports.process(make, kwargs)
+
+    def _ports(self, caller: Any) -> ObservedPorts | None:
+        """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
+        iterator = caller.f_locals.get("self")
+        if not isinstance(iterator, _MultiProcessingDataLoaderIter):
+            return None
+        if iterator not in _observed:
+            _observed[iterator] = self._new_ports(iterator)
+        return _observed[iterator]
+
+    def _new_ports(self, iterator: Any) -> ObservedPorts | None:
+        traced = plain_ports.new_ports()  # begins the trace that MINIDL_TRACE asks for
+        if isinstance(traced, TracedPorts):
+            made = ObservedPorts(traced.config, traced.loader)
+        elif self.trace is not None:
+            pen = recorder.active() or recorder.start(TraceConfig(str(recorder.create(self.trace))))
+            made = ObservedPorts(pen.config, recorder.number_loader(pen.config.directory))
+        else:
+            return None
+        made.begin(iterator)
+        return made
+
+    def __repr__(self) -> str:
+        return f"minidl.observe({self.chosen!r})"
+
+
+_observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def observed_loaders() -> Iterator[None]:
+    """While this is open, each torch DataLoader with workers that is made gets an observing context around its own."""
+    loader: Any = torch.utils.data.DataLoader
+    plain = loader.__init__
+
+    @functools.wraps(plain)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        if self.num_workers > 0 and not isinstance(self.multiprocessing_context, ObservedContext):
+            self.multiprocessing_context = observe(self.multiprocessing_context)
+
+    loader.__init__ = __init__
+    try:
+        yield
+    finally:
+        loader.__init__ = plain
+
+
+# --- The ports of one iterator -------------------------------------------------------------------------------------------
+class ObservedPorts(TracedPorts):
+    """What the wrapped things of one of torch's iterators share. `loader_side` and `worker_side` say who is here."""
+
+    loader_side: _Loader
+    worker_side: _Worker | None = None  # None in the loader's process
+    has_result_queue = False
+    index_queues = 0
+
+    def begin(self, iterator: Any) -> None:
+        """In the loader's process."""
+        _live.add(self)
+        self.loader_side = _Loader(self, iterator)
+        pen = recorder.start(self.config)
+        pen.role("loader", loader=self.loader)
+        pen.describe("loader", loader=self.loader, observed=True, unseen=sorted(UNSEEN), **_facts(iterator))
+
+    def enter(self, worker_id: int, seed: int) -> _Worker:
+        """In a worker's process."""
+        pen = recorder.start(self.config)
+        self.emit = pen.emit
+        pen.role("worker", worker=worker_id, loader=self.loader)
+        self.worker_side = _Worker(self, worker_id, seed)
+        _watch_new_shared(self, worker_id)
+        _watch_sharing()
+        return self.worker_side
+
+    def queue(self, queue: Any) -> Any:
+        if not self.has_result_queue:
+            self.has_result_queue = True
+            return ObservedResultQueue(self, queue)
+        self.index_queues += 1
+        return ObservedIndexQueue(self, queue, self.index_queues - 1)
+
+    def process(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        target, args = arguments["target"], arguments["args"]
+        process = ObservedProcess(
+            self, make(**(arguments | {"target": _observed_loop, "args": (self, target, args)})), len(self.workers)
+        )
+        self.workers.append(process)
+        return process
+
+
+# --- The loader, between two calls of ours --------------------------------------------------------------------------------
+class _Loader:
+    """Follows one iterator in its own process. Upstream: what `_MultiProcessingDataLoaderIter` counts.
+
+    `tasks` is the iterator's own `_task_info` of this epoch: it keeps what is sent and not yielded, and stays with us
+    when a new epoch gives the iterator a new one. So it shows which batches have been handed out since the last call.
+    """
+
+    def __init__(self, ports: ObservedPorts, iterator: Any) -> None:
+        self.ports = ports
+        self.iterator = weakref.ref(iterator)
+        self.num_workers: int = iterator._num_workers
+        self.prefetch_factor: int = iterator._prefetch_factor
+        self.in_order: bool = getattr(iterator, "_in_order", True)
+        self.pinned = bool(iterator._pin_memory)
+        self.timeout: float = iterator._timeout
+        self.epoch = -1
+        self.begun = False  # between an epoch's begin and its end
+        self.shutting_down = False
+        self.closed = False
+        self.new_epoch()
+        self.wait: float | None = None  # seconds that the last get took, where it brought nothing
+        self.asked = 0  # active workers that were found alive since
+
+    def new_epoch(self) -> None:
+        """Forget the last epoch."""
+        self.tasks: dict[int, Any] = {}
+        self.workers: dict[int, int] = {}  # task -> worker
+        self.kept: dict[int, ev.Outcome] = {}  # the reorder buffer, as told
+        self.in_hand: list[tuple[int, ev.Outcome]] = []  # taken out of it or received, and not yet known as yielded
+        self.send_idx = self.rcvd_idx = self.yielded = 0
+
+    def emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
+
+    def count(self, name: str, otherwise: int) -> int:
+        """One of the iterator's own counters; what we know where it is being collected."""
+        return int(getattr(self.iterator(), name, otherwise))
+
+    def outstanding(self) -> int:
+        return self.count("_tasks_outstanding", sum(len(info) == 1 for info in self.tasks.values()))
+
+    # --- what has happened since the last call
+    def catch_up(self, all_but: int = 0, yielded: int | None = None) -> None:
+        """Emit what has left the reorder buffer, and the yields; `all_but` = 1 where the last of them is still to come.
+
+        yielded: the loader's own count of batches. What it lacks is lost: the sampler failed while a batch's successor
+        was to be sent, and the batch in hand went with it.
+        """
+        gone = sorted(task for task in self.kept if task not in self.tasks)
+        coming = [*self.in_hand, *((task, self.kept[task]) for task in gone)]
+        certain = [task for task, outcome in coming[: len(coming) - all_but] if outcome is ev.Outcome.DATA]
+        lost = set(certain[: max(0, self.yielded + len(certain) - yielded)] if yielded is not None else [])
+        self.in_hand = [(task, outcome) for task, outcome in self.in_hand if task not in lost]
+        for task in gone:
+            self.hand_out()
+            outcome = self.kept.pop(task)
+            self.rcvd_idx = task + 1
+            self.emit(ev.REORDER_POP, task, self.workers.get(task, -1), self.rcvd_idx, len(self.kept))
+            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding())
+            if task not in lost:
+                self.in_hand.append((task, outcome))
+        self.hand_out(all_but)
+
+    def hand_out(self, all_but: int = 0) -> None:
+        """Emit the yields of what is in hand."""
+        while len(self.in_hand) > all_but:
+            task, outcome = self.in_hand.pop(0)
+            self.yielded += outcome is ev.Outcome.DATA
+            self.emit(ev.YIELD, task, self.workers.get(task, -1), outcome, self.yielded)
+
+    def yielded_batches(self) -> int | None:
+        """The loader's own count, where it can be asked."""
+        return getattr(self.iterator(), "_num_yielded", None)
+
+    # --- epochs
+    def begin_epoch(self) -> None:
+        if not self.begun and not self.shutting_down:
+            self.begun = True
+            self.epoch += 1
+            self.new_epoch()
+            self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
+            self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
+
+    def end_epoch(self, yielded: int | None = None) -> None:
+        if not self.begun:
+            return
+        self.begun = False
+        self.catch_up(yielded=yielded)
+        exhausted = not self.tasks
+        if exhausted and self.rcvd_idx < self.send_idx:
+            self.rcvd_idx = self.send_idx
+            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding() if self.shutting_down else 0)
+        ending = ev.Ending.EXHAUSTED if exhausted else ev.Ending.CLOSED
+        self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+        self.tasks = {}
+
+    # --- index queues
+    def sending(self, idx: int, worker: int, index: Any) -> None:
+        """A task is about to be put. Where a batch is in hand, it is put for it."""
+        self.begin_epoch()
+        self.catch_up(all_but=1, yielded=self.yielded_batches())
+        self.workers[idx] = worker
+        self.send_idx = idx + 1
+        self.emit(ev.TASK_ASSIGNED, idx, worker, idx + 1, self.outstanding() + 1)
+        self.emit(ev.INDEX_PUT, idx, worker, _count(index))
+
+    def resuming(self, worker: int) -> None:
+        """A worker is told of a new epoch."""
+        self.end_epoch()
+        self.emit(ev.RESUME_PUT, -1, worker, self.epoch + 1)
+
+    def told_to_leave(self, worker: int) -> None:
+        if not self.shutting_down and worker < len(self.ports.workers):
+            self.ports.workers[worker].emit_gone()  # it is told because it was found dead, or has nothing more to do
+
+    # --- the result queue
+    def wanted(self) -> tuple[int, int]:
+        """The loader is about to wait; task and worker that it needs next."""
+        self.wait, self.asked = None, 0
+        if not self.begun or self.pinned:
+            return -1, -1
+        self.catch_up(yielded=self.yielded_batches())
+        rcvd_idx = self.count("_rcvd_idx", self.rcvd_idx)
+        if rcvd_idx > self.rcvd_idx:
+            self.rcvd_idx = rcvd_idx
+            self.emit(ev.RCVD_ADVANCE, x=rcvd_idx, y=self.outstanding())
+        return self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
+
+    def received(self, task: int, worker: int, outcome: ev.Outcome) -> None:
+        """A result has come; what the loader does about it follows from whose turn it is."""
+        if not self.begun or self.pinned:
+            return  # a leftover of the last epoch, or the pin thread's affair
+        outstanding = self.outstanding() - 1
+        if outcome is ev.Outcome.EXHAUSTED:
+            active = sum(getattr(self.iterator(), "_workers_status", [True])) - 1
+            self.emit(ev.WORKER_EXHAUSTED, task, worker, active)
+        elif task == self.rcvd_idx:
+            self.rcvd_idx += 1
+            self.in_hand.append((task, outcome))
+            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=outstanding)
+        elif self.in_order:
+            self.kept[task] = outcome
+            self.emit(ev.REORDER_STORE, task, worker, self.rcvd_idx, len(self.kept))
+        else:
+            self.in_hand.append((task, outcome))
+
+    # --- processes
+    def looked_at(self, worker: int, process: Any, alive: bool) -> None:
+        """The loader has asked whether a worker lives."""
+        if self.shutting_down:
+            if worker == len(self.ports.workers) - 1 and not alive:
+                self.shut_down()
+        elif self.wait is not None or self.pinned:
+            if not alive:
+                self.emit(ev.FOUND_DEAD, -1, worker, ev.Actor.WORKER, process.pid, process.exitcode or 0)
+                self.wait = None
+            else:
+                self._found_alive()
+
+    def _found_alive(self) -> None:
+        self.asked += 1
+        active = sum(getattr(self.iterator(), "_workers_status", []))
+        if self.asked == active and self.timeout > 0 and self.wait is not None:
+            worker = self.workers.get(self.rcvd_idx, -1)
+            self.emit(ev.TIMED_OUT, self.rcvd_idx, worker, int(self.wait * 1e9))
+
+    def begin_shutdown(self) -> None:
+        """The first of the done events is about to be set."""
+        if self.shutting_down:
+            return
+        if self.epoch < 0 and self.num_workers == len(self.ports.workers):
+            self.begin_epoch()  # of a sampler that gave nothing
+        self.end_epoch(self.yielded_batches())
+        self.shutting_down = True
+        self.emit(ev.SHUTDOWN[0])
+
+    def shut_down(self) -> None:
+        """The last worker has ended."""
+        if self.shutting_down and not self.closed:
+            self.closed = True
+            self.emit(ev.SHUTDOWN[1], x=self.ports.emit_gone())
+            self.ports.workers = []  # they hold the ports
+
+
+# --- A worker ------------------------------------------------------------------------------------------------------------
+class _Worker:
+    """Follows torch's `_worker_loop` in a worker's process."""
+
+    def __init__(self, ports: ObservedPorts, worker_id: int, seed: int) -> None:
+        self.ports = ports
+        self.worker_id = worker_id
+        self.seed = seed
+        self.parent = os.getppid()
+        self.progress = TracedProgress(ports, worker_id)
+        self.ready = False
+        self.task: tuple[int, Any] | None = None  # received, and not yet taken up
+        self.samples = -1  # of the task that is being fetched, as its indices say
+        self.exhausted = self.told = self.left = False
+        self.epoch = 0
+
+    def emit(self, code: int, task: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.ports.emit(code, self.ports.loader, task, self.worker_id, x, y, z)
+
+    def asks(self) -> None:
+        """It waits for a message."""
+        if not self.ready:
+            self.ready = True
+            self.emit(ev.WORKER_READY, -1, os.getpid(), self.parent, self.seed)
+
+    def looked(self, done: bool) -> None:
+        """It has looked at the done event, as it does once for each message that is no new epoch, and at its end."""
+        if self.task is not None:
+            (task, index), self.task = self.task, None
+            if done:
+                self.emit(ev.DONE_EVENT_SEEN, task, ev.DoneEvent.WORKERS)
+            elif not self.exhausted:
+                self.samples = _count(index)
+                self.progress.begin(task, index)
+        elif self.told:
+            if done or self.exhausted:  # else torch refuses the sentinel
+                self.leave(ev.Ending.SENTINEL)
+        elif os.getppid() != self.parent:
+            self.emit(ev.FOUND_DEAD, -1, ev.Actor.LOADER, self.parent)
+            self.leave(ev.Ending.ORPHANED)
+        else:
+            self.leave(ev.Ending.INTERRUPTED)
+
+    def leave(self, ending: ev.Ending) -> None:
+        if not self.left:
+            self.left = True
+            self.emit(ev.WORKER_EXIT, -1, ending)
+
+    def answers(self, task: int, data: Any) -> None:
+        """The task's result is about to be put."""
+        outcome = _outcome(data)
+        self.exhausted = outcome is ev.Outcome.EXHAUSTED
+        self.progress.end(outcome)
+        if isinstance(data, ExceptionWrapper):
+            last = str(data.exc_msg).strip().rpartition("\n")[2]
+            text = recorder.start(self.ports.config).string(last[:1000])
+            self.emit(ev.TASK_ERROR, task, -1, -1, text)
+        self.emit(ev.RESULT_PUT, task, outcome)
+
+    def resumes(self) -> None:
+        self.epoch += 1
+        self.exhausted = False
+        self.emit(ev.RESUME_ACK, -1, self.epoch)
+
+
+def _outcome(data: Any) -> ev.Outcome:
+    if isinstance(data, _IterableDatasetStopIteration):
+        return ev.Outcome.EXHAUSTED
+    return ev.Outcome.ERROR if isinstance(data, ExceptionWrapper) else ev.Outcome.DATA
+
+
+class _WatchedCollate:
+    """Stands for collate_fn in a worker. Being looked up for a call is what it notices, so it has no frame of its own
+    in the traceback of an error that collate_fn raises."""
+
+    def __init__(self, worker: _Worker, collate_fn: Callable[..., Any], counted: bool) -> None:
+        self.worker = worker
+        self.collate_fn = collate_fn
+        self.counted = counted
+
+    @property
+    def __call__(self) -> Callable[..., Any]:
+        self.worker.progress.collate(self.worker.samples if self.counted else -1)
+        return self.collate_fn
+
+
+def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """What a worker's process runs: torch's loop."""
+    call = inspect.signature(target).bind(*args)
+    given = call.arguments
+    worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
+    for name in ("index_queue", "data_queue", "done_event"):
+        given[name].ports = ports
+    counted = given["dataset_kind"] == 0 and given["auto_collation"]
+    given["collate_fn"] = _WatchedCollate(worker, given["collate_fn"], counted)
+    target(*call.args, **call.kwargs)
+
+
+# --- Messages ------------------------------------------------------------------------------------------------------------
+class _Sent:
+    """A task on its way to a worker: tells the feeder thread which it is. What arrives is torch's own tuple."""
+
+    def __init__(self, message: tuple[Any, ...], *about: int) -> None:
+        self.message = message
+        self.about = about
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _feeding.about = self.about
+        return tuple, (self.message,)
+
+
+class _Answer(_Sent):
+    """A result on its way to the loader: its pickling and its rebuilding are spans. What arrives is torch's tuple."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _feeding.about = self.about
+        _begin_pickling(self.about)
+        return _arrived, (_Arriving(*self.about), tuple(self.message))
+
+
+class _Arriving:
+    """Pickled in front of the data, so that what it calls is called before the data are rebuilt."""
+
+    def __init__(self, *about: int) -> None:
+        self.about = about
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arriving, self.about
+
+
+class _Resumed(_Sent):
+    """A worker's acknowledgement of a new epoch: says whose it is, which torch's own message does not."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resumed, (*self.about, tuple(self.message))
+
+
+_reading = threading.local()
+"""What this thread rebuilds: `about` (loader, task, worker) and `begun`, and `size`, the message's bytes."""
+
+
+def _arriving(loader: int, task: int, worker: int) -> tuple[int, int, int]:
+    _reading.about, _reading.begun = (loader, task, worker), True
+    _emit(loader)(ev.RESULT_REBUILD[0], loader, task, worker, getattr(_reading, "size", 0))
+    return _reading.about
+
+
+def _arrived(about: tuple[int, int, int], message: tuple[Any, ...]) -> tuple[Any, ...]:
+    _end_rebuild(*_tensors(message))
+    return message
+
+
+def _resumed(loader: int, task: int, worker: int, message: tuple[Any, ...]) -> tuple[Any, ...]:
+    _reading.about, _reading.begun = (loader, task, worker), False
+    return message
+
+
+def _end_rebuild(tensors: int = 0, shared: int = 0) -> None:
+    if getattr(_reading, "begun", False):
+        _reading.begun = False
+        _emit(_reading.about[0])(ev.RESULT_REBUILD[1], *_reading.about, tensors, shared)
+
+
+def _tensors(data: Any) -> tuple[int, int]:
+    """How many tensors, and their storages' bytes, in a nest of lists, tuples and mappings."""
+    if isinstance(data, torch.Tensor):
+        return 1, data.untyped_storage().nbytes() if data.layout is torch.strided else 0
+    if isinstance(data, dict):
+        data = list(data.values())
+    if not isinstance(data, (list, tuple)):
+        return 0, 0
+    counts = [_tensors(item) for item in data]
+    return sum(count for count, _ in counts), sum(size for _, size in counts)
+
+
+def _begin_pickling(about: tuple[int, ...]) -> None:
+    _feeding.pickling, _feeding.tensors, _feeding.copied = about, 0, 0
+    _emit(about[0])(ev.RESULT_PICKLE[0], *about)
+
+
+def _end_pickling(size: int) -> None:
+    """The message is pickled, or could not be (size 0)."""
+    about = getattr(_feeding, "pickling", None)
+    if about is not None:
+        _feeding.pickling = None
+        _emit(about[0])(ev.RESULT_PICKLE[1], *about, size, _feeding.tensors, _feeding.copied)
+
+
+def _watch_sharing() -> None:
+    """In a worker: count each storage that is pickled, and emit the copy of one that is not in shared memory yet."""
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        setattr(torch.UntypedStorage, name, _watched_sharing(getattr(torch.UntypedStorage, name)))
+
+
+def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(share)
+    def watched(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        about = getattr(_feeding, "pickling", None)
+        if about is None:
+            return share(storage, *args, **kwargs)
+        _feeding.tensors += 1
+        if storage.is_shared():
+            return share(storage, *args, **kwargs)
+        emit, size = _emit(about[0]), storage.nbytes()
+        _feeding.copied += size
+        emit(ev.SHM_COPY[0], *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
+        try:
+            return share(storage, *args, **kwargs)
+        finally:
+            emit(ev.SHM_COPY[1], *about, size)
+
+    return watched
+
+
+# --- Queues, the done event, processes --------------------------------------------------------------------------------
+class ObservedIndexQueue(TracedIndexQueue):
+    """The loader puts (task, indices), None or a new epoch's message; one worker gets."""
+
+    ports: ObservedPorts
+
+    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        if self._hooked_in != os.getpid():
+            self._hook()
+        loader = self.ports.loader_side
+        if isinstance(message, tuple):
+            idx, index = message
+            loader.sending(idx, self.worker_id, index)
+            self.inner.put(_Sent(message, self.ports.loader, idx, self.worker_id), *args, **kwargs)
+            loader.hand_out()
+            return
+        if message is None:
+            self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
+        elif isinstance(message, _ResumeIteration):
+            loader.resuming(self.worker_id)
+        self.inner.put(message, *args, **kwargs)
+        if message is None:
+            loader.told_to_leave(self.worker_id)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        if self._hooked_in != os.getpid():
+            self._hook()
+        worker = self.ports.worker_side
+        if worker is None:
+            return self.inner.get(*args, **kwargs)
+        worker.asks()
+        self._emit(ev.INDEX_GET[0], -1, self.worker_id)
+        try:
+            message = self.inner.get(*args, **kwargs)
+        except BaseException:
+            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.EMPTY)
+            raise
+        if isinstance(message, tuple):
+            worker.task = message[0], message[1]
+            self._emit(ev.INDEX_GET[1], message[0], self.worker_id, ev.Message.TASK, _count(message[1]))
+        elif message is None:
+            worker.told = True
+            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.SENTINEL)
+            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+        else:
+            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.RESUME)
+        return message
+
+
+class ObservedResultQueue(TracedResultQueue):
+    """Every worker puts (task, data); the loader gets, or torch's pin thread."""
+
+    ports: ObservedPorts
+
+    def _hook(self) -> None:
+        super()._hook()
+        give_up = self.inner._on_queue_feeder_error
+
+        def on_error(error: Exception, message: Any) -> None:
+            _end_pickling(0)
+            give_up(error, getattr(message, "message", message))
+
+        self.inner._on_queue_feeder_error = on_error
+
+    def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
+        watched = super()._watched_send(send, write)
+
+        def _send_bytes(data: Any) -> None:
+            _end_pickling(len(data))
+            watched(data)
+
+        return _send_bytes
+
+    def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
+        watched = super()._watched_receive(receive)
+
+        def _recv_bytes() -> bytes:
+            data = watched()
+            _reading.size = len(data)
+            return data
+
+        return _recv_bytes
+
+    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        if self._hooked_in != os.getpid():
+            self._hook()
+        worker, number = self.ports.worker_side, self.ports.loader
+        if worker is None:  # the loader wakes the pin thread
+            self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
+            self.inner.put(message, *args, **kwargs)
+        elif isinstance(message[0], _ResumeIteration):
+            worker.resumes()
+            self.inner.put(_Resumed(message, number, -1, worker.worker_id), *args, **kwargs)
+        else:
+            worker.answers(*message)
+            self.inner.put(_Answer(message, number, message[0], worker.worker_id), *args, **kwargs)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        if self._hooked_in != os.getpid():
+            self._hook()
+        loader, seconds = self.ports.loader_side, kwargs.get("timeout") or 0
+        task, worker = loader.wanted()
+        self._emit(ev.RESULT_GET[0], task, worker, int(seconds * 1e9))
+        began = time.monotonic()
+        _reading.about = (self.ports.loader, -1, -1)
+        try:
+            message = self.inner.get(*args, **kwargs)
+        except BaseException:
+            _end_rebuild()
+            self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
+            loader.wait = time.monotonic() - began
+            raise
+        self._got(message, _reading.about[2])
+        return message
+
+    def _got(self, message: Any, worker: int) -> None:
+        idx, data = message
+        if isinstance(idx, _ResumeIteration):
+            self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.RESUME)
+        elif idx is None:
+            self._emit(ev.RESULT_GET[1], -1, -1, ev.Message.SENTINEL)
+            self._emit(ev.SENTINEL_GET, -1, -1, self.queue_id)
+        else:
+            outcome = _outcome(data)
+            self._emit(ev.RESULT_GET[1], idx, worker, ev.Message.RESULT, outcome)
+            self.ports.loader_side.received(idx, worker, outcome)
+
+
+class ObservedDoneEvent(TracedDoneEvent):
+    """The loader sets it; a worker looks at it after each message."""
+
+    ports: ObservedPorts
+
+    def set(self) -> None:
+        loader = self.ports.loader_side
+        loader.begin_shutdown()
+        super().set()
+        if not self.ports.workers:
+            loader.shut_down()
+
+    def is_set(self) -> bool:
+        done: bool = self.inner.is_set()
+        if self.ports.worker_side is not None:
+            self.ports.worker_side.looked(done)
+        return done
+
+
+class ObservedProcess(TracedProcess):
+    """A worker's process, as torch's loader handles it."""
+
+    ports: ObservedPorts
+
+    @property
+    def daemon(self) -> bool:
+        return bool(self.inner.daemon)
+
+    @daemon.setter
+    def daemon(self, value: bool) -> None:
+        self.inner.daemon = value
+
+    def is_alive(self) -> bool:
+        alive: bool = self.inner.is_alive()
+        self.ports.loader_side.looked_at(self.worker_id, self.inner, alive)
+        return alive
+
+    def terminate(self) -> None:
+        super().terminate()
+        self.terminated = True
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        if self.terminated and self.worker_id == self.ports.loader_side.num_workers - 1:
+            self.ports.loader_side.shut_down()
+
+    terminated = False
