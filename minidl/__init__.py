@@ -33,6 +33,7 @@ from minidl.tracing.page import html
 from minidl.tracing.picture import timeline
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
+from minidl.tracing.stepper import replay
 from minidl.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0"
@@ -69,6 +70,7 @@ __all__ = [
     "observe",
     "random_split",
     "read_trace",
+    "replay",
     "timeline",
     "trace",
 ]
