@@ -105,6 +105,23 @@ def _ledger(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _before(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.causal import story
+
+    try:
+        text = story(
+            _read(arguments.trace),
+            arguments.batch,
+            loader=arguments.loader,
+            epoch=arguments.epoch,
+            lines=arguments.lines,
+        )
+    except ValueError as error:
+        raise CommandError(f"before: {arguments.trace}: {error}") from error
+    print(text)
+    return OK
+
+
 def _top(arguments: argparse.Namespace) -> int:
     from minidl.tracing import top
 
@@ -276,6 +293,14 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments")
 
 
+def _before_arguments(parser: argparse.ArgumentParser) -> None:
+    _trace_argument(parser)
+    parser.add_argument("--batch", type=_count, required=True, metavar="N", help="the batch's task number")
+    parser.add_argument("--loader", type=_count, metavar="N", help="of which loader (default: the last that had it)")
+    parser.add_argument("--epoch", type=_count, metavar="N", help="of which epoch (default: the last that had it)")
+    parser.add_argument("--lines", type=_count, default=40, metavar="N", help="most steps; 0 = all (default: 40)")
+
+
 def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
     _trace_argument(parser)
     parser.add_argument("--width", type=_positive, metavar="N", help="characters (default: the terminal's)")
@@ -337,6 +362,9 @@ _COMMANDS = {
     "ledger": _Command("say what was copied, how often and why", f"ledger {_TRACE}", _ledger, _trace_argument),
     "timeline": _Command(
         "draw a trace, as text or as a picture", f"timeline {_TRACE} --until 0.5", _timeline, _timeline_arguments
+    ),
+    "before": _Command(
+        "tell what led to a batch, whatever the clocks say", f"before {_TRACE} --batch 9", _before, _before_arguments
     ),
     "top": _Command("watch a running job, live", "top 4711", _top, _top_arguments),
     "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),

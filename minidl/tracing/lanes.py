@@ -714,12 +714,12 @@ class _Batches:
         """The number of the epoch that each batch was sent in, as the last `epoch` of its loader says; 0 before any."""
         begins = stage.events[stage.events["code"] == ev.EPOCH[0]]
         crew, nothing = stage.crew, np.zeros(len(puts), bool)
-        at = _latest(crew.group[crew.of(begins)], begins["time"], crew.group[crew.of(puts)], puts["time"], nothing)
+        at = latest(crew.group[crew.of(begins)], begins["time"], crew.group[crew.of(puts)], puts["time"], nothing)
         return np.where(at >= 0, np.append(begins["x"], 0)[at], 0)
 
     def find(self, pairs: Ints, task: Ints, times: Ints, early: Bools) -> Ints:
         """The batch of each event: the last one put with its task, or where `early` the next; -1 = none."""
-        found = _latest(self.key, self.time, _task_key(self.group[pairs], task), times, early)
+        found = latest(self.key, self.time, _task_key(self.group[pairs], task), times, early)
         return np.where(task >= 0, found, -1)
 
 
@@ -728,7 +728,7 @@ def _task_key(group: Ints, task: Ints) -> Ints:
     return key
 
 
-def _latest(keys: Ints, times: Ints, wanted: Ints, when: Ints, early: Bools) -> Ints:
+def latest(keys: Ints, times: Ints, wanted: Ints, when: Ints, early: Bools) -> Ints:
     """For each wanted key, the position in `keys` of the same key at the latest time up to `when`; -1 = none.
 
     Where `early`, at the earliest time from `when` on.
@@ -815,7 +815,7 @@ def _gone(stage: _Stage, events: Rows) -> Ints:
     over = events[events["code"] == ev.EPOCH[1]]
     group, put = batches.key >> 44, batches.time + stage.start
     every = np.ones(len(put), bool)
-    at = _latest(crew.group[crew.of(over)], over["time"], group, put, every)
+    at = latest(crew.group[crew.of(over)], over["time"], group, put, every)
     given_up = (at >= 0) & (out == NEVER)
     out[given_up] = over["time"][at[given_up]]
     return out
