@@ -81,7 +81,14 @@ def _run(arguments: argparse.Namespace) -> int:
         # The ranks of one job get the same command line, and each needs a trace of its own.
         directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
     try:
-        return run.run_script(arguments.command, module=arguments.module, trace=directory, detail=arguments.detail)
+        return run.run_script(
+            arguments.command,
+            module=arguments.module,
+            trace=directory,
+            detail=arguments.detail,
+            functions=arguments.functions,
+            functions_min_us=arguments.functions_min_us,
+        )
     except run.RunError as error:
         raise CommandError(f"run: {error}") from error
     finally:
@@ -217,6 +224,12 @@ def _pack(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _merge(arguments: argparse.Namespace) -> int:
+    from minidl.tracing import merge
+
+    return merge.run(arguments)
+
+
 def _diff(arguments: argparse.Namespace) -> int:
     from minidl.tracing import diff
 
@@ -289,6 +302,8 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)")
     add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
+    add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
+    add("--functions-min-us", type=_count, default=10, metavar="N", help="leave out shorter calls (default: 10)")
     add("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
     add("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments")
 
@@ -325,6 +340,12 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl.tracing import top
 
     top.add_arguments(parser)
+
+
+def _merge_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl.tracing import merge
+
+    merge.add_arguments(parser)
 
 
 def _diff_arguments(parser: argparse.ArgumentParser) -> None:
@@ -371,6 +392,9 @@ _COMMANDS = {
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
+    "merge": _Command(
+        "put what torch.profiler exported into a trace", f"merge {_TRACE} profile.json", _merge, _merge_arguments
+    ),
     "diff": _Command(
         "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments
     ),

@@ -1,6 +1,6 @@
 """Run an unmodified training script with this package's DataLoader in torch's place, recorded.
 
-Interface: `run_script(command, module=..., trace=..., detail=...)` is what `minidl run` calls; it returns the exit code
+Interface: `run_script(command, module=..., trace=..., ...)` is what `minidl run` calls; it returns the exit code
 that the script would have had. `replaced()` is the replacement alone, as a context manager.
 
 Replaced are `torch.utils.data.DataLoader` and `torch.utils.data.dataloader.DataLoader`; datasets, samplers and
@@ -49,17 +49,27 @@ def replaced() -> Iterator[None]:
             home.DataLoader = original
 
 
-def run_script(command: Sequence[str], *, module: bool, trace: Path, detail: str = "sample") -> int:
+def run_script(
+    command: Sequence[str],
+    *,
+    module: bool,
+    trace: Path,
+    detail: str = "sample",
+    functions: bool = False,
+    functions_min_us: float = 10,
+) -> int:
     """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
 
-    Returns the exit code: the script's own, 1 after an uncaught exception, 130 after Ctrl-C. Raises RunError where
-    there is nothing to run, TraceError where `trace` is taken.
+    detail, functions, functions_min_us: as for `minidl.trace`. Returns the exit code: the script's own, 1 after an
+    uncaught exception, 130 after Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is
+    taken, or where functions are asked for and viztracer is missing.
     """
     name, *arguments = command
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
-        with replaced(), minidl.trace(trace, detail=detail):
+        recording = minidl.trace(trace, detail=detail, functions=functions, functions_min_us=functions_min_us)
+        with replaced(), recording:
             code = _run(program, arguments)
             gc.collect()  # loaders that only the script's globals held end now, and are recorded
             return code

@@ -37,7 +37,7 @@ MOST_LANES: Final = 16
 ROUNDING_NS: Final = 50
 """By so much may slices overlap since begins and durations were rounded, or mapped, apart; more is a real overlap."""
 
-_LATEST: Final = 1 << 62
+LATEST: Final = 1 << 62
 
 SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("track", "<i8"), ("name", "<i8")])
 """One slice: from when to when (ns, CLOCK_MONOTONIC), and its places in `Slices.tracks` and `Slices.names`."""
@@ -273,13 +273,13 @@ class _Reader:
         """Take in a chunk; raises ValueError, TypeError, KeyError or OverflowError, and then has taken in nothing."""
         tracks = [Track(int(pid), int(tid), str(title), str(group)) for pid, tid, title, group in content["tracks"]]
         names = [Name(str(name), str(about)) for name, about in content["names"]]
-        begin = _column(content["begin"], _LATEST) + _number(content["since"])
+        begin = _column(content["begin"], LATEST) + _number(content["since"])
         rows = np.empty(len(begin), SLICE)
         rows["begin"] = begin
-        rows["end"] = begin + _column(content["duration"], _LATEST)
-        rows["track"] = self._places(self.tracks, tracks)[_column(content["track"], len(tracks))]
-        rows["name"] = self._places(self.names, names)[_column(content["name"], len(names))]
-        if len(rows) and int(rows["end"].max()) >= _LATEST:
+        rows["end"] = begin + _column(content["duration"], LATEST)
+        rows["track"] = places(self.tracks, tracks)[_column(content["track"], len(tracks))]
+        rows["name"] = places(self.names, names)[_column(content["name"], len(names))]
+        if len(rows) and int(rows["end"].max()) >= LATEST:
             raise ValueError("a time beyond all clocks")
         args = {self.count + int(place): dict(values) for place, values in content["args"].items()}
         if any(not self.count <= place < self.count + len(rows) for place in args):
@@ -288,9 +288,6 @@ class _Reader:
         self.parts.append(rows)
         self.count += len(rows)
 
-    def _places(self, known: dict[Any, int], own: list[Any]) -> Ints:
-        return np.array([known.setdefault(one, len(known)) for one in own] or [0], np.int64)
-
     def _result(self) -> Slices:
         self.out.tracks, self.out.names = list(self.tracks), list(self.names)
         self.out.rows = np.concatenate(self.parts) if self.parts else self.out.rows
@@ -298,8 +295,13 @@ class _Reader:
         return self.out
 
 
+def places(known: dict[Any, int], own: list[Any]) -> Ints:
+    """The place in `known` of each of `own`; what is new there is added behind."""
+    return np.array([known.setdefault(one, len(known)) for one in own] or [0], np.int64)
+
+
 def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _LATEST:
+    if type(value) is not int or not 0 <= value < LATEST:
         raise ValueError("no time")
     return value
 

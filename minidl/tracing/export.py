@@ -7,7 +7,7 @@ right), an instant an i. `index_put` and `yield` are drawn as slices of at most 
 end there. Each batch is one flow across the processes, and one async slice "batch in flight", from its `index_put` to
 its `yield`. An epoch is an async slice too, and the consumer has a pseudo-thread for each loader: two loaders that are
 iterated together would otherwise overlap in part, and the viewer drops such slices. `COUNTERS` says how counters are
-derived.
+derived. What other recorders saw (`Trace.attachments`) is drawn on tracks of its own, under the threads that it is of.
 
 Times are monotonic microseconds since the first event, exact to the nanosecond. The viewer picks its colours by name.
 """
@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import Attachment, Name, Slices, lanes, places
+from minidl.tracing.attachments import Track as GuestTrack
 from minidl.tracing.events import EVENTS, Event, Field, Message, Phase, Place, Track
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ def _groups(view: _View) -> Iterator[tuple[int, Lines]]:
     yield from _flows(view)
     yield 0, _in_flight(view)
     yield 0, _counters(view)
+    yield 0, _attached(view)
 
 
 def _other_data(view: _View) -> dict[str, Any]:
@@ -120,7 +123,8 @@ def _other_data(view: _View) -> dict[str, Any]:
         "first_event_ns": view.start,
         "manifest": trace.manifest,
         "loaders": trace.loaders,
-        "problems": trace.problems,
+        "problems": trace.problems + view.guests.problems,
+        "attachments": {one.name: one.about for one in trace.attachments},
         "counters": COUNTERS,
     }
 
@@ -179,6 +183,10 @@ class _View:
         lane = np.where(consumer, spans["loader"].astype(np.int64) + 2, spans["code"] == ev.EPOCH[0])
         track: Ints = (spans["process"].astype(np.int64) << 49) | (lane << 32) | spans["tid"]
         return track
+
+    @cached_property
+    def guests(self) -> _Guests:
+        return _Guests(self)
 
     @cached_property
     def batches(self) -> _Batches:
@@ -278,10 +286,13 @@ def _key(rows: Rows, task: str = "task") -> Ints:
 
 # --- Names of processes and threads -----------------------------------------------------------------------------------
 def process_titles(trace: Trace) -> list[str]:
-    """Name and pid of each process, as the viewer titles them: the loaders' own first, then each one's workers."""
+    """Name and pid of each process, as the viewer titles them: the loaders' own, what guests saw, then the workers."""
     view = _View(trace)
     order = sorted(range(len(trace.processes)), key=lambda i: (*_rank(trace.processes[i]), i))
-    return [f"{_process_name(view, trace.processes[i])} {view.pids[i]}" for i in order]
+    titles = [f"{_process_name(view, trace.processes[i])} {view.pids[i]}" for i in order]
+    workers = sum(process.worker >= 0 for process in trace.processes)
+    titles[len(titles) - workers : len(titles) - workers] = [f"{t} {pid}" for t, pid in view.guests.processes.items()]
+    return titles
 
 
 def _rank(process: Process) -> tuple[bool, int, int]:
@@ -307,6 +318,11 @@ def _metadata(view: _View) -> list[str]:
     for process_index, tid, loader in _consumers(view):
         lane = view.lane(process_index, tid, loader)
         name("thread_name", view.pids[process_index], lane, name=view.of("training step (consumer)", loader))
+    for title, pid in view.guests.processes.items():
+        name("process_name", pid, 0, name=title)
+    for drawn in view.guests.drawn:
+        for pid, tid, title in drawn.threads:
+            name("thread_name", pid, tid, name=title)
     return out
 
 
@@ -664,3 +680,171 @@ def _queues(view: _View, name: str, unit: str, put: int, got: int, message: Mess
         title = name if owner != view.home.get(loader) else f"{name} of worker {worker}"
         steps = _sums(rows["time"][mine], changes[mine])
         yield from _count(view, view.pids[owner], loader, title, unit, steps)
+
+
+# --- Guests: what other recorders saw ---------------------------------------------------------------------------------
+GUEST_IDS: Final = PSEUDO_TID << 1
+"""From here on, numbers of guests' tracks, of processes that only they know (a GPU), and of their arrows."""
+
+_SAYS: Final = {"functions": ("functions", "defined at"), "profiler": ("operators", "category")}
+"""What is on a guest's track, and what a name's `about` is, by kind of attachment."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The slices of all attachments of one kind. rows: of `slices`, those shown, in time order."""
+
+    kind: str
+    slices: Slices
+    rows: Ints
+    begin: Ints  # since the view's start, as are the ends
+    end: Ints
+    pids: Ints
+    tids: Ints
+    threads: list[tuple[int, int, str]]  # pid, tid, title
+
+
+class _Guests:
+    """The trace's attachments, and where they are drawn."""
+
+    def __init__(self, view: _View) -> None:
+        self.view = view
+        self.attachments: list[Attachment] = view.trace.attachments
+        self.kinds = {
+            one.kind: _joined([a for a in self.attachments if a.kind == one.kind]) for one in self.attachments
+        }
+        self.not_drawn: list[str] = []
+        self.processes: dict[str, int] = {}  # title -> pid, of processes that only a guest knows
+        self.pids = {kind: [self._pid(kind, track) for track in joined.tracks] for kind, joined in self.kinds.items()}
+        self.tids: dict[tuple[str, GuestTrack, int], int] = {}
+
+    def _pid(self, kind: str, track: GuestTrack) -> int:
+        """The process that a track is drawn in."""
+        for pid, process in zip(self.view.pids, self.view.trace.processes, strict=True):
+            if process.pid == track.pid and not track.group:
+                return pid
+        title = f"{track.group or f'process {track.pid}'} ({kind})"
+        return self.processes.setdefault(title, GUEST_IDS + len(self.processes))
+
+    @property
+    def problems(self) -> list[str]:
+        """What the attachments lack, and what of them is not drawn."""
+        drawn = self.drawn  # which finds what cannot be
+        return [problem for one in self.attachments for problem in one.problems] + (self.not_drawn if drawn else [])
+
+    @cached_property
+    def drawn(self) -> list[_Drawn]:
+        return [self._draw(kind, joined) for kind, joined in self.kinds.items()]
+
+    def _draw(self, kind: str, joined: Slices) -> _Drawn:
+        start = self.view.start
+        lane, end = lanes(joined.rows)
+        early = (end <= start) & (joined.rows["begin"] < start)
+        for what, count in (("overlap too deeply", (lane < 0).sum()), ("end before the first event", early.sum())):
+            if count:
+                self.not_drawn.append(f"{kind}: {count} slices {what} and are not drawn")
+        rows = np.flatnonzero((lane >= 0) & ~early)
+        rows = rows[np.argsort(joined.rows["begin"][rows], kind="stable")]
+        track = joined.rows["track"][rows]
+        found = np.unique(np.stack([track, lane[rows]], axis=1), axis=0).tolist()
+        tids = {(t, n): self._tid(kind, joined.tracks[t], n) for t, n in found}
+        return _Drawn(
+            kind,
+            joined,
+            rows,
+            np.maximum(joined.rows["begin"][rows] - start, 0),
+            end[rows] - start,
+            np.array(self.pids[kind] or [0], np.int64)[track],
+            np.array([tids[key] for key in zip(track.tolist(), lane[rows].tolist(), strict=True)], np.int64),
+            [(self.pids[kind][t], tids[t, n], self._title(kind, joined.tracks[t], n)) for t, n in found],
+        )
+
+    def _tid(self, kind: str, track: GuestTrack, lane: int) -> int:
+        return self.tids.setdefault((kind, track, lane), GUEST_IDS + len(self.processes) + len(self.tids))
+
+    def _title(self, kind: str, track: GuestTrack, lane: int) -> str:
+        what = "" if track.group else f": {_SAYS.get(kind, (kind, ''))[0]}"
+        return f"{track.title}{what}{f' ({lane + 1})' if lane else ''}"
+
+
+def _joined(parts: list[Attachment]) -> Slices:
+    """The slices of several attachments as those of one."""
+    if len(parts) == 1:
+        return parts[0].slices
+    tracks: dict[GuestTrack, int] = {}
+    names: dict[Name, int] = {}
+    out = Slices()
+    rows = [out.rows]
+    count = 0
+    for slices in (part.slices for part in parts):
+        mine = slices.rows.copy()
+        mine["track"] = places(tracks, slices.tracks)[mine["track"]]
+        mine["name"] = places(names, slices.names)[mine["name"]]
+        out.args |= {count + row: args for row, args in slices.args.items()}
+        out.arrows += [(count + a, count + b) for a, b in slices.arrows]
+        rows.append(mine)
+        count += len(mine)
+    out.tracks, out.names, out.rows = list(tracks), list(names), np.concatenate(rows)
+    return out
+
+
+def _attached(view: _View) -> Lines:
+    """The guests' slices, their arrows, and where one of them saw no more."""
+    for drawn in view.guests.drawn:
+        yield from _guest_slices(drawn)
+        yield from _guest_arrows(view, drawn)
+    yield from _guest_ends(view)
+
+
+def _guest_slices(drawn: _Drawn) -> Lines:
+    about = _SAYS.get(drawn.kind, ("", "about"))[1]
+    slices, rows = drawn.slices, drawn.rows.tolist()
+    names = [_json(name.name) for name in slices.names]
+    same = [_json({about: name.about} if name.about else {}) for name in slices.names]
+    which = slices.rows["name"][drawn.rows].tolist()
+    args = [
+        _json({about: slices.names[name].about} | slices.args[row]) if row in slices.args else same[name]
+        for row, name in zip(rows, which, strict=True)
+    ]
+    line = _template({"ph": "X", "name": _ANY, "cat": drawn.kind, **_AT, "dur": _US, "args": _ANY})
+    columns = [[names[n] for n in which], drawn.pids.tolist(), drawn.tids.tolist()]
+    times = [*_us(drawn.begin), *_us(drawn.end - drawn.begin)]
+    return map(line.__mod__, zip(*columns, *times, args, strict=True))
+
+
+def _guest_arrows(view: _View, drawn: _Drawn) -> Lines:
+    """From what asked for something to what it asked for, as from a launch to its kernel."""
+    place = {row: n for n, row in enumerate(drawn.rows.tolist())} if drawn.slices.arrows else {}
+    for number, ends in enumerate(drawn.slices.arrows):
+        if ends[0] in place and ends[1] in place:
+            for phase, n in zip("sf", (place[ends[0]], place[ends[1]]), strict=True):
+                at = {"pid": int(drawn.pids[n]), "tid": int(drawn.tids[n]), "ts": int(drawn.begin[n]) / 1000}
+                what = {"ph": phase, "bp": "e", "cat": drawn.kind, "name": "launch", "id": GUEST_IDS + number}
+                yield _json({**what, **at})
+
+
+def _guest_ends(view: _View) -> Lines:
+    """An instant behind the last slice of each attachment that lacks something."""
+    for one in view.guests.attachments:
+        rows = one.slices.rows
+        if not one.problems or not len(rows):
+            continue
+        last = int(np.argmax(rows["end"]))
+        track = one.slices.tracks[int(rows["track"][last])]
+        tid = view.guests.tids.get((one.kind, track, 0))
+        if tid is not None:
+            at = {
+                "pid": view.guests._pid(one.kind, track),
+                "tid": tid,
+                "ts": int(rows["end"][last] - view.start) / 1000,
+            }
+            yield _json(
+                {
+                    "ph": "i",
+                    "s": "t",
+                    "name": f"{one.kind} lost",
+                    "cat": one.kind,
+                    **at,
+                    "args": {"lacks": one.problems},
+                }
+            )

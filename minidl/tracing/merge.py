@@ -1,0 +1,318 @@
+"""`minidl merge`: put what others recorded into a trace.
+
+Interface: `merge(paths, output)` looks at what its arguments are and does what can be done with them: a trace and
+profiles of it, as torch.profiler's `export_chrome_trace` writes them (.json, .json.gz), become that trace with the
+profiles attached. `profile(path, trace)` alone reads one profile, on the trace's clock.
+
+A profile's times are wall-clock times. They become CLOCK_MONOTONIC by the offset between the two clocks that every
+process of the trace noted when it began, and the run when it ended; how far those disagree is the error that the
+attachment states. A profile that cannot be of this run is refused: another host's, another process's, another time's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.tracing import attachments
+from minidl.tracing.attachments import LATEST, SLICE, Attachment, Name, Rows, Track
+from minidl.tracing.reader import PACKED_SUFFIX, Trace, TraceError, read_trace
+
+_ON_DEVICE: Final = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"}
+"""Categories of slices whose pid is a device's number, and whose tid is a stream's."""
+
+_RUNTIME: Final = ("_runtime", "_driver")
+"""What the categories of calls end with that start something on a device, under the same `correlation`."""
+
+_UNTOLD: Final = {"Ev Idx", "Record function id", "External id", "device", "stream"}
+"""Arguments that say nothing outside the profile, or that the track says."""
+
+_CHUNK: Final = 20_000
+
+_GZIP: Final = b"\x1f\x8b"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace's directory, or a packed file")
+    parser.add_argument("others", type=Path, nargs="+", metavar="PROFILE", help="what torch.profiler exported of it")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a packed trace, and leave TRACE alone")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command; prints where the result is."""
+    print(merge([arguments.trace, *arguments.others], arguments.output))
+    return 0
+
+
+def merge(paths: Sequence[Path], output: Path | None = None) -> Path:
+    """Join what lies at `paths`; the path of the result.
+
+    A trace's directory gets the profiles put into it, unless `output` names a packed file to write instead; a packed
+    trace needs one. Raises TraceError where the arguments do not go together, or one of them is not usable.
+    """
+    traces = [path for path in paths if _is_trace(path)]
+    profiles = [path for path in paths if path not in traces]
+    if len(traces) != 1 or not profiles:
+        raise TraceError(
+            f"merge takes one trace and profiles of it, and these are {len(traces)} traces and {len(profiles)} other "
+            "files: give a trace's directory or packed file, then what torch.profiler exported of the same run"
+        )
+    return _merge_profiles(traces[0], profiles, output)
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether this is a trace rather than a file of another program; all else is found out when it is read."""
+    if path.is_dir() or path.suffix == PACKED_SUFFIX:
+        return True
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+            file.seek(0)
+            if start == _GZIP:
+                with gzip.open(file) as plain:
+                    return plain.read(262)[257:262] == b"ustar"
+    except (OSError, EOFError, zlib.error):
+        pass  # who reads it as a profile says what is wrong with it
+    return False
+
+
+def _merge_profiles(path: Path, profiles: Sequence[Path], output: Path | None) -> Path:
+    trace = read_trace(path)
+    if output is None and not path.is_dir():
+        raise TraceError(f"{path} is packed: say with -o where the merged trace should go")
+    new: list[Attachment] = []
+    for one in profiles:
+        taken = {attachment.name for attachment in trace.attachments + new}
+        new.append(Attachment(_free_name(taken), profile(one, trace, new)))
+    if output is None:
+        for attachment in new:
+            _put(path / attachment.name, attachment.data())
+        return path
+    trace.attachments += new
+    return trace.pack(output)
+
+
+def _free_name(taken: set[str]) -> str:
+    number = 1
+    while (name := f"profiler-{number}{attachments.SUFFIX}") in taken:
+        number += 1
+    return name
+
+
+def _put(target: Path, data: bytes) -> None:
+    """Write a file that is whole as soon as it has its name."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(data)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# --- One profile ------------------------------------------------------------------------------------------------------
+def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> bytes:
+    """The profile at `path` as an attachment's bytes, on the trace's clock.
+
+    others: attachments that are about to be made. Raises TraceError where it is no profile of torch's, is cut short,
+    cannot be of the trace's run, or is in the trace already; OSError where it cannot be read.
+    """
+    document = _parsed(path)
+    base = document["baseTimeNanoseconds"]
+    offset, error = _wall_offset(trace)
+    found = _Found(base - offset)
+    for event in document["traceEvents"]:
+        found.take(event)
+    _check_origin(path, document, found, trace)
+    identity = str(document.get("trace_id", "")) or f"{path.name} {base} {len(document['traceEvents'])}"
+    if any(one.about.get("identity") == identity for one in [*trace.attachments, *others]):
+        raise TraceError(f"{path} is in this trace already: nothing was changed")
+    first = attachments.description(
+        "profiler", "torch.profiler", str(document.get("schemaVersion", "")), found.pid,
+        "wall clock minus the offset to CLOCK_MONOTONIC that the trace's processes noted", error,
+        offset_ns=offset, identity=identity, file=path.name,
+    )  # fmt: skip
+    return first + b"".join(found.lines())
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """The document, its fractions as Decimal: microseconds since 1970 with three decimals are too fine for a float."""
+    data = path.read_bytes()
+    try:
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
+    except (EOFError, OSError, zlib.error) as error:
+        raise TraceError(f"{path} is cut short or damaged ({error}): export or copy the profile again") from error
+    try:
+        document = json.loads(data, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        if b'"traceEvents"' in data[:4096] and b"baseTimeNanoseconds" in data[:4096]:
+            raise TraceError(f"{path} is cut short or damaged ({error}): export or copy the profile again") from error
+        raise _no_profile(path, "it is no JSON") from error
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise _no_profile(path, "it has no list of traceEvents")
+    if type(document.get("baseTimeNanoseconds")) is not int:
+        raise _no_profile(path, "it does not say its clock's baseTimeNanoseconds")
+    return document
+
+
+def _no_profile(path: Path, why: str) -> TraceError:
+    return TraceError(f"{path} is no profile of torch.profiler's: {why}. Give what `export_chrome_trace` wrote")
+
+
+def _wall_offset(trace: Trace) -> tuple[int, int]:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC during the run, ns, and by how much it may be off: the median of what its
+    processes noted, and the largest deviation. Both clocks are slewed alike, so only a clock that is set changes it."""
+    noted = [trace.manifest, *trace.described("trace_end")]
+    noted += [
+        {"monotonic_ns": line.get("start_monotonic_ns"), "realtime_ns": line.get("start_realtime_ns")}
+        for line in trace.described("process")
+    ]
+    pairs = [(line.get("realtime_ns"), line.get("monotonic_ns")) for line in noted]
+    offsets = sorted(wall - mono for wall, mono in pairs if type(wall) is int and type(mono) is int)
+    if not offsets:
+        raise TraceError(f"{trace.path} does not say how its clock is related to the wall clock: nothing can be merged")
+    middle = offsets[len(offsets) // 2]
+    return middle, max(middle - offsets[0], offsets[-1] - middle)
+
+
+def _check_origin(path: Path, document: dict[str, Any], found: _Found, trace: Trace) -> None:
+    """Raise TraceError where the profile is of another run."""
+    host, own = document.get("host_name"), trace.manifest.get("host")
+    if isinstance(host, str) and isinstance(own, str) and host != own:
+        raise TraceError(
+            f"{path} was recorded on {host!r}, and {trace.path} on {own!r}: give a profile of the same run"
+        )
+    if not found.begin:
+        raise TraceError(f"{path} holds nothing that took time: was the profiler stopped before it was exported?")
+    if not len(trace.events):
+        raise TraceError(f"{trace.path} holds no events to put a profile beside")
+    first, last = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    begin, end = min(found.begin), max(b + d for b, d in zip(found.begin, found.duration, strict=True))
+    if end < first or begin > last:
+        late = begin > last
+        gap = (begin - last if late else first - end) / 1e9
+        raise TraceError(
+            f"{path} {'begins' if late else 'ends'} {gap:.1f} s {'after' if late else 'before'} {trace.path} "
+            f"{'ends' if late else 'begins'}: they are of different runs, or of different boots of the machine"
+        )
+    pids = {process.pid for process in trace.processes}
+    if not found.pids & pids:
+        theirs = ", ".join(map(str, sorted(found.pids))) or "none"
+        raise TraceError(
+            f"{path} is of process {theirs}, and {trace.path} of {', '.join(map(str, sorted(pids)))}: "
+            "give the profile of the process that iterated over the loader"
+        )
+
+
+@dataclass
+class _Found:
+    """What is taken over from a profile. base: CLOCK_MONOTONIC ns of its time 0."""
+
+    base: int
+    pids: set[int] = field(default_factory=set)
+    titles: dict[tuple[int, int], str] = field(default_factory=dict)
+    tracks: dict[Track, int] = field(default_factory=dict)
+    names: dict[Name, int] = field(default_factory=dict)
+    begin: list[int] = field(default_factory=list)
+    duration: list[int] = field(default_factory=list)
+    track: list[int] = field(default_factory=list)
+    name: list[int] = field(default_factory=list)
+    args: dict[int, dict[str, Any]] = field(default_factory=dict)
+    launches: dict[int, int] = field(default_factory=dict)  # correlation -> slice
+    launched: list[tuple[int, int]] = field(default_factory=list)  # correlation, slice
+
+    @property
+    def pid(self) -> int:
+        """The profiled process."""
+        return min(self.pids, default=0)
+
+    def take(self, event: Any) -> None:
+        """Take over an event, if it is a slice of a thread or a stream. What makes no sense is left out."""
+        if not isinstance(event, dict):
+            return
+        pid, tid, args = event.get("pid"), event.get("tid"), event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if type(pid) is not int or type(tid) is not int:
+            return  # the profiler's own notes: their pid is a text
+        if event.get("ph") == "M" and event.get("name") == "thread_name":
+            self.titles[pid, tid] = str(args.get("name", ""))
+        begin, duration = _ns(event.get("ts")), _ns(event.get("dur"))
+        if event.get("ph") == "X" and begin is not None and duration is not None:
+            begin += self.base
+            if 0 <= begin < LATEST // 2 and duration >= 0:
+                self._take_slice(event, pid, tid, args, begin, duration)
+
+    def _take_slice(self, event: Any, pid: int, tid: int, args: dict[str, Any], begin: int, duration: int) -> None:
+        category = str(event.get("cat", ""))
+        number = len(self.begin)
+        self.begin.append(begin)
+        self.duration.append(duration)
+        self.name.append(self.names.setdefault(Name(str(event.get("name", "")), category), len(self.names)))
+        track = self._stream(pid, tid, category, args) if category in _ON_DEVICE else Track(pid, tid, "")
+        self.track.append(self.tracks.setdefault(track, len(self.tracks)))
+        if category not in _ON_DEVICE:
+            self.pids.add(pid)
+        told = {str(key): _plain(value) for key, value in args.items() if key not in _UNTOLD}
+        if told:
+            self.args[number] = told
+        correlation = args.get("correlation")
+        if type(correlation) is int and correlation > 0:
+            if category.endswith(_RUNTIME):
+                self.launches.setdefault(correlation, number)
+            elif category in _ON_DEVICE:
+                self.launched.append((correlation, number))
+
+    def _stream(self, pid: int, tid: int, category: str, args: dict[str, Any]) -> Track:
+        """A track for what runs on a stream, and another for annotations, which overlap it."""
+        device = args.get("device", pid)
+        title = f"stream {args.get('stream', tid)}" + (": annotations" if category == "gpu_user_annotation" else "")
+        return Track(pid, tid, title, f"GPU {device}")
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines of the attachment but the first."""
+        rows = np.empty(len(self.begin), SLICE)
+        rows["begin"], rows["track"], rows["name"] = self.begin, self.track, self.name
+        rows["end"] = rows["begin"] + self.duration
+        named = [
+            t if t.title else t._replace(title=self.titles.get((t.pid, t.tid), f"thread {t.tid}")) for t in self.tracks
+        ]
+        for at in range(0, len(rows), _CHUNK):
+            yield self._chunk(rows[at : at + _CHUNK], at, named)
+        yield attachments.arrows((self.launches[c], n) for c, n in self.launched if c in self.launches)
+        yield attachments.closing()
+
+    def _chunk(self, rows: Rows, at: int, tracks: list[Track]) -> bytes:
+        """A chunk with the names that occur in it alone."""
+        used, own = np.unique(rows["name"], return_inverse=True)
+        all_names = list(self.names)
+        rows = rows.copy()
+        rows["name"] = own
+        args = {n - at: self.args[n] for n in range(at, at + len(rows)) if n in self.args}
+        return attachments.chunk(tracks, [all_names[n] for n in used.tolist()], rows, args)
+
+
+def _ns(us: object) -> int | None:
+    """Microseconds as whole ns; None where this is no such number."""
+    if isinstance(us, bool) or not isinstance(us, (int, Decimal)):
+        return None
+    exact = Decimal(us)
+    return round(exact * 1000) if abs(exact) < LATEST // 2000 else None
+
+
+def _plain(value: Any) -> Any:
+    """A value of args as JSON has it."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value
