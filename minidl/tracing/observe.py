@@ -18,6 +18,7 @@ import functools
 import inspect
 import multiprocessing
 import os
+import queue
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ from minidl.tracing.instrument import (
     _facts,
     _feeding,
     _live,
+    _TracedQueue,
     _watch_new_shared,
 )
 from minidl.tracing.recorder import TraceConfig
@@ -89,6 +91,8 @@ DERIVED: Final[dict[str, str]] = {
     "reorder_store": "the result that came is not the one whose turn it is",
     "reorder_pop": "a batch that was kept is no longer kept, at the loader's next call",
     "rcvd_advance": "the loader's own count, at its next call",
+    "next": "from the loader's first call for a batch to its yield",
+    "consumer": "from a yield to the loader's next call",
     "yield": "follows the put that replaces the batch; where the sampler has no more, seen at the loader's next call",
     "worker_exhausted": "what came out of the result queue",
     "found_dead": "is_alive() says no after a get that brought nothing",
@@ -101,8 +105,6 @@ DERIVED: Final[dict[str, str]] = {
 
 UNSEEN: Final[dict[str, str]] = {
     "sampler_next": "the sampler is asked by the loader itself",
-    "next": "the loader's own method",
-    "consumer": "the user's own code",
     "sample": "the dataset is asked by torch's fetcher",
     "pin": "torch's thread calls torch",
     "pin_start": "torch's thread",
@@ -145,9 +147,9 @@ class ObservedContext(BaseContext):
 
     def Queue(self, maxsize: int = 0) -> Any:
         """The result queue, if it is an iterator's first, else a worker's index queue."""
-        queue = self.get_context().Queue(maxsize)
+        plain = self.get_context().Queue(maxsize)
         ports = self._ports(sys._getframe(1))
-        return queue if ports is None else ports.queue(queue)
+        return plain if ports is None else ports.queue(plain)
 
     def Event(self) -> Any:
         """The workers' done event."""
@@ -234,12 +236,13 @@ class ObservedPorts(TracedPorts):
         _watch_sharing()
         return self.worker_side
 
-    def queue(self, queue: Any) -> Any:
+    def queue(self, plain: Any) -> Any:
+        """The iterator asks for the result queue first, then for a queue a worker."""
         if not self.has_result_queue:
             self.has_result_queue = True
-            return ObservedResultQueue(self, queue)
+            return ObservedResultQueue(self, plain)
         self.index_queues += 1
-        return ObservedIndexQueue(self, queue, self.index_queues - 1)
+        return ObservedIndexQueue(self, plain, self.index_queues - 1)
 
     def process(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         target, args = arguments["target"], arguments["args"]
@@ -267,135 +270,197 @@ class _Loader:
         self.pinned = bool(iterator._pin_memory)
         self.timeout: float = iterator._timeout
         self.epoch = -1
-        self.begun = False  # between an epoch's begin and its end
-        self.shutting_down = False
-        self.closed = False
         self.new_epoch()
+        self.in_epoch = self.in_next = self.in_consumer = False  # begun, and not ended
+        self.failing = False  # next() is about to raise what is no task's error
         self.wait: float | None = None  # seconds that the last get took, where it brought nothing
-        self.asked = 0  # active workers that were found alive since
+        self.found_alive = 0  # of the workers that have been looked at since
+        self.shutting_down = self.closed = False
 
     def new_epoch(self) -> None:
         """Forget the last epoch."""
         self.tasks: dict[int, Any] = {}
         self.workers: dict[int, int] = {}  # task -> worker
         self.kept: dict[int, ev.Outcome] = {}  # the reorder buffer, as told
-        self.in_hand: list[tuple[int, ev.Outcome]] = []  # taken out of it or received, and not yet known as yielded
+        self.in_hand: list[tuple[int, ev.Outcome]] = []  # received in turn or popped, and not told as yielded
         self.send_idx = self.rcvd_idx = self.yielded = 0
+        self.results = 0  # received, of whatever kind
+        self.last = -1  # the task yielded last
+        self.sampled_all = False  # a batch was yielded and no task sent for it
 
     def emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
         self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
 
-    def count(self, name: str, otherwise: int) -> int:
-        """One of the iterator's own counters; what we know where it is being collected."""
-        return int(getattr(self.iterator(), name, otherwise))
-
+    # --- what the iterator itself says
     def outstanding(self) -> int:
-        return self.count("_tasks_outstanding", sum(len(info) == 1 for info in self.tasks.values()))
+        return int(getattr(self.iterator(), "_tasks_outstanding", self.send_idx - self.results))
+
+    def active(self) -> int:
+        return sum(getattr(self.iterator(), "_workers_status", []))
+
+    def batches(self) -> int | None:
+        return getattr(self.iterator(), "_num_yielded", None)
 
     # --- what has happened since the last call
-    def catch_up(self, all_but: int = 0, yielded: int | None = None) -> None:
+    def catch_up(self, batches: int | None, all_but: int = 0) -> None:
         """Emit what has left the reorder buffer, and the yields; `all_but` = 1 where the last of them is still to come.
 
-        yielded: the loader's own count of batches. What it lacks is lost: the sampler failed while a batch's successor
+        batches: the loader's own count of yields. What it lacks is lost: the sampler failed while a batch's successor
         was to be sent, and the batch in hand went with it.
         """
         gone = sorted(task for task in self.kept if task not in self.tasks)
         coming = [*self.in_hand, *((task, self.kept[task]) for task in gone)]
         certain = [task for task, outcome in coming[: len(coming) - all_but] if outcome is ev.Outcome.DATA]
-        lost = set(certain[: max(0, self.yielded + len(certain) - yielded)] if yielded is not None else [])
-        self.in_hand = [(task, outcome) for task, outcome in self.in_hand if task not in lost]
+        lost = set(certain[: max(0, self.yielded + len(certain) - batches)] if batches is not None else [])
+        if lost and self.in_hand and self.in_hand[0][0] in lost:
+            self.in_hand.clear()
+            self.end_next(ev.Outcome.ERROR)
         for task in gone:
             self.hand_out()
             outcome = self.kept.pop(task)
+            self.begin_next()
             self.rcvd_idx = task + 1
             self.emit(ev.REORDER_POP, task, self.workers.get(task, -1), self.rcvd_idx, len(self.kept))
             self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding())
-            if task not in lost:
+            if task in lost:
+                self.end_next(ev.Outcome.ERROR)
+            else:
                 self.in_hand.append((task, outcome))
+        self.sampled_all = self.in_order and (self.sampled_all or len(self.in_hand) > all_but)
         self.hand_out(all_but)
 
     def hand_out(self, all_but: int = 0) -> None:
         """Emit the yields of what is in hand."""
         while len(self.in_hand) > all_but:
             task, outcome = self.in_hand.pop(0)
+            self.last = task
             self.yielded += outcome is ev.Outcome.DATA
             self.emit(ev.YIELD, task, self.workers.get(task, -1), outcome, self.yielded)
+            self.end_next(outcome, task)
 
-    def yielded_batches(self) -> int | None:
-        """The loader's own count, where it can be asked."""
-        return getattr(self.iterator(), "_num_yielded", None)
+    # --- next() and the consumer, in turn
+    def begin_next(self) -> None:
+        if not self.in_next:
+            self.end_consumer()
+            self.in_next = True
+            self.emit(ev.NEXT[0], self.rcvd_idx, x=self.rcvd_idx)
+
+    def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+        if self.in_next:
+            self.in_next = self.failing = False
+            self.emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
+            if outcome is not ev.Outcome.EXHAUSTED:
+                self.begin_consumer(task if outcome is ev.Outcome.DATA else -1)
+
+    def fail(self) -> None:
+        """End a next() that has raised what is no task's error."""
+        if self.failing:
+            self.ports.emit_gone()
+            self.end_next(ev.Outcome.ERROR)
+
+    def begin_consumer(self, task: int = -1) -> None:
+        self.in_consumer = True
+        self.emit(ev.CONSUMER[0], task, x=self.yielded)
+
+    def end_consumer(self) -> None:
+        if self.in_consumer:
+            self.in_consumer = False
+            self.emit(ev.CONSUMER[1], self.last)
 
     # --- epochs
     def begin_epoch(self) -> None:
-        if not self.begun and not self.shutting_down:
-            self.begun = True
+        if not self.in_epoch and not self.shutting_down:
+            self.in_epoch = True
             self.epoch += 1
             self.new_epoch()
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
             self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
 
-    def end_epoch(self, yielded: int | None = None) -> None:
-        if not self.begun:
+    def primed(self) -> None:
+        """The first tasks have been sent."""
+        if self.last < 0 and not self.in_next and not self.in_consumer and not self.pinned:
+            self.sampled_all = self.in_order and self.send_idx < self.num_workers * self.prefetch_factor
+            self.begin_consumer()
+
+    def end_epoch(self, batches: int | None = None) -> None:
+        if not self.in_epoch:
             return
-        self.begun = False
-        self.catch_up(yielded=yielded)
-        exhausted = not self.tasks
-        if exhausted and self.rcvd_idx < self.send_idx:
-            self.rcvd_idx = self.send_idx
-            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding() if self.shutting_down else 0)
-        ending = ev.Ending.EXHAUSTED if exhausted else ev.Ending.CLOSED
+        self.primed()
+        self.catch_up(batches)
+        self.fail()
+        self.in_epoch = False
+        ending = ev.Ending.CLOSED if self.tasks else ev.Ending.EXHAUSTED
+        if ending is ev.Ending.EXHAUSTED and not self.pinned:
+            self.begin_next()
+            if self.rcvd_idx < self.send_idx:
+                self.rcvd_idx = self.send_idx
+                self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.send_idx - self.results)
+            self.end_next(ev.Outcome.EXHAUSTED)
+        self.end_consumer()
         self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
-        self.tasks = {}
+        self.tasks = {}  # of batches that the iterator has let go, none must live because of us
 
     # --- index queues
     def sending(self, idx: int, worker: int, index: Any) -> None:
-        """A task is about to be put. Where a batch is in hand, it is put for it."""
+        """A task is about to be put; where a batch is in hand, for that batch, which is yielded afterwards."""
         self.begin_epoch()
-        self.catch_up(all_but=1, yielded=self.yielded_batches())
+        if not self.pinned:
+            self.catch_up(self.batches(), all_but=1)
+        self.sampled_all = False
         self.workers[idx] = worker
         self.send_idx = idx + 1
         self.emit(ev.TASK_ASSIGNED, idx, worker, idx + 1, self.outstanding() + 1)
         self.emit(ev.INDEX_PUT, idx, worker, _count(index))
+
+    def sent(self) -> None:
+        self.hand_out()
+        if self.send_idx == self.num_workers * self.prefetch_factor:
+            self.primed()
 
     def resuming(self, worker: int) -> None:
         """A worker is told of a new epoch."""
         self.end_epoch()
         self.emit(ev.RESUME_PUT, -1, worker, self.epoch + 1)
 
-    def told_to_leave(self, worker: int) -> None:
-        if not self.shutting_down and worker < len(self.ports.workers):
-            self.ports.workers[worker].emit_gone()  # it is told because it was found dead, or has nothing more to do
-
     # --- the result queue
-    def wanted(self) -> tuple[int, int]:
+    def waits(self) -> tuple[int, int]:
         """The loader is about to wait; task and worker that it needs next."""
-        self.wait, self.asked = None, 0
-        if not self.begun or self.pinned:
+        self.wait, self.found_alive = None, 0
+        if not self.in_epoch or self.pinned:
             return -1, -1
-        self.catch_up(yielded=self.yielded_batches())
-        rcvd_idx = self.count("_rcvd_idx", self.rcvd_idx)
+        self.primed()
+        self.catch_up(self.batches())
+        self.fail()
+        self.begin_next()
+        rcvd_idx = int(getattr(self.iterator(), "_rcvd_idx", self.rcvd_idx))
         if rcvd_idx > self.rcvd_idx:
             self.rcvd_idx = rcvd_idx
             self.emit(ev.RCVD_ADVANCE, x=rcvd_idx, y=self.outstanding())
         return self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
 
+    def got_nothing(self, seconds: float, error: BaseException) -> None:
+        """The wait has brought no message: what next() does now is seen where it looks at the workers."""
+        self.wait = seconds
+        self.failing = self.in_next and not isinstance(error, queue.Empty)
+
     def received(self, task: int, worker: int, outcome: ev.Outcome) -> None:
         """A result has come; what the loader does about it follows from whose turn it is."""
-        if not self.begun or self.pinned:
+        if not self.in_epoch or self.pinned:
             return  # a leftover of the last epoch, or the pin thread's affair
-        outstanding = self.outstanding() - 1
+        self.results += 1
         if outcome is ev.Outcome.EXHAUSTED:
-            active = sum(getattr(self.iterator(), "_workers_status", [True])) - 1
-            self.emit(ev.WORKER_EXHAUSTED, task, worker, active)
+            self.emit(ev.WORKER_EXHAUSTED, task, worker, self.active() - 1)
         elif task == self.rcvd_idx:
             self.rcvd_idx += 1
             self.in_hand.append((task, outcome))
-            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=outstanding)
+            self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding() - 1)
         elif self.in_order:
             self.kept[task] = outcome
             self.emit(ev.REORDER_STORE, task, worker, self.rcvd_idx, len(self.kept))
         else:
             self.in_hand.append((task, outcome))
+        if self.sampled_all:
+            self.hand_out()
 
     # --- processes
     def looked_at(self, worker: int, process: Any, alive: bool) -> None:
@@ -403,19 +468,17 @@ class _Loader:
         if self.shutting_down:
             if worker == len(self.ports.workers) - 1 and not alive:
                 self.shut_down()
-        elif self.wait is not None or self.pinned:
-            if not alive:
-                self.emit(ev.FOUND_DEAD, -1, worker, ev.Actor.WORKER, process.pid, process.exitcode or 0)
-                self.wait = None
-            else:
-                self._found_alive()
-
-    def _found_alive(self) -> None:
-        self.asked += 1
-        active = sum(getattr(self.iterator(), "_workers_status", []))
-        if self.asked == active and self.timeout > 0 and self.wait is not None:
-            worker = self.workers.get(self.rcvd_idx, -1)
-            self.emit(ev.TIMED_OUT, self.rcvd_idx, worker, int(self.wait * 1e9))
+        elif self.wait is None and not self.pinned:
+            return  # somebody else asks
+        elif not alive:
+            self.failing = self.in_next
+            self.emit(ev.FOUND_DEAD, -1, worker, ev.Actor.WORKER, process.pid, process.exitcode or 0)
+        elif not self.failing:
+            self.found_alive += 1
+            if self.timeout > 0 and self.found_alive == self.active() and self.wait is not None:
+                about = self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
+                self.emit(ev.TIMED_OUT, *about, int(self.wait * 1e9))
+                self.end_next(ev.Outcome.ERROR)
 
     def begin_shutdown(self) -> None:
         """The first of the done events is about to be set."""
@@ -423,7 +486,7 @@ class _Loader:
             return
         if self.epoch < 0 and self.num_workers == len(self.ports.workers):
             self.begin_epoch()  # of a sampler that gave nothing
-        self.end_epoch(self.yielded_batches())
+        self.end_epoch(self.batches())
         self.shutting_down = True
         self.emit(ev.SHUTDOWN[0])
 
@@ -650,32 +713,40 @@ def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # --- Queues, the done event, processes --------------------------------------------------------------------------------
-class ObservedIndexQueue(TracedIndexQueue):
+class _ObservedQueue(_TracedQueue):
+    """What both queues share."""
+
+    ports: ObservedPorts
+    _watched_by = 0  # pid: a forked child's queue has new pipe methods
+
+    def _watch(self) -> None:
+        if self._watched_by != os.getpid():
+            self._watched_by = os.getpid()
+            self._hook()
+
+
+class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
     """The loader puts (task, indices), None or a new epoch's message; one worker gets."""
 
     ports: ObservedPorts
 
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        if self._hooked_in != os.getpid():
-            self._hook()
+        self._watch()
         loader = self.ports.loader_side
         if isinstance(message, tuple):
             idx, index = message
             loader.sending(idx, self.worker_id, index)
             self.inner.put(_Sent(message, self.ports.loader, idx, self.worker_id), *args, **kwargs)
-            loader.hand_out()
+            loader.sent()
             return
         if message is None:
             self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
         elif isinstance(message, _ResumeIteration):
             loader.resuming(self.worker_id)
         self.inner.put(message, *args, **kwargs)
-        if message is None:
-            loader.told_to_leave(self.worker_id)
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        if self._hooked_in != os.getpid():
-            self._hook()
+        self._watch()
         worker = self.ports.worker_side
         if worker is None:
             return self.inner.get(*args, **kwargs)
@@ -698,7 +769,7 @@ class ObservedIndexQueue(TracedIndexQueue):
         return message
 
 
-class ObservedResultQueue(TracedResultQueue):
+class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
     """Every worker puts (task, data); the loader gets, or torch's pin thread."""
 
     ports: ObservedPorts
@@ -733,8 +804,7 @@ class ObservedResultQueue(TracedResultQueue):
         return _recv_bytes
 
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        if self._hooked_in != os.getpid():
-            self._hook()
+        self._watch()
         worker, number = self.ports.worker_side, self.ports.loader
         if worker is None:  # the loader wakes the pin thread
             self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
@@ -747,19 +817,18 @@ class ObservedResultQueue(TracedResultQueue):
             self.inner.put(_Answer(message, number, message[0], worker.worker_id), *args, **kwargs)
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        if self._hooked_in != os.getpid():
-            self._hook()
+        self._watch()
         loader, seconds = self.ports.loader_side, kwargs.get("timeout") or 0
-        task, worker = loader.wanted()
+        task, worker = loader.waits()
         self._emit(ev.RESULT_GET[0], task, worker, int(seconds * 1e9))
         began = time.monotonic()
         _reading.about = (self.ports.loader, -1, -1)
         try:
             message = self.inner.get(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             _end_rebuild()
             self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
-            loader.wait = time.monotonic() - began
+            loader.got_nothing(time.monotonic() - began, error)
             raise
         self._got(message, _reading.about[2])
         return message
