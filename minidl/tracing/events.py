@@ -57,6 +57,7 @@ class Track(enum.Enum):
     WORKER = "worker"
     PIN = "pin thread"
     CONSUMER = "consumer"  # the user's code between two `next`
+    DEVICE = "device"  # a stream of a device, by its clock, which `clock_calibration` maps to the host's
 
 
 class Actor(enum.IntEnum):
@@ -505,4 +506,63 @@ TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
     "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
+)  # fmt: skip
+
+# --- The device stage -------------------------------------------------------------------------------------------------
+H2D = _span(
+    110, "h2d", Track.CONSUMER, _OLIVE, "task", ("pinned:B pageable:B tensors", "depth:batches stream simulated"),
+    "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
+    "how many batches are enqueued and not handed out",
+    "device:_enqueue", "", "1 §2.5", stage="h2d",
+)  # fmt: skip
+COPY = _span(
+    112, "copy", Track.DEVICE, _OLIVE, "task", ("bytes:B stream simulated", "bytes:B stream simulated"),
+    "the batch's copies on the side stream, by the device's clock",
+    "streams:copy", "", "1 §2.5", stage="device copy",
+)  # fmt: skip
+TRANSFORM = _span(
+    114, "transform", Track.DEVICE, _TEAL, "task", ("stream simulated", "stream simulated"),
+    "the batch's transform on the side stream, by the device's clock",
+    "streams:transform", "", "1 §2.5", stage="transform",
+)  # fmt: skip
+DEVICE_WAIT = _span(
+    116, "device_wait", Track.DEVICE, _GREY, "task", ("simulated", "simulated"),
+    "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
+    "streams:hand_over", "", "1 §2.5", stage="device wait",
+)  # fmt: skip
+COMPUTE = _span(
+    118, "compute", Track.CONSUMER, _GREEN, "task", ("text:string", "text:string"),
+    "what the user has marked with minidl.span; task is that of the batch handed out last",
+    "tracing.spans:__enter__", "", "", stage="compute",
+)  # fmt: skip
+DEVICE_COMPUTE = _span(
+    120, "device_compute", Track.DEVICE, _GREEN, "task", ("text:string simulated", "text:string simulated"),
+    "the same in the consumer's stream, by the device's clock",
+    "tracing.spans:__enter__", "", "", stage="device compute",
+)  # fmt: skip
+HOST_WAIT = _span(
+    122, "host_wait", Track.CONSUMER, _GREY, "", ("simulated", "simulated"),
+    "the host waits, since the device is too many batches behind: this bounds the device's memory",
+    "device:_retire", "", "1 §2.5", stage="host wait",
+)  # fmt: skip
+HAND_OVER = _instant(
+    124, "hand_over", Track.CONSUMER, _GREEN, "task", "outcome:Outcome depth:batches simulated",
+    "the batch (or its error) leaves the device stage: the consumer's stream has been told to wait for it",
+    "device:_hand_over", "", "1 §2.5",
+)  # fmt: skip
+DEVICE_START = _instant(
+    125, "device_start", Track.CONSUMER, _GREY, "", "prefetch:batches stream simulated",
+    "an iteration of the device stage begins",
+    "device:__init__", "", "1 §2.5",
+)  # fmt: skip
+DEVICE_END = _instant(
+    126, "device_end", Track.CONSUMER, _GREY, "", "handed_out:batches dropped:batches simulated",
+    "the iteration has ended; dropped: batches that were enqueued and not handed out",
+    "device:_end", "", "1 §2.5",
+)  # fmt: skip
+CLOCK_CALIBRATION = _instant(
+    127, "clock_calibration", Track.DEVICE, _GREY, "", "reference:ns error:ns drift:ns",
+    "a mark of the device was bracketed by the host's clock: it lay at `reference`, give or take `error`; drift: how "
+    "far the two clocks have gone apart since the last one",
+    "tracing.device_clock:calibrate", "", "",
 )  # fmt: skip

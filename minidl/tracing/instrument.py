@@ -38,10 +38,13 @@ from minidl.protocol import (
     WorkerEvent,
     WorkerLifecycle,
 )
+from minidl.streams import Device, Stream
+from minidl.tracing import device_clock, recorder
 from minidl.tracing import events as ev
 from minidl.tracing import functions as function_level
-from minidl.tracing import recorder
+from minidl.tracing.device_stage import TracedStream
 from minidl.tracing.recorder import TraceConfig, TraceError
+from minidl.tracing.spans import batch_in_use
 from minidl.transport.message import Envelope, rebuild
 from minidl.transport.tensors import Reduced, TensorPickler
 
@@ -217,6 +220,18 @@ class TracedPorts(ports.Ports):
 
         return pin
 
+    # --- in the device stage
+    def device_stream(self, device: Device, prefetch: int, loader: Any) -> Stream:
+        pen, clock = recorder.start(self.config), device_clock.clock_of(device)
+        stream = super().device_stream(device, prefetch, loader)
+        if clock is None:
+            return stream
+        if self.sampling is None:  # not minidl's: nobody has described it yet
+            pen.role("loader", loader=self.loader)
+            pen.describe("loader", loader=self.loader, dataset=type(loader).__qualname__)
+        pen.describe("device", loader=self.loader, device=device.name, prefetch=prefetch, simulated=device.simulated)
+        return TracedStream(self, stream, device, prefetch, clock)
+
 
 def _facts(iterator: Any) -> dict[str, Any]:
     """An iterator's parameters, for the trace's reader."""
@@ -376,6 +391,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         step, task = self._delivered(), self._task()
         self._emit(ev.YIELD, task, -1 if step is None else step.worker_id, x=outcome, y=self.yielded)
         self._end_next(outcome, task)
+        batch_in_use.set(self.ports.loader, task)
         if step is not None and self.ports.decisions is not None:
             # The tracer must not keep a batch alive that the loader has let go.
             self.ports.decisions.delivered = Deliver(step.idx, step.worker_id, None)
@@ -877,6 +893,7 @@ def trace(
         undo()
         for loader in tuple(_live):
             loader.emit_gone()
+        device_clock.flush()
         pen.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
         recorder.stop()
         _recorded.clear()

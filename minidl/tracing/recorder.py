@@ -146,7 +146,7 @@ class Recorder:
 
     __slots__ = (
         "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
-        "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emit",
+        "_place", "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emit",
     )  # fmt: skip
 
     def __init__(self, config: TraceConfig) -> None:
@@ -163,7 +163,8 @@ class Recorder:
         self._local = threading.local()
         self._map: mmap.mmap | bytearray = bytearray()
         self._header: mmap.mmap | bytearray = self._map
-        self._write_into(self._map, _places(self._ring), self._local)
+        self._place = _places(self._ring)
+        self._write_into(self._map, self._place, self._local)
         self._start = time.monotonic_ns(), time.time_ns()
         self._stem = os.path.join(self.config.directory, f"{os.getpid()}-{self._start[0]}")
         self._introduced = False
@@ -174,13 +175,24 @@ class Recorder:
         self._lost_events = self._lost_lines = 0
         self._refused: set[str] = set()
 
-    def _emit_slowly(self, n: int, at: int, *values: int) -> None:
+    def emit_at(
+        self, stamp: int, tid: int, code: int, loader: int = 0, task: int = -1, worker: int = -1,
+        x: int = 0, y: int = 0, z: int = 0,
+    ) -> None:  # fmt: skip
+        """Record one event that was seen elsewhere: at `stamp` (ns, CLOCK_MONOTONIC), in the thread or stream `tid`."""
+        n, at = self._place()
+        try:
+            PACK.pack_into(self._map, at, stamp, code, loader, tid, task, worker, x, y, z, n)
+        except _UNFIT:
+            self._emit_slowly(n, at, code, loader, task, worker, x, y, z, stamp=stamp, tid=tid)
+
+    def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
         """The first event of a process or a thread, one that needs a longer file, or one that does not fit a slot."""
         if PACK is None:
             return  # the interpreter has cleared this module: there is nothing left to grow a file with
-        stamp = time.monotonic_ns()
+        stamp = stamp or time.monotonic_ns()
         try:
-            tid = self._tid()
+            tid = tid or self._tid()
             slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
         except OSError as error:
             self._give_up(error)

@@ -44,6 +44,13 @@ LETTERS: Final = {
     "pin": "L",
     "next": "N",
     "consumer": "T",
+    "h2d": "E",
+    "device copy": "H",
+    "transform": "A",
+    "compute": "U",
+    "device compute": "U",
+    "host wait": "-",
+    "device wait": "-",
     "join": "J",
     "shutdown": "X",
     "did not end": ">",
@@ -52,7 +59,7 @@ LETTERS: Final = {
 """The character for each stage of the event table, for spans without a stage, and for spans without an end.
 A letter is small where the stage took less than half of the cell."""
 
-WAITING: Final = ("idle", "wait", "join", "still waiting")
+WAITING: Final = ("idle", "wait", "host wait", "device wait", "join", "still waiting")
 """Kinds of time in which a thread has nothing to do."""
 
 _KINDS: Final = list(LETTERS)
@@ -182,7 +189,7 @@ def _lanes(trace: Trace, spans: Rows) -> dict[_Lane, Rows]:
         for which in (consumer, mine & ~consumer):
             if which.any():
                 kinds = {list(Track)[t] for t in np.unique(track[which]).tolist()}
-                lane = _lane_of(trace, process, loader, kinds, pinning.get((process, tid)))
+                lane = _lane_of(trace, process, tid, loader, kinds, pinning.get((process, tid)))
                 out.setdefault(lane, []).append(spans[which])
     return {lane: np.concatenate(parts) for lane, parts in out.items()}
 
@@ -195,12 +202,14 @@ def _pin_threads(trace: Trace) -> dict[tuple[int, int], str]:
     return out
 
 
-def _lane_of(trace: Trace, process: int, loader: int, kinds: set[Track], pinning: str | None) -> _Lane:
+def _lane_of(trace: Trace, process: int, tid: int, loader: int, kinds: set[Track], pinning: str | None) -> _Lane:
     who = trace.processes[process]
     worker = who.worker if who.role == "worker" else -1
     number = f" {worker}" if worker >= 0 else ""
     if kinds == {Track.CONSUMER}:
         return _Lane(loader, worker, 1, "consumer")
+    if kinds == {Track.DEVICE}:
+        return _Lane(loader, worker, 4, trace.threads.get((who.pid, tid), "device"))
     if kinds == {Track.FEEDER}:
         return _Lane(loader, worker, 2, "feeder" + number)
     if pinning:
