@@ -16,6 +16,7 @@ from minidl.dataset import (
     TensorDataset,
     random_split,
 )
+from minidl.device import DeviceLoader
 from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
 from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
@@ -33,6 +34,7 @@ from minidl.tracing.page import html
 from minidl.tracing.picture import timeline
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
+from minidl.tracing.spans import span
 from minidl.tracing.stepper import replay
 from minidl.worker_info import WorkerInfo, get_worker_info
 
@@ -44,6 +46,7 @@ __all__ = [
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DeviceLoader",
     "DistributedRandomSampler",
     "DistributedSampler",
     "DistributedSequentialSampler",
@@ -70,6 +73,7 @@ __all__ = [
     "observe",
     "random_split",
     "read_trace",
+    "span",
     "replay",
     "timeline",
     "trace",

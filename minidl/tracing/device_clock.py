@@ -6,8 +6,8 @@ soon as the stream has come to it; `flush` emits what is left, at a trace's end.
 
 Rules of use: a device's events tell only how far apart two marks are. So a mark is placed in a stream that nothing else
 is in, and the host looks at its clock before and after it (`calibrate`): the mark lay between, and half of the shortest
-such look is the error that the trace states. That is done again and again, since the clocks drift; the drift measured so
-far is corrected for. Each event is stamped with the moment of its mark; its `seq` says when it was learned of.
+such look is the error that the trace states. That is done again and again, since the clocks drift, and what the drift
+has been so far is corrected for. Each event is stamped with the moment of its mark; its `seq` says when it was learned.
 """
 
 from __future__ import annotations
