@@ -50,6 +50,7 @@ class _BaseDataLoaderIter:
         self._drop_last = loader.drop_last
         self._index_sampler = loader._index_sampler
         self._num_workers = loader.num_workers
+        self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         self._timeout = loader.timeout
         self._collate_fn = loader.collate_fn
@@ -204,7 +205,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         self._index_queues: list[Any] = []
         super().__init__(loader)
         self._worker_init_fn = loader.worker_init_fn
-        self._prefetch_factor = loader.prefetch_factor
         if self._num_workers <= 0 or not self._prefetch_factor:
             raise AssertionError(
                 "num_workers and prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"

@@ -57,6 +57,17 @@ _recorded: set[int] = set()
 _live: weakref.WeakSet[TracedPorts] = weakref.WeakSet()
 """Ports of iterators that this process has made and not let go."""
 
+_this_process = object()
+"""Another one in a forked child; compared for every message, which would be four times dearer with os.getpid()."""
+
+
+def _after_fork() -> None:
+    global _this_process
+    _this_process = object()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 Emit = Callable[..., None]
 
 
@@ -239,6 +250,7 @@ def _facts(iterator: Any) -> dict[str, Any]:
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
         "num_workers": iterator._num_workers,
+        "prefetch_factor": iterator._prefetch_factor,
         "in_order": iterator._in_order,
         "persistent_workers": iterator._persistent_workers,
         "pin_memory": iterator._pin_memory,
@@ -656,11 +668,11 @@ class _TracedQueue(_Proxy):
     queue_id: ev.QueueId
     write: tuple[int, int] | None = None
     worker_id = -1
-    _hooked_in = 0  # pid: a forked child's queue has new pipe methods
+    _hooked_in: object = None  # the process: a forked child's queue has new pipe methods
 
     def _hook(self) -> None:
         """Watch the pipe under a multiprocessing queue; must happen before the feeder thread starts."""
-        self._hooked_in = os.getpid()
+        self._hooked_in = _this_process
         send, receive = getattr(self.inner, "_send_bytes", None), getattr(self.inner, "_recv_bytes", None)
         if send is not None and self.write is not None:
             self.inner._send_bytes = self._watched_send(send, self.write)
@@ -686,7 +698,7 @@ class _TracedQueue(_Proxy):
         return _recv_bytes
 
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        if self._hooked_in != os.getpid():
+        if self._hooked_in is not _this_process:
             self._hook()
         if isinstance(message, Sentinel):
             self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
@@ -699,20 +711,22 @@ class _TracedQueue(_Proxy):
 
     def _get(self, span: tuple[int, int], task: int, worker: int, timeout: float | None) -> Any:
         """Get with a span around it; the end says what came."""
-        if self._hooked_in != os.getpid():
+        if self._hooked_in is not _this_process:
             self._hook()
-        self._emit(span[0], task, worker, int((timeout or 0) * 1e9))
+        emit, loader = self.ports.emit, self.ports.loader
+        emit(span[0], loader, task, worker, int((timeout or 0) * 1e9))
         try:
             message = self.inner.get(timeout=timeout)
         except BaseException:
-            self._emit(span[1], -1, worker, ev.Message.EMPTY)
+            emit(span[1], loader, -1, worker, ev.Message.EMPTY)
             raise
         self._emit_got(span[1], message)
         return message
 
     def _emit_got(self, code: int, message: Any) -> None:
         if isinstance(message, Result):
-            self._emit(code, message.idx, message.worker_id, ev.Message.RESULT, _outcome(message.data))
+            outcome = _outcome(message.data)
+            self.ports.emit(code, self.ports.loader, message.idx, message.worker_id, ev.Message.RESULT, outcome)
         elif isinstance(message, ResumeIteration):
             self._emit(code, -1, message.worker_id, ev.Message.RESUME)
         else:
@@ -867,16 +881,16 @@ def trace(
     directory: str | os.PathLike[str],
     *,
     detail: str = "sample",
-    ring_bytes: int | None = None,
+    ring_bytes: int | None = recorder.RING_BYTES,
     functions: bool = False,
     functions_min_us: float = function_level.DEFAULT_MIN_US,
 ) -> Iterator[Path]:
     """Record every loader whose iterator is made inside the `with` block into `directory`, which is made for it.
 
     detail: "sample" has an event for each sample, "batch" has not. ring_bytes: keep only the newest events of each
-    process, in about so many bytes of disk; None keeps all. functions: in workers, also record each function that takes
-    `functions_min_us` microseconds or more, with viztracer. Gives the directory's path. Raises TraceError where the
-    directory holds a trace already, where this process records one, or where viztracer is missing.
+    process, in about so many bytes of disk (64 MiB hold a million); None keeps all. functions: in workers, also record
+    each function that takes `functions_min_us` microseconds or more, with viztracer. Gives the directory's path. Raises
+    TraceError where the directory holds a trace already, where this process records one, or where viztracer is missing.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """
@@ -908,7 +922,8 @@ def _new_ports(config: TraceConfig) -> TracedPorts:
 def trace_from_environment() -> None:
     """Where MINIDL_TRACE names a directory, record every loader of this program from the first iterator on.
 
-    MINIDL_TRACE_DETAIL is "sample" (default) or "batch". A rank of a distributed run records into DIRECTORY/rankN. A
+    MINIDL_TRACE_DETAIL is "sample" (default) or "batch"; MINIDL_TRACE_RING is "full", or the MiB that a process's file
+    may grow to (default 64). A rank of a distributed run records into DIRECTORY/rankN. A
     directory that holds a trace already is left alone: the next free DIRECTORY.2, DIRECTORY.3, ... is taken. A failure
     is said on stderr, and the program runs without a trace.
     """
@@ -933,12 +948,22 @@ def _config_from_environment() -> TraceConfig:
     base = os.environ["MINIDL_TRACE"]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
-    detail = os.environ.get("MINIDL_TRACE_DETAIL", "sample")
+    detail, ring_bytes = os.environ.get("MINIDL_TRACE_DETAIL", "sample"), _ring_from_environment()
     for number in range(1, 1000):
-        directory = TraceConfig(base if number == 1 else f"{base}.{number}", detail).directory
+        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes)
         try:
-            return TraceConfig(str(recorder.create(directory, detail=detail, ring_bytes=None)), detail)
+            recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes)
+            return config
         except TraceError as error:
             if error.__cause__ is not None:  # not taken, but impossible, and so would be the next
                 raise
     raise TraceError(f"{base} and its numbered successors all hold traces: delete some, or name another directory")
+
+
+def _ring_from_environment() -> int | None:
+    text = os.environ.get("MINIDL_TRACE_RING", "")
+    if text == "full":
+        return None
+    if text and not (text.isdecimal() and int(text)):
+        raise ValueError(f"MINIDL_TRACE_RING is 'full' or a whole number of MiB from 1, not {text!r}")
+    return int(text) << 20 if text else recorder.RING_BYTES

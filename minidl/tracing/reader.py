@@ -93,7 +93,10 @@ _ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.
 
 @dataclass
 class Process:
-    """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded."""
+    """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded.
+
+    whole_from: CLOCK_MONOTONIC ns of the oldest event, where older ones were overwritten; else 0.
+    """
 
     pid: int
     ppid: int = 0
@@ -103,6 +106,7 @@ class Process:
     start_ns: int = 0
     events: int = 0
     lost: int = 0
+    whole_from: int = 0
     file: str = ""
     note: str = ""
     header: bytes = field(default=b"", repr=False)
@@ -372,6 +376,7 @@ class Trace:
             overwritten = max(0, last - ring) if ring else 0
             if overwritten:
                 process.lost += overwritten
+                process.whole_from = int(rows["time"][0])
                 self._lack(process, f"the oldest {_counted(overwritten, 'event')} overwritten (the ring holds {ring})")
             if last - overwritten > len(rows):
                 gaps = last - overwritten - len(rows)
@@ -432,6 +437,11 @@ class Trace:
     def spans(self) -> Rows:
         """Every begin with its end: array of SPAN, by begin; end = -1 where none was recorded. See `pairs`."""
         return pairs(self)
+
+    def whole_from(self, loader: int) -> int:
+        """CLOCK_MONOTONIC ns from which on no process has overwritten events of this loader; 0 where none has."""
+        there = np.unique(self.events["process"][self.events["loader"] == loader])
+        return max((self.processes[index].whole_from for index in there), default=0)
 
     @cached_property
     def order(self) -> Order:

@@ -26,6 +26,7 @@ import struct
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ STATE_AT = 64
 HEADER_BYTES = 4096
 SLOT_BYTES = PACK.size
 FIRST_SLOTS = 1024  # a process that says little takes 64 KiB of disk
+RING_BYTES = 64 << 20
+"""What a process's file may grow to unless it is told otherwise: a million events, some 20,000 to 60,000 batches."""
+
 GROW_SLOTS = 16384  # 1 MiB: a chatty one pays for growth once in 16384 events
 EVENTS_SUFFIX = ".events"
 SIDE_SUFFIX = ".meta.jsonl"
@@ -69,7 +73,7 @@ class TraceConfig:
 
     directory: str
     detail: str = "sample"
-    ring_bytes: int | None = None
+    ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -345,7 +349,7 @@ class Recorder:
         if not self._off:
             self._off = _CLOSED
             self._map = self._header = bytearray()
-            self._write_into(self._map)
+            self._write_into(bytearray(SLOT_BYTES), itertools.repeat((0, 0)).__next__, types.SimpleNamespace(tid=0))
 
     def __repr__(self) -> str:
         return f"<Recorder {self._stem}: {self._off or 'recording'}{', lost ' * bool(self.lost)}{self.lost}>"

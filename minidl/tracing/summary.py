@@ -108,7 +108,7 @@ class LoaderSummary:
         wall = f"{_s(self.wall)} from the first event to the last"
         lines = [
             f"loader {self.number}{_params(self.params)}",
-            f"  {_count(self.batches, 'batch', 'batches')} in {_count(self.epochs, 'epoch')}, {wall}",
+            f"  {_count(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
             f"  waited for data {_s(self.waited)}, consumer's own time {_s(self.consumer)}",
             *(f"  {line}" for line in self.verdict.lines()),
         ]
@@ -119,6 +119,9 @@ class LoaderSummary:
         if self.slowest:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
+
+    def _epochs(self) -> str:
+        return _count(self.epochs, "epoch") if self.epochs else "a part of an epoch" if self.batches else "no epoch"
 
     def _stage_lines(self) -> list[str]:
         if not self.stages:
@@ -220,7 +223,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
         start_up=_start_up(events),
         shutdown=_shutdown(closed),
         stages=_stages(closed),
-        workers=_workers(events, closed),
+        workers=_workers(trace, events, closed),
         slowest=_slowest(closed),
         bytes=_bytes(events, closed),
         errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
@@ -267,22 +270,24 @@ def _stages(spans: Rows) -> list[Stage]:
     return [Stage.of(name, _durations(mine)) for name, mine in found if len(mine)]
 
 
-def _workers(events: Rows, spans: Rows) -> list[Worker]:
+def _workers(trace: Trace, events: Rows, spans: Rows) -> list[Worker]:
     out = []
-    ready = events[events["code"] == ev.WORKER_READY]
-    for begin in ready:
-        own = events[events["process"] == begin["process"]]
-        mine = spans[spans["process"] == begin["process"]]
+    for index, process in enumerate(trace.processes):
+        own = events[events["process"] == index]
+        if process.role != "worker" or not len(own):
+            continue
+        mine = spans[spans["process"] == index]
+        ready = own["time"][own["code"] == ev.WORKER_READY]
         fetches, gets = mine[mine["code"] == ev.FETCH[0]], mine[mine["code"] == ev.INDEX_GET[0]]
         out.append(
             Worker(
-                worker=int(begin["worker"]),
-                pid=int(begin["pid"]),
+                worker=process.worker,
+                pid=process.pid,
                 tasks=len(fetches),
-                time=int(own["time"][-1] - begin["time"]),
+                time=int(own["time"][-1] - (ready[0] if len(ready) else own["time"][0])),
                 fetching=_total(fetches),
                 idle=_total(gets),
-                ended=_ended(events, own, int(begin["worker"])),
+                ended=_ended(events, own, process.worker),
             )
         )
     return sorted(out, key=lambda w: w.worker)

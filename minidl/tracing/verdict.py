@@ -131,8 +131,11 @@ def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
 def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     """Split what the loop waited for this loader iterator by cause; near-linear in its events."""
     spans = trace.spans() if spans is None else spans
-    events = trace.events[trace.events["loader"] == loader]
+    begin = trace.whole_from(loader)  # before that, who waits is there and who was waited for is not, or the reverse
+    events = trace.events[(trace.events["loader"] == loader) & (trace.events["time"] >= begin)]
     mine = _ended(spans[spans["loader"] == loader], events)
+    mine = mine[mine["end"] >= begin]
+    mine["begin"] = np.maximum(mine["begin"], begin)
     params = trace.loaders.get(loader, {})
     moments = _Moments(events, mine)
     causes, line = moments.causes()
@@ -184,7 +187,8 @@ class _Moments:
     def __init__(self, events: Rows, spans: Rows) -> None:
         self.events, self.spans = events, spans
         self.epochs: Ints = events["time"][events["code"] == ev.EPOCH[0]].astype(np.int64)
-        self.workers = int(events["y"][events["code"] == ev.EPOCH[0]].max()) if len(self.epochs) else 0
+        told = events["y"][events["code"] == ev.EPOCH[0]]
+        self.workers = int(max(told.max(initial=0), 1 + events["worker"].max(initial=-1)))
         self.set_up = self._set_up()
         edges = np.unique(np.concatenate([spans["begin"], spans["end"], events["time"], *self.set_up]))
         self.at: Ints = edges[:-1]
@@ -235,11 +239,12 @@ class _Moments:
 
     def _not_begun(self) -> Bools:
         """Whether the worker that is waited for has yet to begin its first fetch of the epoch."""
-        first = np.full((len(self.epochs) + 1, self.workers + 1), NEVER)  # row 0: no epoch; last column: any worker
+        first = np.full((len(self.epochs) + 1, self.workers + 1), NEVER)  # last column: any worker
         rows = self.spans[self.spans["code"] == ev.FETCH[0]]
         epoch = np.searchsorted(self.epochs, rows["begin"], side="right")
         np.minimum.at(first, (epoch, np.clip(rows["worker"], 0, self.workers)), rows["begin"])
         first[:, -1] = first.min(axis=1)
+        first[0] = 0  # an epoch of which the begin is not in the trace
         worker = self._of_latest(self.needs, "worker")
         found: Bools = self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
         return found

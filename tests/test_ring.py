@@ -1,0 +1,69 @@
+"""A ring keeps a process's newest events: every view of such a trace works, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import workloads as wl
+
+import minidl
+from minidl import cli
+from minidl.tracing import events as ev
+from minidl.tracing.recorder import FIRST_SLOTS, RING_BYTES, SLOT_BYTES, TraceConfig
+
+BATCHES = 400
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 400 batches; the loader, by far the most talkative, and its two workers keep 1024 events each."""
+    path = tmp_path_factory.mktemp("ring") / "trace"
+    with minidl.trace(path, ring_bytes=FIRST_SLOTS * SLOT_BYTES):
+        assert sum(1 for _ in minidl.DataLoader(wl.Tensors(2 * BATCHES), batch_size=2, num_workers=2)) == BATCHES
+    return path
+
+
+def test_a_ring_is_what_one_gets() -> None:
+    assert TraceConfig("x").ring_bytes == RING_BYTES
+    assert TraceConfig("x").ring_slots == 1_048_576
+    assert TraceConfig("x", ring_bytes=None).ring_slots == 0
+
+
+def test_the_newest_events_of_each_process_are_there(ring: Path) -> None:
+    trace = minidl.read_trace(ring)
+    assert [(p.events, p.lost > 0, p.whole_from > 0) for p in trace.processes] == [(FIRST_SLOTS, True, True)] * 3
+    assert len(trace) == 3 * FIRST_SLOTS
+    begin = trace.whole_from(1)
+    assert begin == max(trace.events["time"][trace.events["process"] == index][0] for index in range(3))
+    whole = trace.events[trace.events["time"] >= begin]
+    tasks = whole["task"][whole["code"] == ev.YIELD].tolist()
+    assert 10 < len(tasks) < BATCHES
+    assert tasks == list(range(BATCHES))[-len(tasks) :]
+
+
+@pytest.mark.parametrize(
+    "command", ["summary", "check", "ledger", "timeline", "export", "pack", "before --batch 399", "replay"]
+)
+def test_every_command_reads_it(command: str, ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *more = command.split()
+    more += ["-o", str(tmp_path / "out.minidl")] if name in ("export", "pack") else []
+    assert cli.main([name, str(ring), *more]) == 0, capsys.readouterr().out
+    if name in ("summary", "check", "timeline"):
+        said = capsys.readouterr().out
+        assert said.count("overwritten (the ring holds 1024)") == 3, said
+
+
+def test_pictures_of_it(ring: Path, tmp_path: Path) -> None:
+    assert minidl.timeline(ring) is not None
+    assert "overwritten (the ring holds 1024)" in json.dumps(str(minidl.html(ring)))
+
+
+def test_the_verdict_asks_only_the_time_that_everybody_tells_of(ring: Path) -> None:
+    trace = minidl.read_trace(ring)
+    from minidl.tracing.verdict import waiting
+
+    split = waiting(trace, 1)
+    assert split.workers == 2
+    assert sum(split.causes.values()) + split.consumer <= int(trace.events["time"][-1]) - trace.whole_from(1)
