@@ -135,6 +135,15 @@ def _top(arguments: argparse.Namespace) -> int:
     return top.run(arguments)
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    from minidl.tracing import stepper_terminal
+
+    try:
+        return stepper_terminal.run(arguments)
+    except (ValueError, IndexError) as error:
+        raise CommandError(f"replay: {error}") from error
+
+
 def _timeline(arguments: argparse.Namespace) -> int:
     from minidl.tracing.timeline import render
 
@@ -348,6 +357,12 @@ def _merge_arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_arguments(parser)
 
 
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl.tracing import stepper_terminal
+
+    stepper_terminal.add_arguments(parser)
+
+
 def _diff_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl.tracing import diff
 
@@ -388,6 +403,9 @@ _COMMANDS = {
         "tell what led to a batch, whatever the clocks say", f"before {_TRACE} --batch 9", _before, _before_arguments
     ),
     "top": _Command("watch a running job, live", "top 4711", _top, _top_arguments),
+    "replay": _Command(
+        "step through a recorded run, forwards and backwards", f"replay {_TRACE} --batch 9", _replay, _replay_arguments
+    ),
     "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),

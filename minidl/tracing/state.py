@@ -295,6 +295,16 @@ _PIN_FORCED: Final = {
 _AT_HOME: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.WORKER_START, ev.TASK_ASSIGNED, ev.INDEX_PUT, *ev.SHUTDOWN)
 """What only the loader's own process records."""
 
+_WITH_WORKERS: Final = (
+    *ev.WORKER_START,
+    ev.WORKER_READY,
+    ev.TASK_ASSIGNED,
+    ev.INDEX_PUT,
+    *ev.INDEX_GET,
+    *ev.RESULT_GET,
+)
+"""What an iterator without workers never records."""
+
 _IN_PIPE: Final = (Stage.WRITING, Stage.WRITTEN)
 _UNREAD: Final = (Stage.ENQUEUED, Stage.PICKLING, Stage.PICKLED, *_IN_PIPE, Stage.READ, Stage.REBUILDING)
 
@@ -310,6 +320,7 @@ class Follower:
         self.received_by = ev.READY_GET[1] if self.pinned else ev.RESULT_GET[1]
         done = rows[(codes == ev.DONE_EVENT_SET) & (rows["x"] == DoneEvent.WORKERS)]
         self.done_set_at = int(done["time"][0]) if len(done) else None
+        self.alone = not np.isin(codes, _WITH_WORKERS).any()
         self.observed = facts.get("observed") is True
         self.knows_from, self.note = _beginning(trace, rows, self.observed)
         self.lossy = any(trace.processes[index].lost for index in np.unique(rows["process"]).tolist())
@@ -421,7 +432,7 @@ class Follower:
             except DispatchError as error:
                 self._violated(str(error))
                 self._part(self.exact, "the dispatcher decides otherwise: from here on told from the events")
-        if self.exact is None:
+        if self.exact is None and not self.alone:
             self._tell(code, event)
 
     def _part(self, exact: DispatcherReplay, note: str) -> None:
@@ -433,12 +444,15 @@ class Follower:
         followed = not self.partial and 0 < workers <= MOST_WORKERS and prefetch > 0
         if not self.partial:
             self.note = ""
-        if not followed:
-            self.exact = None
-            self.told = _Told(self.in_order)
+        if followed:
+            was = None if self.exact is None else self.exact.dispatcher
+            if was is None or (was.num_workers, was.prefetch_factor) != (workers, prefetch):
+                self.exact = DispatcherReplay(workers, prefetch, self.in_order, self.received_by)
+            return
+        self.exact = None
+        self.told = _Told(self.in_order)
+        if not self.alone:
             self.told.begin(min(max(workers, 0), MOST_WORKERS))
-        elif self.exact is None or self.exact.dispatcher.capacity != workers * prefetch:
-            self.exact = DispatcherReplay(workers, prefetch, self.in_order, self.received_by)
 
     def _tell(self, code: int, event: Row) -> None:
         told, task, worker = self.told, event["task"], event["worker"]
@@ -528,7 +542,8 @@ class Follower:
     def _worker(self, number: int) -> WorkerNow:
         worker = self.workers.get(number)
         if worker is None:
-            worker = self.workers[number] = WorkerNow(number)
+            own = {"pid": self.pid, "state": WorkerState.WAITING} if number < 0 else {}
+            worker = self.workers[number] = WorkerNow(number, **own)  # type: ignore[arg-type]
         return worker
 
     def _work(self, event: Row, activity: Activity, **now: Any) -> None:
@@ -536,6 +551,8 @@ class Follower:
         number = event["worker"]
         if 0 <= number < MOST_WORKERS or (number == -1 and activity in _ALONE):
             now = {"task": event["task"], "position": -1, "index": -1} | now
+            if number < 0:  # it has no lifecycle of a worker's
+                now["state"] = WorkerState.WAITING if activity is Activity.READY else WorkerState.FETCHING
             self.workers[number] = replace(self._worker(number), activity=activity, **now)
 
     def _put_index(self, event: Row, message: Message) -> None:
@@ -648,6 +665,9 @@ class Follower:
         return next((n for n, worker in self.workers.items() if worker.pid == event["pid"] != self.pid), -1)
 
     def _read_result(self, event: Row) -> None:
+        """The reader reads one message after the other, so a second read before the first is taken is not believed."""
+        if any(entry.stage not in _IN_PIPE for entry in self.pipe):
+            return
         for at, entry in enumerate(self.pipe):
             if entry.stage in _IN_PIPE:
                 self.pipe[at] = replace(entry, stage=Stage.READ)
@@ -666,6 +686,7 @@ class Follower:
 
     def _wait(self, event: Row) -> None:
         self.in_hand = None  # of leftovers of the last epoch, and of answers that no task waits for any more
+        self._seem(LoaderState.WAITING)
         self.waiting_for = event["task"]
 
     def _result_wait(self, event: Row) -> None:
@@ -733,6 +754,12 @@ class Follower:
     def _yielded(self, event: Row) -> None:
         self.in_hand = None
         self.yielded = event["y"]
+        self._seem(LoaderState.IDLE)
+
+    def _seem(self, state: LoaderState) -> None:
+        """An observed loader does not tell when it is called: what it does tells."""
+        if self.observed:
+            self.loader_life.life.state = state
 
     def _next_begun(self, event: Row) -> None:
         self.consumer = None

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
-from minidl.tracing.events import EVENTS, Field, Outcome
+from minidl.tracing.events import EVENTS, Field, Outcome, Phase
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.state import Follower, ProtocolState, Queued, Row, WorkerNow
@@ -333,7 +333,7 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     values["who"] = f"worker {worker}" if worker >= 0 else "the loader"
     values["reader"] = "the pin thread" if pinned else "the loader"
     values["whose"] = f"worker {worker}'s index" if worker >= 0 else f"the {values.get('queue', '')}"
-    values["text"] = trace.text(event)
+    values["text"] = printable(trace.text(event))
     message = values.get("message")
     values["got"] = {"empty": "nothing", "task": f"task {task}", "result": f"task {task}'s result"}.get(
         str(message), f"a {message} message"
@@ -341,7 +341,16 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     if told.name in ("found_dead", "join") and worker < 0:
         values["worker"] = ""
     pretence = " (simulated)" if values.get("simulated") == 1 else ""
-    return " ".join(_WORDS[told.code].format_map(values).split()) + pretence
+    words = _WORDS.get(told.code) or f"{told.name.replace('_', ' ')}{_PHASES[told.phase]}"
+    return " ".join(words.format_map(values).split()) + pretence
+
+
+_PHASES: Final = {Phase.BEGIN: " begins", Phase.END: " ends", Phase.INSTANT: ""}
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what does not belong into a line of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _value(value: int, own: Field) -> object:
