@@ -763,8 +763,8 @@ class _Guests:
         return self.tids.setdefault((kind, track, lane), GUEST_IDS + len(self.processes) + len(self.tids))
 
     def _title(self, kind: str, track: GuestTrack, lane: int) -> str:
-        what = "" if track.group else f": {_SAYS.get(kind, (kind, ''))[0]}"
-        return f"{track.title}{what}{f' ({lane + 1})' if lane else ''}"
+        what = "" if track.group else f"{_SAYS.get(kind, (kind, ''))[0]}: "
+        return f"{what}{track.title}{f' ({lane + 1})' if lane else ''}"
 
 
 def _joined(parts: list[Attachment]) -> Slices:

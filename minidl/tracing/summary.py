@@ -164,6 +164,7 @@ class Summary:
     loaders: list[LoaderSummary]
     open: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    attachments: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         """The whole summary, as lines for a terminal."""
@@ -174,6 +175,8 @@ class Summary:
         lines += [loader.text() for loader in self.loaders] or ["no loader in this trace"]
         if self.open:
             lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
+        if self.attachments:
+            lines += ["what other recorders saw:", *(f"  {text}" for text in self.attachments)]
         if self.problems:
             lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
         return "\n".join(lines)
@@ -195,6 +198,7 @@ def summary(trace: Trace) -> Summary:
         loaders=[_loader(trace, spans, number) for number in numbers],
         open=open_spans(trace, spans),
         problems=list(trace.problems),
+        attachments=[one.line for one in trace.attachments],
     )
 
 
