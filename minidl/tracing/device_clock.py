@@ -26,9 +26,6 @@ from minidl.streams import Device, Mark
 from minidl.tracing import events as ev
 from minidl.tracing import recorder
 
-DEVICE_TID: Final = 1 << 24
-"""Above every real thread number: from here on, numbers of streams."""
-
 LOOKS: Final = 8
 """Marks of one calibration, of which the quickest counts."""
 
@@ -59,10 +56,11 @@ class Calibration:
 class DeviceClock:
     """A device's clock, in one trace."""
 
-    def __init__(self, device: Device, pen: Any, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, device: Device, pen: Any, loader: int = 0, now: Callable[[], int] = time.monotonic_ns) -> None:
         self.device = device
         self.pen = pen
         self.pid = os.getpid()
+        self.loader = loader  # whose iteration has last looked at it
         self._now = now
         self._tids = itertools.count()
         self._tracks: dict[object, StreamTrack] = {}
@@ -94,7 +92,7 @@ class DeviceClock:
             rate = (found.reference - first.reference) / took if took > 0 else 1.0
             found = Calibration(found.mark, found.reference, found.error, rate)
         self._first, self._calibration = first or found, found
-        self.pen.emit(ev.CLOCK_CALIBRATION, 0, -1, -1, found.reference, found.error, drift)
+        self.pen.emit(ev.CLOCK_CALIBRATION, self.loader, -1, -1, found.reference, found.error, drift)
         return found
 
     def keep_time(self) -> None:
@@ -107,7 +105,7 @@ class DeviceClock:
     def track(self, key: object, what: str) -> StreamTrack:
         """The track of the stream that is known by `key`; `what` names it."""
         if key not in self._tracks:
-            tid = DEVICE_TID + next(_tids)
+            tid = ev.DEVICE_TID + next(_tids)
             again = sum(track.what == what for track in self._tracks.values())
             name = f"{self.device.name} {what}" + (f" {again + 1}" if again else "")
             self.pen.describe("thread", tid=tid, name=name)
@@ -160,14 +158,15 @@ _tids = itertools.count()
 _clocks: dict[str, DeviceClock] = {}
 
 
-def clock_of(device: Device) -> DeviceClock | None:
-    """The clock of `device` in the trace that is recorded now."""
+def clock_of(device: Device, loader: int) -> DeviceClock | None:
+    """The clock of `device` in the trace that is recorded now; its next calibrations are for `loader`'s sake."""
     pen = recorder.active()
     if pen is None:
         return None
     clock = _clocks.get(device.name)
     if clock is None or clock.pen is not pen or clock.pid != os.getpid():
-        clock = _clocks[device.name] = DeviceClock(device, pen)
+        clock = _clocks[device.name] = DeviceClock(device, pen, loader)
+    clock.loader = loader
     return clock
 
 

@@ -60,6 +60,10 @@ class Track(enum.Enum):
     DEVICE = "device"  # a stream of a device, by its clock, which `clock_calibration` maps to the host's
 
 
+DEVICE_TID = 1 << 24
+"""Above every real thread number of Linux: from here on, what stands in `tid` is a stream of a device."""
+
+
 class Actor(enum.IntEnum):
     """Who is joined, watched, signalled or found dead."""
 

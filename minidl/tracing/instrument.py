@@ -233,7 +233,7 @@ class TracedPorts(ports.Ports):
 
     # --- in the device stage
     def device_stream(self, device: Device, prefetch: int, loader: Any) -> Stream:
-        pen, clock = recorder.start(self.config), device_clock.clock_of(device)
+        pen, clock = recorder.start(self.config), device_clock.clock_of(device, self.loader)
         stream = super().device_stream(device, prefetch, loader)
         if clock is None:
             return stream

@@ -44,11 +44,12 @@ class Kind(enum.IntEnum):
 
     EPOCHS = 0
     CONSUMER = 1
-    LOADER = 2
-    QUEUE_FEEDERS = 3  # the feeder threads of the loader's process: a row for each index queue
-    PIN = 4
-    WORKER = 5
-    FEEDER = 6  # a worker's feeder thread, drawn below it
+    DEVICE = 2  # a stream of a device, by the device's clock
+    LOADER = 3
+    QUEUE_FEEDERS = 4  # the feeder threads of the loader's process: a row for each index queue
+    PIN = 5
+    WORKER = 6
+    FEEDER = 7  # a worker's feeder thread, drawn below it
 
 
 class Fate(enum.IntEnum):
@@ -144,8 +145,11 @@ COLUMN = np.dtype(
 )
 """Bars narrower than a pixel, put together: `share` of the pixel's time is theirs."""
 
-WAY: Final = (ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0])
-"""Spans that a batch passes between its index_put and its yield."""
+WAY: Final = (
+    *(ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
+    *(ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
+)
+"""Spans that a batch passes between its index_put and its yield, and then, where it goes to a device, its use there."""
 
 FADING: Final = (Fate.OPEN, Fate.UNSEEN)
 """Bars that are drawn to the edge."""
@@ -161,7 +165,7 @@ ALARMS: Final = (ev.FOUND_DEAD, ev.TIMED_OUT, ev.TASK_ERROR, ev.TERMINATE)
 """Marks of what went wrong."""
 
 _WAITS = (ev.RESULT_GET[0], ev.READY_GET[0])
-_SOFT = (*_WAITS, ev.INDEX_GET[0], ev.NEXT[0], ev.EPOCH[0], ev.JOIN[0])
+_SOFT = (*_WAITS, ev.INDEX_GET[0], ev.NEXT[0], ev.EPOCH[0], ev.JOIN[0], ev.DEVICE_WAIT[0], ev.HOST_WAIT[0])
 _BY_WORKER = (ev.INDEX_GET, ev.FETCH, ev.SAMPLE, ev.COLLATE)
 _OF_WORKER = [code for pair in _BY_WORKER for code in pair] + [ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT]
 _SIZE = max(EVENTS) + 2
@@ -231,13 +235,20 @@ def number_column(code: int) -> str:
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     """What a bar says of itself, in full and in short: ("sample 65", "65")."""
     code = int(bar["code"])
-    label, column = paint(code).label, number_column(code)
+    label, column = _name(scene, bar) or paint(code).label, number_column(code)
     if bar["fate"] != Fate.ENDED and column == "end_task":
         label, column = f"{label} for" if code in _WAITS else label, "task"
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"loader {scene.spans[bar['span']]['loader']} epoch"
     number = int(scene.spans[bar["span"]][column]) if column else -1
     return (f"{label} {number}", str(number)) if number >= 0 else (label.removesuffix(" for"), "")
+
+
+def _name(scene: Scene, bar: np.void) -> str:
+    """What the user has called the bar's span; "" where that is not the user's to say."""
+    span, fields = scene.spans[bar["span"]], EVENTS[int(bar["code"])].fields
+    named = fields and fields[0].unit == "string"
+    return scene.trace.strings.get((int(span["process"]), int(span["bx"])), "") if named else ""
 
 
 def alarm(scene: Scene, mark: np.void) -> str:
@@ -381,6 +392,8 @@ def _stops(bars: Rows, marks: Rows) -> Rows:
     out["row"][: len(spans)] = spans["row"]
     out["begin"] = np.concatenate([spans["begin"], points["time"]])
     out["end"] = np.concatenate([spans["end"], points["time"]])
+    used = out["code"] == ev.DEVICE_WAIT[0]  # its stream waits from before the batch is ready
+    out["begin"][used] = out["end"][used]
     return out[np.lexsort((out["begin"], out["batch"]))]
 
 
@@ -511,8 +524,10 @@ class _Stage:
         kind[~inside & np.isin(_thread(rows), self.pinning)] = Kind.PIN
         kind[_FEEDS[code]] = np.where(inside, Kind.FEEDER, Kind.QUEUE_FEEDERS)[_FEEDS[code]]
         kind[_CONSUMES[code]] = Kind.CONSUMER
+        kind[rows["tid"] >= ev.DEVICE_TID] = Kind.DEVICE
         kind[code == ev.EPOCH[0]] = Kind.EPOCHS
         below = np.where(kind >= Kind.WORKER, (np.clip(worker, 0, 1 << 30) << 1) | (kind == Kind.FEEDER), 0)
+        below = np.where(kind == Kind.DEVICE, rows["tid"].astype(np.int64) - ev.DEVICE_TID, below)
         key: Ints = (((self.crew.slot[at] << 3) | np.minimum(kind, Kind.WORKER)) << 32) | below
         return key
 
@@ -585,8 +600,14 @@ class _Stage:
             kind, slot = self._kind(number), key >> 35
             worker = (key & 0xFFFFFFFF) >> 1 if kind >= Kind.WORKER else -1
             heights = _heights(kind, len(self.rows[number]))
-            out.append(Lane(kind, slot, worker, _title(kind, worker), note, 0.0, heights))
+            title = self._stream(number) if kind is Kind.DEVICE else _title(kind, worker)
+            out.append(Lane(kind, slot, worker, title, note, 0.0, heights))
         return _stacked(out)
+
+    def _stream(self, lane: int) -> str:
+        """What the stream of a device's lane is called."""
+        rows = self.spans[self.span_lane == lane]
+        return self.trace.threads.get((int(rows["pid"][0]), int(rows["tid"][0])), "device") if len(rows) else "device"
 
     def _notes(self) -> list[str]:
         """For each lane: the processes that it is made of, and what their records lack."""

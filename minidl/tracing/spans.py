@@ -86,13 +86,13 @@ def span(name: str, device: str | int | torch.device | None = None) -> Span:
     return Span(name, device)
 
 
-CONSUMER = "consumer's stream"
+CONSUMER = "compute"
 """The track of the stream that the user's code runs in."""
 
 
 def _consumer_track(device: str | int | torch.device) -> tuple[DeviceClock, StreamTrack] | None:
     port = _port(device)
-    clock = None if port is None else clock_of(port)
+    clock = None if port is None else clock_of(port, batch_in_use.loader)
     return None if clock is None else (clock, clock.track(CONSUMER, CONSUMER))
 
 
