@@ -197,16 +197,14 @@ def _picture(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.check import RULES, examine
+    from minidl.tracing.check import rules_text, run
 
     if arguments.rules:
-        print("\n".join(f"{name:<14} {demand}" for name, demand in RULES.items()))
+        print(rules_text())
         return OK
     if arguments.trace is None:
         raise CommandError("check: a trace is missing, e.g. minidl check minidl-demo/trace-1")
-    report = examine(_read(arguments.trace))
-    print(report.text())
-    return FOUND if report.violations else OK
+    return run(_read(arguments.trace), as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -249,6 +247,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     from minidl import bench
 
     return bench.run(arguments)
+
+
+def _explore(arguments: argparse.Namespace) -> int:
+    from minidl import explore
+
+    try:
+        return explore.run(arguments)
+    except ValueError as error:
+        raise CommandError(f"explore: {error}") from error
 
 
 def _events(arguments: argparse.Namespace) -> int:
@@ -338,6 +345,7 @@ def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     _trace_argument(parser, nargs="?")
     parser.add_argument("--rules", action="store_true", help="list the rules instead")
+    parser.add_argument("--json", action="store_true", help="the report for machines")
 
 
 def _view_arguments(parser: argparse.ArgumentParser) -> None:
@@ -373,6 +381,12 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl import bench
 
     bench.add_arguments(parser)
+
+
+def _explore_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl import explore
+
+    explore.add_arguments(parser)
 
 
 @dataclass(frozen=True)
@@ -417,6 +431,12 @@ _COMMANDS = {
         "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments
     ),
     "bench": _Command("measure what minidl costs beside torch", "bench --quick samplers", _bench, _bench_arguments),
+    "explore": _Command(
+        "try out all runs of the protocol, on a model; what each guard is for",
+        "explore --quick -o explored",
+        _explore,
+        _explore_arguments,
+    ),
     "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
 }
 

@@ -1,0 +1,430 @@
+"""Rules on a task's way: drawn, assigned, sent, fetched, answered, received, yielded; each once, in order, the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from minidl.tracing import events as ev
+from minidl.tracing.check.view import LoaderView, Rows, Violation, name_of, rule
+from minidl.tracing.events import Ending, Outcome
+
+_WAY: Final = (
+    *(ev.TASK_ASSIGNED, ev.INDEX_PUT, ev.INDEX_GET[1], ev.FETCH[0], ev.FETCH[1], ev.RESULT_PUT),
+    *(ev.RESULT_PICKLE[0], ev.RESULT_PICKLE[1], ev.RESULT_WRITE[0], ev.RESULT_GET[1]),
+    *(ev.PIN[0], ev.PIN[1], ev.READY_PUT, ev.READY_GET[1], ev.YIELD),
+)
+"""What happens to a task, in order. A stage may be left out only as `_may_skip` says."""
+
+_PIN_ONLY: Final = {*ev.PIN, ev.READY_PUT, ev.READY_GET[1]}
+
+
+def way(loader: LoaderView) -> tuple[int, ...]:
+    """The stages that a task of this loader passes through."""
+    if not loader.multiprocess:
+        return (ev.FETCH[0], ev.FETCH[1], ev.YIELD)
+    codes = tuple(code for code in _WAY if loader.pinned or code not in _PIN_ONLY)
+    return tuple(code for code in codes if loader.records(code))
+
+
+def _may_skip(code: int) -> bool:
+    """Errors are not fetched (a worker's init has failed) and not pinned; the feeder's stages are optional detail."""
+    return code in (*ev.FETCH, *ev.PIN, *ev.RESULT_PICKLE, *ev.RESULT_WRITE)
+
+
+def _of_task(loader: LoaderView, code: int, row: int) -> str:
+    return f"{name_of(code)} of task {loader.task[row]}"
+
+
+@rule(
+    "sequence",
+    "tasks are assigned in the order 0, 1, 2, …, and send_idx counts them",
+    "A task was lost or numbered twice by the loader: its batch would be missing or come twice.",
+)
+def sequence(loader: LoaderView) -> Iterator[Violation]:
+    rows = loader.pick(ev.TASK_ASSIGNED)
+    epoch = loader.at_epoch[rows]
+    first = np.r_[True, epoch[1:] != epoch[:-1]][: len(rows)]
+    expected = np.where(first, 0, np.r_[0, loader.task[rows][:-1] + 1][: len(rows)])
+    wrong = (loader.task[rows] != expected) & (~first | loader.whole_epoch(rows))
+    for at in np.flatnonzero(wrong):
+        before = [] if first[at] else [int(rows[at - 1])]
+        yield loader.broken("sequence", f"the next task is {expected[at]}", int(rows[at]), *before)
+    for row in rows[loader.x[rows] != loader.task[rows] + 1]:
+        yield loader.broken("sequence", f"send_idx is {loader.x[row]} after task {loader.task[row]}", row)
+
+
+@rule(
+    "indices",
+    "a task's indices are drawn from the sampler, and their number is the same wherever the task comes",
+    "A worker was sent other samples than the sampler gave.",
+    needs="task",
+)
+def indices(loader: LoaderView) -> Iterator[Violation]:
+    if not loader.records(ev.SAMPLER_NEXT[1]):
+        return
+    chain = [(ev.SAMPLER_NEXT[1], loader.x), (ev.FETCH[0], loader.x)]
+    if loader.multiprocess:
+        chain[1:1] = [(ev.INDEX_PUT, loader.x), (ev.INDEX_GET[1], loader.y)]
+    for (before, had), (after, has) in itertools.pairwise((c, v) for c, v in chain if len(loader.pick(c))):
+        rows = loader.stage(after)
+        rows = rows[loader.whole_task(rows)]
+        come = _last_of_task(loader, rows, loader.stage(before))
+        if before == ev.SAMPLER_NEXT[1]:
+            for row in rows[come < 0]:
+                told = "its indices were never drawn from the sampler"
+                yield loader.broken("indices", told, row, missing=_of_task(loader, before, row))
+        rows, come = rows[come >= 0], come[come >= 0]
+        for at in np.flatnonzero(had[come] != has[rows]):
+            told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
+            yield loader.broken("indices", told, rows[at], come[at])
+
+
+def _last_of_task(loader: LoaderView, rows: Rows, others: Rows) -> Rows:
+    """For each of `rows` the last of `others` with the same key that comes before it, or -1."""
+    key, row = loader.key, np.concatenate([rows, others])
+    order = np.lexsort((row, key[row]))
+    is_other = order >= len(rows)
+    last = np.maximum.accumulate(np.where(is_other, np.arange(len(order)), -1))
+    found = np.full(len(rows), -1, np.intp)
+    for_rows = np.flatnonzero(~is_other)
+    source = last[for_rows]
+    there = (source >= 0) & (key[row[order[np.maximum(source, 0)]]] == key[row[order[for_rows]]])
+    found[order[for_rows[there]]] = row[order[source[there]]]
+    return found
+
+
+@rule(
+    "once",
+    "a task passes through each stage at most once in an epoch",
+    "A batch was made, sent or yielded twice: the training step saw the same samples again.",
+)
+def once(loader: LoaderView) -> Iterator[Violation]:
+    for code in way(loader):
+        rows = loader.stage(code)
+        order = rows[np.argsort(loader.key[rows], kind="stable")]
+        for at in np.flatnonzero(np.diff(loader.key[order]) == 0):
+            yield loader.broken("once", "happened before", order[at + 1], order[at])
+
+
+@rule(
+    "own-worker",
+    "only the worker that a task was assigned to receives it, fetches it and answers it",
+    "A message reached the wrong worker, or a result carries another worker's id: reorder and liveness go wrong.",
+)
+def own_worker(loader: LoaderView) -> Iterator[Violation]:
+    assigned = loader.pick(ev.TASK_ASSIGNED)
+    for code in way(loader)[1:]:
+        rows = loader.stage(code)
+        to = loader.match(rows, assigned)
+        rows, to = rows[to >= 0], to[to >= 0]
+        for at in np.flatnonzero(loader.worker[rows] != loader.worker[to]):
+            told = f"the task was assigned to worker {loader.worker[to[at]]}"
+            yield loader.broken("own-worker", told, rows[at], to[at])
+
+
+@rule(
+    "own-process",
+    "a worker's events come from one process, which is no other worker's",
+    "Two processes pass for one worker (a fork inside the dataset, say), or one for two.",
+)
+def own_process(loader: LoaderView) -> Iterator[Violation]:
+    if loader.lacks.partial:
+        return
+    rows = loader.pick(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.COLLATE, ev.RESULT_PUT, ev.WORKER_EXIT)
+    rows = rows[loader.worker[rows] >= 0]
+    owners = {process: worker for worker, process in reversed(loader.homes.items())}
+    table = np.full(max([-1, *loader.homes]) + 1, -1)
+    for worker, process in loader.homes.items():
+        table[worker] = process
+    for row in rows[loader.process[rows] != table[loader.worker[rows]]]:
+        worker = int(loader.worker[row])
+        other = owners.get(int(loader.process[row]), -1)
+        told = f"worker {worker} is {loader.trace.processes[loader.homes[worker]].name}"
+        told += f"; this process is worker {other}" if other >= 0 else ""
+        mine = rows[(loader.process[rows] == loader.homes[worker]) & (loader.worker[rows] == worker)]
+        yield loader.broken("own-process", told, row, *mine[:1])
+    for process, worker in owners.items():
+        for other, home in loader.homes.items():
+            if home == process and other != worker:
+                late = rows[(loader.worker[rows] == other) & (loader.process[rows] == home)]
+                yield loader.broken("own-process", f"its process is worker {worker}'s", late[0])
+
+
+@rule(
+    "whole-way",
+    "a task that has reached a stage has passed the stages before it",
+    "Something came out of nowhere: a message was forged, or its origin was not recorded.",
+    needs="task",
+)
+def whole_way(loader: LoaderView) -> Iterator[Violation]:
+    for before, after in _pairs(loader):
+        rows = loader.stage(after)
+        rows = rows[loader.whole_task(rows)]
+        come = loader.match(rows, loader.stage(before))
+        for row in rows[come < 0]:
+            yield loader.broken("whole-way", "nothing it could come from", row, missing=_of_task(loader, before, row))
+    if not loader.records(ev.FETCH[1]):
+        return
+    for code in (ev.RESULT_PUT, ev.YIELD) if loader.multiprocess else (ev.YIELD,):
+        data = loader.stage(code)
+        data = data[(loader.x[data] == Outcome.DATA) & loader.whole_task(data)]
+        for row in data[loader.match(data, loader.stage(ev.FETCH[1])) < 0]:
+            missing = _of_task(loader, ev.FETCH[1], row)
+            yield loader.broken("whole-way", "data that no fetch has made", row, missing=missing)
+
+
+def _pairs(loader: LoaderView) -> Iterator[tuple[int, int]]:
+    """Each stage with the last one before it that no task leaves out, and what follows from a stage beside the way."""
+    stages = way(loader)
+    for place, after in enumerate(stages):
+        before = next((code for code in reversed(stages[:place]) if not _may_skip(code)), None)
+        if before is not None:
+            yield before, after
+    if loader.multiprocess:
+        beside = ((ev.INDEX_GET[1], ev.DONE_EVENT_SEEN), (loader.received, ev.REORDER_STORE))
+        for before, after in (*beside, (loader.received, ev.WORKER_EXHAUSTED)):
+            if loader.records(before, after):
+                yield before, after
+
+
+@rule(
+    "causality",
+    "on the one clock of all processes, no stage of a task's way comes before the stages before it",
+    "The order of events was changed, or the machine's processes do not share one clock.",
+)
+def causality(loader: LoaderView) -> Iterator[Violation]:
+    stages = [loader.stage(code) for code in way(loader)]
+    for place, rows in enumerate(stages[1:], start=1):
+        for earlier in stages[:place]:
+            before = loader.match(rows, earlier)
+            for at in np.flatnonzero((before >= 0) & (loader.time[before] > loader.time[rows])):
+                by = int(loader.time[before[at]] - loader.time[rows[at]])
+                later = f"{by / 1000:.1f} µs" if by >= 1000 else f"{by} ns"
+                told = f"{name_of(int(loader.code[before[at]]))} comes {later} later"
+                yield loader.broken("causality", told, rows[at], before[at])
+
+
+@rule(
+    "nested",
+    "a task's samples and its collation lie inside its fetch, and the samples' positions count 0, 1, 2, …",
+    "A sample was left out, asked for twice, or counted to another batch.",
+)
+def nested(loader: LoaderView) -> Iterator[Violation]:
+    lanes = loader.pick(*ev.FETCH, ev.SAMPLE[0], ev.COLLATE[0])
+    lanes = lanes[np.argsort(loader.process[lanes], kind="stable")]
+    if not len(lanes):
+        return
+    code, process = loader.code[lanes], loader.process[lanes]
+    before = np.r_[-1, np.arange(len(lanes) - 1)]
+    is_fetch = np.isin(code, ev.FETCH)
+    last = np.maximum.accumulate(np.where(is_fetch, np.arange(len(lanes)), -1))
+    known = ~is_fetch & (last >= 0) & (process[last] == process)
+    inside = known & (code[last] == ev.FETCH[0]) & (loader.task[lanes][last] == loader.task[lanes])
+    for at in np.flatnonzero(known & ~inside):
+        yield loader.broken("nested", "outside the fetch of its task", lanes[at], lanes[last[at]])
+    expected = np.where(code[before] == ev.SAMPLE[0], loader.x[lanes][before] + 1, 0)
+    counted = inside & (code == ev.SAMPLE[0]) & (loader.x[lanes] >= 0)
+    for at in np.flatnonzero(counted & (loader.x[lanes] != expected)):
+        told = f"position {loader.x[lanes[at]]}, the next one is {expected[at]}"
+        yield loader.broken("nested", told, lanes[at], lanes[before[at]])
+
+
+@rule(
+    "fifo",
+    "what a queue is given by one sender for one receiver, it hands on in the same order, and nothing overtakes",
+    "A queue lost or swapped a message: the loader would wait for ever, or yield out of order.",
+)
+def fifo(loader: LoaderView) -> Iterator[Violation]:
+    rebuilt = loader.pick(ev.RESULT_REBUILD[0])
+    pairs = [(ev.INDEX_PUT, ev.INDEX_GET[1]), (ev.RESULT_PUT, ev.RESULT_GET[1]), (ev.READY_PUT, ev.READY_GET[1])]
+    for put, get in pairs:
+        puts, gets = loader.stage(put), loader.stage(get)
+        puts = puts[np.argsort(loader.worker[puts], kind="stable")]
+        gets = gets[np.argsort(loader.worker[gets], kind="stable")]
+        came = loader.match(gets, puts)
+        gets, came = gets[came >= 0], came[came >= 0]
+        rank = np.zeros(len(loader.code), np.intp)
+        rank[puts] = np.arange(len(puts))
+        first = np.r_[True, loader.worker[came[1:]] != loader.worker[came[:-1]]][: len(came)]
+        due = np.where(first, np.searchsorted(loader.worker[puts], loader.worker[came]), np.r_[0, rank[came] + 1][:-1])
+        for at in np.flatnonzero((rank[came] > due) & (~first | loader.complete)):
+            over = puts[due[at]]
+            if get != ev.RESULT_GET[1] or loader.match(over[None], rebuilt)[0] < 0:  # else: taken out, then a Ctrl-C
+                told = f"it overtakes task {loader.task[over]}, which was put before it"
+                yield loader.broken("fifo", told, gets[at], over, came[at])
+
+
+@rule(
+    "outcomes",
+    "an error never turns into data, an end never into anything else, and only an end ends a worker",
+    "A batch was yielded for a task that had failed, or a worker was given up that had more to give.",
+)
+def outcomes(loader: LoaderView) -> Iterator[Violation]:
+    told = [(ev.FETCH[1], loader.x), (ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x), (ev.RESULT_GET[1], loader.y)]
+    told += [(ev.READY_PUT, loader.x), (ev.READY_GET[1], loader.y), (ev.YIELD, loader.x)]
+    there = [(code, values) for code, values in told if code != ev.TASK_ERROR and len(loader.pick(code))]
+    there += [(ev.YIELD, loader.x)] if not loader.multiprocess else []
+    for (before, had), (after, has) in [*itertools.pairwise(there), ((ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x))]:
+        rows = loader.stage(after)
+        come = loader.match(rows, loader.stage(before))
+        rows, come = rows[come >= 0], come[come >= 0]
+        was = np.full(len(come), int(Outcome.ERROR)) if had is None else had[come]
+        assert has is not None
+        now = has[rows]
+        for at in np.flatnonzero((was != now) & ~((was == Outcome.DATA) & (now == Outcome.ERROR))):
+            words = f"{_outcome(now[at])}; at {name_of(before)} it was {_outcome(was[at])}"
+            yield loader.broken("outcomes", words, rows[at], come[at])
+    ended = loader.stage(ev.WORKER_EXHAUSTED)
+    come = loader.match(ended, loader.stage(loader.received))
+    for row, get in zip(ended[come >= 0], come[come >= 0], strict=True):
+        if loader.y[get] != Outcome.EXHAUSTED:
+            yield loader.broken("outcomes", f"what came was {_outcome(loader.y[get])}", row, get)
+
+
+def _outcome(value: int) -> str:
+    return Outcome(value).name if value in list(Outcome) else str(value)
+
+
+@rule(
+    "bytes",
+    "a message is rebuilt from as many bytes as it was pickled into, and is written whole",
+    "A message was cut or mixed up on its way through the pipe.",
+)
+def sizes(loader: LoaderView) -> Iterator[Violation]:
+    pairs = [(ev.RESULT_PICKLE[1], ev.RESULT_REBUILD[0]), ev.RESULT_WRITE]
+    for before, after in pairs:
+        rows = loader.stage(after)
+        come = loader.match(rows, loader.stage(before))
+        rows, come = rows[come >= 0], come[come >= 0]
+        for at in np.flatnonzero(loader.x[rows] != loader.x[come]):
+            told = f"{loader.x[rows[at]]} bytes; at {name_of(before)} they were {loader.x[come[at]]}"
+            yield loader.broken("bytes", told, rows[at], come[at])
+
+
+# --- What is yielded --------------------------------------------------------------------------------------------------
+@rule(
+    "in-order",
+    "with in_order, batches are yielded in the order of their tasks; left out is only what will not come",
+    "The batches' order differs from the sampler's: a seeded run is not reproducible.",
+)
+def in_order(loader: LoaderView) -> Iterator[Violation]:
+    rows = loader.stage(ev.YIELD)
+    if not loader.in_order or not loader.multiprocess or not len(rows):
+        return
+    task, epoch = loader.task[rows], loader.at_epoch[rows]
+    first = np.r_[True, epoch[1:] != epoch[:-1]]
+    due = np.where(first, 0, np.r_[0, task[:-1] + 1])
+    wrong = (task != due) & (~first | loader.whole_epoch(rows))
+    for at in np.flatnonzero(wrong).tolist():
+        before = [] if first[at] else [int(rows[at - 1])]
+        if task[at] < due[at]:
+            yield loader.broken("in-order", f"yielded after task {task[at - 1]}", int(rows[at]), *before)
+        elif (left := _left_out(loader, int(rows[at]), int(due[at]), before)) is not None:
+            told = f"task {left} is due" + (f", after task {task[at - 1]}" if before else "")
+            yield loader.broken("in-order", told, int(rows[at]), *before, missing=f"yield of task {left}")
+
+
+def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int | None:
+    """The first task in [due, the yielded one) that could still have come, by what the loader knew."""
+    known = loader.pick(ev.WORKER_EXHAUSTED, ev.FOUND_DEAD, ev.WORKER_GONE)
+    ended = set(loader.worker[known[(known < row) & (loader.at_epoch[known] >= loader.at_epoch[row])]].tolist())
+    assigned = loader.pick(ev.TASK_ASSIGNED)
+    assigned = assigned[loader.at_epoch[assigned] == loader.at_epoch[row]]
+    raised = _raised(loader)
+    spare = int(np.sum((raised < row) & (raised > (before[0] if before else -1))))
+    for at in assigned[(loader.task[assigned] >= due) & (loader.task[assigned] < loader.task[row])]:
+        if int(loader.worker[at]) in ended:
+            continue
+        if not spare:
+            return int(loader.task[at])
+        spare -= 1
+    return None
+
+
+def _raised(loader: LoaderView) -> Rows:
+    """Ends of a next that raised without yielding: the sampler failed while the next task was to be sent, say.
+
+    The batch that was due is lost then, in torch as here.
+    """
+    rows = loader.pick(ev.NEXT[1], ev.YIELD)
+    after_yield = np.r_[False, loader.code[rows] == ev.YIELD][: len(rows)]
+    ends = (loader.code[rows] == ev.NEXT[1]) & (loader.y[rows] == Outcome.ERROR)
+    raised: Rows = rows[ends & ~after_yield]
+    return raised
+
+
+@rule(
+    "handed-out",
+    "a next that ends with a batch or a task's error has just yielded that task, and nothing is yielded outside a next",
+    "The training step got a batch that the loader did not account for.",
+)
+def handed_out(loader: LoaderView) -> Iterator[Violation]:
+    rows = loader.pick(*ev.NEXT, ev.YIELD)
+    if not len(rows) or not loader.records(ev.YIELD, *ev.NEXT):
+        return
+    code, task = loader.code[rows], loader.task[rows]
+    before = np.r_[0, code[:-1]]
+    for at in np.flatnonzero((code == ev.YIELD) & ~np.isin(before, [0, ev.NEXT[0]])):
+        yield loader.broken("handed-out", "outside next", rows[at], rows[at - 1], missing="next begin")
+    for at in np.flatnonzero((code == ev.NEXT[1]) & (task >= 0) & (before != 0)):
+        if before[at] != ev.YIELD:
+            missing = f"yield of task {task[at]}"
+            yield loader.broken("handed-out", "a batch that was not yielded", rows[at], rows[at - 1], missing=missing)
+        elif task[at - 1] != task[at]:
+            yield loader.broken("handed-out", f"what was yielded is task {task[at - 1]}", rows[at], rows[at - 1])
+
+
+@rule(
+    "counts",
+    "the batches counted by yield, next, consumer and epoch are the batches yielded",
+    "len(), progress bars and the epoch's own count disagree with what the training loop got.",
+)
+def counts(loader: LoaderView) -> Iterator[Violation]:
+    if not loader.records(ev.YIELD, *ev.NEXT):
+        return
+    rows = loader.pick(ev.EPOCH[0], ev.YIELD, ev.NEXT[1], ev.CONSUMER[0], ev.EPOCH[1])
+    if len(rows) < 2:
+        return
+    code = loader.code[rows]
+    said = np.where(np.isin(code, [ev.YIELD, ev.EPOCH[1]]), loader.y[rows], loader.x[rows])
+    said = np.where(code == ev.EPOCH[0], 0, said)
+    batch = (code == ev.YIELD) & (loader.x[rows] == Outcome.DATA)
+    expected = np.r_[0, said[:-1]] + batch
+    for at in np.flatnonzero((said != expected) & (code != ev.EPOCH[0]) & (np.arange(len(rows)) > 0)):
+        told = f"it counts {said[at]} batches of this epoch, there are {expected[at]}"
+        yield loader.broken("counts", told, rows[at], rows[at - 1])
+
+
+@rule(
+    "accounted-for",
+    "a task of an epoch that ran to its end is yielded, or its worker ended or died",
+    "A batch was lost: the epoch had fewer samples than the sampler gave.",
+    needs="epoch",
+)
+def accounted_for(loader: LoaderView) -> Iterator[Violation]:
+    ends = {int(loader.at_epoch[row]): int(row) for row in loader.pick(ev.EPOCH[1])}
+    assigned = loader.stage(ev.TASK_ASSIGNED)
+    missing = assigned[loader.match(assigned, loader.stage(ev.YIELD)) < 0]
+    missing = missing[loader.whole_epoch(missing)]
+    over = loader.pick(ev.WORKER_EXHAUSTED)
+    excused = set(zip(loader.at_epoch[over].tolist(), loader.worker[over].tolist(), strict=True))
+    dead = set(loader.worker[loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE)].tolist()) if len(missing) else set()
+    raised = loader.at_epoch[_raised(loader)].tolist()
+    read = loader.match(missing, loader.stage(loader.received)) >= 0
+    for row, was_read in zip(missing, read, strict=True):
+        epoch, worker = int(loader.at_epoch[row]), int(loader.worker[row])
+        end = ends.get(epoch)
+        if end is None or loader.z[end] != Ending.EXHAUSTED or (epoch, worker) in excused:
+            continue
+        if worker in dead and any(loader.of_worker(loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE), worker) < end):
+            continue
+        if was_read and epoch in raised:
+            raised.remove(epoch)
+            continue
+        task = int(loader.task[row])
+        told = f"task {task} was never yielded, though the epoch ran to its end"
+        yield loader.broken("accounted-for", told, end, int(row), missing=f"yield of task {task}")
