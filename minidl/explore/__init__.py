@@ -1,0 +1,150 @@
+"""All runs of the loader's protocol, tried out on a model: `minidl explore`.
+
+Interface: `add_arguments(parser)` and `run(arguments)` are the command. `model` has the steps that are possible, and
+asks the live loader's own classes what they would decide; `search` goes through all of them; `configurations` and
+`guards` are what is gone through; `trace` writes a run as a trace.
+Rules of use: what is found here is found of a model. `tests/test_explore.py` ties it to the live loader: its runs obey
+the checker, and it can follow what was recorded. There is no handler of SIGCHLD in it: as if the loader were iterated
+over by a thread that is not the main one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidl.explore.configurations import Configuration, Protocol
+    from minidl.explore.guards import Guard
+    from minidl.explore.search import Found, Run
+
+OK, FOUND = 0, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `minidl explore`."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="the smallest configurations of each kind")
+    add("--only", action="append", metavar="NAME", help="only this configuration (see --list); may be given repeatedly")
+    add("--guard", action="append", metavar="NAME", help="only the shortest run that goes wrong without this guard")
+    add("--upstream", action="store_true", help="torch's protocol instead: where has it holes?")
+    add("--list", action="store_true", help="name the configurations and the guards")
+    add("-o", "--output", type=Path, metavar="DIR", help="write each run that goes wrong as a trace into DIR/NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Explore what is asked for; 1 where the protocol has a hole, or where a guard turns out to be for nothing.
+
+    Raises TraceError where a trace can't be written, ValueError for a name that nothing has.
+    """
+    from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM
+    from minidl.explore.guards import GUARDS
+
+    if arguments.list:
+        _list()
+        return OK
+    protocol = UPSTREAM if arguments.upstream else OURS
+    chosen = [c for c in CONFIGURATIONS if not arguments.quick or c.name in QUICK]
+    if arguments.only:
+        chosen = [_named(name, {c.name: c for c in CONFIGURATIONS}) for name in arguments.only]
+    guards = [_named(name, GUARDS) for name in arguments.guard or ()]
+    bad = 0 if guards else _explore(chosen, protocol, arguments.output)
+    if not guards and not arguments.only:
+        guards = [guard for guard in GUARDS.values() if not arguments.upstream or not guard.upstream]
+    lost = _without(guards, arguments.output, "torch has no such guard" if arguments.upstream else "without the guard")
+    return FOUND if bad or lost else OK
+
+
+def _named(name: str, table: dict[str, Configuration] | dict[str, Guard]) -> Any:
+    if name not in table:
+        raise ValueError(f"{name!r} is none of {', '.join(table)}")
+    return table[name]
+
+
+def _list() -> None:
+    from minidl.explore.configurations import CONFIGURATIONS
+    from minidl.explore.guards import GUARDS
+
+    for configuration in CONFIGURATIONS:
+        print(f"{configuration.name:<26} {configuration.describe()}")
+    for guard in GUARDS.values():
+        print(f"{guard.name:<34} {guard.purpose}; ours {guard.ours}; torch {guard.upstream or 'has none'}")
+
+
+def _explore(chosen: list[Configuration], protocol: Protocol, output: Path | None) -> int:
+    """Go through all runs of each configuration; how many have a violation."""
+    from minidl.explore.model import Model
+    from minidl.explore.search import explore, shortest
+
+    print(f"{'configuration':<26} {'states':>9} {'steps':>9} {'ends':>7} {'time':>7}  violations")
+    bad, states, seconds = 0, 0, 0.0
+    for configuration in chosen:
+        model = Model(configuration, protocol)
+        found = explore(model, _Progress(configuration.name))
+        states, seconds = states + found.states, seconds + found.seconds
+        print(_row(configuration, found), flush=True)
+        if found.bad:
+            bad += 1
+            shown = shortest(model, progress=_Progress(f"{configuration.name}, shortest run"))
+            if shown is not None:
+                _show(shown, model, output, configuration.name)
+    print(f"{'all':<26} {states:>9,} {'':>9} {'':>7} {seconds:>6.1f}s  {bad or 'no'} configuration(s) with a violation")
+    return bad
+
+
+def _row(configuration: Configuration, found: Found) -> str:
+    verdict = "; ".join(f"{bad.kind}: {bad.what}" for bad in found.bad) or "none"
+    counts = f"{found.states:>9,} {found.steps:>9,} {found.ends:>7,} {found.seconds:>6.1f}s"
+    about = textwrap.fill(configuration.describe(), 110, initial_indent="    ", subsequent_indent="    ")
+    return f"{configuration.name:<26} {counts}  {verdict}\n{about}"
+
+
+def _without(guards: Iterable[Guard], output: Path | None, title: str) -> int:
+    """The shortest run that goes wrong without each guard; how many guards can be missed."""
+    from minidl.explore.configurations import OURS
+    from minidl.explore.model import Model
+    from minidl.explore.search import shortest
+
+    lost = 0
+    for place, guard in enumerate(guards):
+        if not place:
+            print(f"\n{title:<34} {'steps':>5}  what goes wrong, in the shortest run")
+        for configuration in guard.where:
+            model = Model(configuration, OURS.without(guard.field))
+            shown = shortest(model, progress=_Progress(guard.name))
+            if shown is None or shown.bad is None:
+                lost += 1
+                print(f"{guard.name:<34} {'-':>5}  nothing, in: {configuration.describe()}")
+                continue
+            print(f"{guard.name:<34} {len(shown):>5}  {shown.bad.kind}: {shown.bad.what}")
+            print(f"    it {guard.purpose} ({guard.ours}); in: {configuration.describe()}", flush=True)
+            several = f" {configuration.name}" if len(guard.where) > 1 else ""
+            _show(shown, model, output, guard.name + several)
+    return lost
+
+
+def _show(shown: Run, model: Any, output: Path | None, name: str) -> None:
+    """Write a run as a trace, or print its steps where none is asked for."""
+    from minidl.explore.trace import write
+
+    if output is None:
+        steps = "; ".join(f"{who} {what}{f' {which}' if which >= 0 else ''}" for who, what, which in shown.labels)
+        print(textwrap.fill(steps, 110, initial_indent="    ", subsequent_indent="    "))
+        return
+    path = write(output / re.sub(r"[^a-z0-9]+", "-", name), model, shown)
+    print(f"    {path}")
+
+
+class _Progress:
+    """Says on stderr how far a long search has come."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __call__(self, states: int) -> None:
+        print(f"{self.what}: {states:,} states", file=sys.stderr)

@@ -1,0 +1,140 @@
+"""What is explored: how large the loader is, what its user does, who may crash; and which guards it has.
+
+`Configuration` is the world, `Protocol` the loader in it: one field a guard, all of them there by default. `OURS` is
+this package's loader, `UPSTREAM` torch's. `CONFIGURATIONS` is the table that `minidl explore` goes through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Crash(enum.Enum):
+    """The one thing that goes wrong in a run, at any step of it. Values are how tables name them."""
+
+    WORKER_KILLED = "worker killed"
+    WORKER_STUCK = "worker stuck"  # in its dataset, for ever
+    WORKER_STOPPED = "worker stopped"  # SIGSTOP: alive, and deaf to SIGTERM
+    LOADER_KILLED = "loader killed"
+    PIN_DIES = "pin thread dies"  # of an exception
+    PIN_STUCK = "pin thread stuck"  # in a copy, for ever
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One loader, its user, and what may go wrong.
+
+    streams: batches in each worker's share of an iterable dataset; None for a map-style one of `tasks` batches.
+    epochs: more than one only with persistent workers. index_room, result_room: messages that a pipe holds.
+    may_break: the user may leave an epoch after any batch. exits: the interpreter exits while somebody still holds the
+    iterator, which nobody has closed. timeout: the user has set one. slow: a join may run out of
+    time though who is joined could still end by itself.
+    """
+
+    name: str
+    workers: int = 2
+    prefetch: int = 2
+    tasks: int = 4
+    streams: tuple[int, ...] | None = None
+    persistent: bool = False
+    epochs: int = 1
+    pin: bool = False
+    in_order: bool = True
+    index_room: int = 2
+    result_room: int = 2
+    may_break: bool = False
+    exits: bool = False
+    crashes: tuple[Crash, ...] = ()
+    timeout: bool = False
+    slow: bool = False
+
+    def describe(self) -> str:
+        """In words, for the table."""
+        data = f"{self.tasks} tasks" if self.streams is None else f"streams of {', '.join(map(str, self.streams))}"
+        parts = [f"{self.workers} workers, prefetch {self.prefetch}, {data}"]
+        parts += ["pin thread"] if self.pin else []
+        parts += [f"persistent, {self.epochs} epochs"] if self.persistent else []
+        parts += ["out of order"] if not self.in_order else []
+        parts += ["may break"] if self.may_break else []
+        parts += ["exits unclosed"] if self.exits else []
+        parts += ["user's timeout"] if self.timeout else []
+        parts += ["slow workers"] if self.slow else []
+        parts += [f"crash: {', '.join(crash.value for crash in self.crashes)}"] if self.crashes else []
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is."""
+
+    sentinel: bool = True
+    exhausted_sentinel: bool = True
+    wake_pin: bool = True
+    workers_done: bool = True
+    pin_done: bool = True
+    watchdog: bool = True
+    loader_timeout: bool = True
+    worker_timeout: bool = True
+    pin_timeout: bool = True
+    liveness_check: bool = True
+    pin_liveness_check: bool = True
+    leavers_checked: bool = True
+    cancel_index_join: bool = True
+    join_results_until_done: bool = True
+    cancel_results_when_done: bool = True
+    cancel_results_when_orphaned: bool = True
+    pin_first: bool = True
+    bounded_joins: bool = True
+    bounded_pin_join: bool = True
+    killed_at_last: bool = True
+    daemon: bool = True
+    exit_flag: bool = True
+    closed_at_exit: bool = True
+    bounded_result_read: bool = True
+    bounded_index_read: bool = True
+    lock_free_event: bool = True
+
+    def without(self, *guards: str) -> Protocol:
+        """The same loader, these guards taken away."""
+        return dataclasses.replace(self, **dict.fromkeys(guards, False))
+
+
+OURS: Final = Protocol()
+UPSTREAM_LACKS: Final = (
+    *("bounded_result_read", "bounded_index_read", "lock_free_event", "leavers_checked", "bounded_pin_join"),
+    *("killed_at_last", "cancel_results_when_orphaned"),
+)
+UPSTREAM: Final = OURS.without(*UPSTREAM_LACKS)
+
+
+# --- What `minidl explore` goes through -------------------------------------------------------------------------------
+_ANY: Final = (Crash.WORKER_KILLED, Crash.LOADER_KILLED)
+_ANY_PINNED: Final = (*_ANY, Crash.PIN_DIES)
+_C = Configuration
+CONFIGURATIONS: Final = (
+    _C("plain", may_break=True, crashes=_ANY),
+    _C("six tasks", tasks=6, may_break=True, crashes=_ANY),
+    _C("narrow pipes", tasks=6, may_break=True, index_room=1, result_room=1, crashes=_ANY),
+    _C("three workers", workers=3, tasks=6, may_break=True),
+    _C("three workers, crash", workers=3, tasks=4, crashes=_ANY),
+    _C("out of order", tasks=6, in_order=False, may_break=True, crashes=_ANY),
+    _C("pinned", pin=True, may_break=True, crashes=_ANY_PINNED),
+    _C("pinned, six tasks", pin=True, tasks=6, crashes=_ANY_PINNED),
+    _C("persistent", persistent=True, epochs=2, may_break=True, crashes=_ANY),
+    _C("persistent, pinned", persistent=True, epochs=2, tasks=3, pin=True, may_break=True, crashes=_ANY_PINNED),
+    _C("streams", streams=(1, 2), may_break=True, crashes=_ANY),
+    _C("streams, pinned", streams=(1, 2), pin=True, may_break=True, crashes=_ANY_PINNED),
+    _C("streams, persistent", streams=(0, 2), persistent=True, epochs=2, may_break=True, crashes=_ANY),
+    _C("exit", exits=True, index_room=1, pin=True, may_break=True, crashes=(Crash.WORKER_KILLED, Crash.PIN_DIES)),
+    _C("exit, persistent, pinned", exits=True, persistent=True, epochs=2, tasks=3, pin=True, crashes=_ANY_PINNED),
+    _C("stuck", timeout=True, may_break=True, crashes=(Crash.WORKER_STUCK, Crash.WORKER_STOPPED)),
+    _C("stuck, pinned", timeout=True, pin=True, may_break=True,
+       crashes=(Crash.WORKER_STUCK, Crash.WORKER_STOPPED, Crash.PIN_STUCK)),
+    _C("slow", slow=True, pin=True, may_break=True, crashes=_ANY_PINNED),
+)  # fmt: skip
+"""From the smallest of its kind on; each with a crash of any one actor at any step, unless it says otherwise."""
+
+QUICK: Final = ("plain", "pinned", "persistent", "streams", "exit", "stuck")

@@ -1,0 +1,163 @@
+"""Going through all runs of a model: depth first to judge every state, breadth first for the shortest run that is bad.
+
+`explore(model)` visits each reachable state once. A run is bad where a step breaks a rule (the state's `fault`), where
+nobody can go on though the run is not over (a hang, or a worker that outlives the loader), where a run without a crash
+has to wait for a timeout, and where a state can come back: then a run need not end. `shortest(model)` gives the steps
+of a shortest bad run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minidl.explore import world as at
+from minidl.explore.model import RAN_OUT, Label, Model, Step
+from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, State
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of states seen."""
+
+EVERY = 20_000
+"""States between two calls of it."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What is wrong in a state: a word for its kind, and a sentence."""
+
+    kind: str
+    what: str
+
+
+@dataclass
+class Found:
+    """What `explore` has seen. runs_end: no state can come back. bad: the violations, each kind once."""
+
+    states: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    ends: int = 0
+    bad: list[Bad] = field(default_factory=list)
+
+
+class Steps(Protocol):
+    """What the search asks of a model."""
+
+    initial: State
+
+    def steps(self, state: State) -> list[Step]: ...
+    def crashes(self, state: State) -> list[Step]: ...
+    def over(self, state: State) -> bool: ...
+
+
+def judge(model: Model, state: State, steps: list[Step]) -> Bad | None:
+    """What is wrong in `state`, from which `steps` lead on."""
+    if state[FAULT]:
+        return Bad("rule", state[FAULT])
+    if not steps:
+        return None if model.over(state) else _stands(state)
+    waits = all(label[1] in RAN_OUT for label, _ in steps)
+    if waits and (not state[CRASHED] or not model.configuration.crashes):
+        return Bad("stall", f"nobody has crashed, and only a timeout lets the run go on: {_who(state)}")
+    return None
+
+
+def _stands(state: State) -> Bad:
+    if state[PHASE] in at.OVER:
+        return Bad("orphan", f"the loader's process is gone, and {_who(state).partition('; ')[2]}, for ever")
+    return Bad("hang", f"nobody can go on: {_who(state)}")
+
+
+def _who(state: State) -> str:
+    crew = ", ".join(f"worker {number} {_PLACES.get(w.place, w.place)}" for number, w in enumerate(state[CREW]))
+    return f"the loader {_PLACES.get(state[PHASE], state[PHASE])}; {crew}"
+
+
+_PLACES = {
+    place: f"is {place}"
+    for place in (at.GONE, at.BLOCKED, at.STUCK, at.STOPPED, at.READING, at.ENDED, at.KILLED, at.CLOSED, at.IDLE)
+} | {at.RUNNING: "waits for a task"}
+
+
+def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = False) -> Found:
+    """Visit every reachable state; stops at the first bad one unless `all_bad`."""
+    found, began = Found(), time.monotonic()
+    open_now: dict[State, bool] = {model.initial: True}  # True: on the path from the beginning
+    path: list[tuple[State, Iterator[Step]]] = []
+
+    def enter(state: State) -> None:
+        steps = model.steps(state)
+        found.states += 1
+        wrong = judge(model, state, steps)
+        if wrong is not None and wrong not in found.bad:
+            found.bad.append(wrong)
+        following = [] if wrong is not None and wrong.kind == "rule" else [*steps, *model.crashes(state)]
+        found.steps += len(following)
+        found.ends += not steps
+        path.append((state, iter(following)))
+        if progress is not None and found.states % EVERY == 0:
+            progress(found.states)
+
+    enter(model.initial)
+    while path and (all_bad or not found.bad):
+        state, following = path[-1]
+        for _, after in following:
+            seen = open_now.get(after)
+            if seen is None:
+                open_now[after] = True
+                enter(after)
+                break
+            if seen:
+                found.bad.append(Bad("endless", f"the state comes back: {_who(after)}"))
+                break
+        else:
+            open_now[state] = False
+            path.pop()
+    found.seconds = time.monotonic() - began
+    return found
+
+
+@dataclass
+class Run:
+    """A run: its steps' labels, the states before, between and after them, and what is wrong in the last one."""
+
+    labels: list[Label]
+    states: list[State]
+    bad: Bad | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def shortest(model: Model, wanted: Callable[[Bad], bool] | None = None, progress: Progress | None = None) -> Run | None:
+    """A shortest run into a bad state (one that `wanted` accepts); None where there is none."""
+    came: dict[State, tuple[State, Label] | None] = {model.initial: None}
+    todo = deque([model.initial])
+    while todo:
+        state = todo.popleft()
+        steps = model.steps(state)
+        wrong = judge(model, state, steps)
+        if wrong is not None and (wanted is None or wanted(wrong)):
+            return _run_to(state, came, wrong)
+        if wrong is not None and wrong.kind == "rule":
+            continue
+        for label, after in [*steps, *model.crashes(state)]:
+            if after not in came:
+                came[after] = (state, label)
+                todo.append(after)
+        if progress is not None and len(came) % EVERY == 0:
+            progress(len(came))
+    return None
+
+
+def _run_to(state: State, came: dict[State, tuple[State, Label] | None], wrong: Bad) -> Run:
+    labels: list[Label] = []
+    states = [state]
+    while (step := came[states[-1]]) is not None:
+        labels.append(step[1])
+        states.append(step[0])
+    return Run(labels[::-1], states[::-1], wrong)

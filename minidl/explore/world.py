@@ -1,0 +1,175 @@
+"""The state of a whole run: loader, workers, pin thread, and everything between them, as one hashable tuple.
+
+`World(state)` is a state laid open to be changed, `freeze()` closes it again. Messages are small integers. What is
+decided is not kept here: it is asked of the live loader's own classes, see `decisions`.
+
+A queue's buffer, its feeder thread and its pipe are told apart only where it can matter: a message that the pipe has
+room for counts as written unless its writer is killed, and then each place at which the kill may have come is a step
+of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from minidl.protocol import PinState, WorkerState
+
+State = tuple[Any, ...]
+"""A frozen World."""
+
+# --- What is in an index queue: a task's number, or one of these ------------------------------------------------------
+SENTINEL: Final = -1
+TORN: Final = -2
+"""The first part of a message whose writer was killed. In either kind of queue; nothing ever follows it there."""
+LEFTOVER: Final = -3
+"""A message to a worker that is gone: it only takes up room."""
+_RESUME: Final = -10
+
+
+def resume(epoch: int) -> int:
+    """The message that begins epoch number `epoch`."""
+    return _RESUME - epoch
+
+
+def resumed(message: int) -> int:
+    """The epoch that an index queue's message begins; negative if it begins none."""
+    return _RESUME - message
+
+
+# --- What is in the result queue: what, of which worker, for which task (or epoch) ------------------------------------
+DATA, EXHAUSTED, ACK, WAKE = range(4)
+
+
+def result(kind: int, task: int, worker: int) -> int:
+    """A message to the loader; `task` is the epoch in an ACK. WAKE is the pin thread's sentinel."""
+    return kind | worker << 2 | task << 5
+
+
+def parts(message: int) -> tuple[int, int, int]:
+    """Kind, task and worker of such a message."""
+    return message & 3, message >> 5, message >> 2 & 7
+
+
+# --- The lock that writers of the result queue share ------------------------------------------------------------------
+FREE: Final = -1
+DEAD_LOCK: Final = -2
+"""Its holder is dead. A number from 0 is the worker that wrote last, and may or may not have let go."""
+LOADERS_LOCK: Final = 7
+"""The loader's own feeder wrote last: the pin thread's sentinel."""
+
+# --- Where actors are -------------------------------------------------------------------------------------------------
+RUNNING, LEFT, JOINING, STUCK, BLOCKED, STOPPED, GONE = (
+    "running", "has left its loop", "joins its feeder", "stuck in its dataset", "blocked", "stopped", "gone",
+)  # fmt: skip
+
+
+class Worker(NamedTuple):
+    """A worker: its lifecycle's state, where it is, results not yet written, its stream's rest, its exit code."""
+
+    life: WorkerState
+    place: str
+    out: tuple[int, ...]
+    left: int
+    code: int
+
+
+class Pin(NamedTuple):
+    """The pin thread: its lifecycle's state, and whether it waits in a `get` or in a read that nothing can end."""
+
+    life: PinState
+    place: str
+
+
+NEW, IDLE, GETTING, RESUMING, CLOSED, EXITING, FINALISING, ENDED, KILLED, READING = (
+    "new", "with the user", "waits for a result", "waits for the workers to resume", "closed", "exits", "finalises",
+    "ended", "killed", "blocked in a torn message",
+)  # fmt: skip
+STOP_PIN, JOIN_PIN, TELL_WORKERS, SEND_SENTINELS, JOIN_WORKERS, TERMINATE = (
+    "stops the pin thread", "joins the pin thread", "sets the workers' done event", "sends the sentinels",
+    "joins the workers", "terminates who is left",
+)  # fmt: skip
+JOIN_CHILDREN, JOIN_FEEDERS = "joins its children", "joins its feeders"
+OVER: Final = (ENDED, KILLED)
+
+
+_FIELDS = (
+    "phase", "life", "decisions", "epoch", "drawn", "missing", "handed", "closed", "index", "crew", "results",
+    "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "crashed", "fault",
+)  # fmt: skip
+
+
+class World:
+    """A state that may be changed. See `minidl.iterators` for what the loader's fields stand for."""
+
+    __slots__ = _FIELDS
+
+    phase: str  # where the loader is
+    life: Any  # LoaderState
+    decisions: Any  # the dispatcher, frozen
+    epoch: int
+    drawn: int  # indices that the sampler has given
+    missing: int  # acknowledgements that are waited for
+    handed: tuple[int, ...]  # tasks handed out in this epoch
+    closed: bool  # a shutdown has begun
+    index: tuple[tuple[int, ...], ...]  # each worker's queue
+    crew: tuple[Worker, ...]
+    results: tuple[int, ...]  # the result pipe
+    lock: int
+    wake: bool  # the loader's feeder still has the pin thread's sentinel
+    ready: tuple[int, ...]  # the pin thread's output
+    pin: Pin | None
+    pin_told: bool
+    done: bool
+    event_dead: bool  # the lock of the workers' done event is held by a dead process
+    frozen: int | None  # the index queue whose lock a stopped feeder holds, -1 for none; None while Python still runs
+    crashed: bool  # the one crash of a run has been
+    fault: str  # what has gone wrong, in words
+
+    def __init__(self, state: State) -> None:
+        (
+            self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
+            self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told, self.done,
+            self.event_dead, self.frozen, self.crashed, self.fault,
+        ) = state  # fmt: skip
+
+    def freeze(self) -> State:
+        """The state."""
+        return (
+            self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
+            self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told, self.done,
+            self.event_dead, self.frozen, self.crashed, self.fault,
+        )  # fmt: skip
+
+    def worker(self, number: int, **changes: Any) -> None:
+        """Change one worker."""
+        crew = self.crew
+        self.crew = (*crew[:number], crew[number]._replace(**changes), *crew[number + 1 :])
+
+    def queue(self, number: int, messages: tuple[int, ...]) -> None:
+        """Replace what is in one worker's index queue."""
+        self.index = (*self.index[:number], messages, *self.index[number + 1 :])
+
+    def put(self, number: int, message: int, room: int) -> None:
+        """Put into an index queue; that of a dead worker fills its pipe, and no more than that is told."""
+        queue = self.index[number]
+        if self.crew[number].place != GONE:
+            self.queue(number, (*queue, message))
+        elif len(queue) <= room:
+            self.queue(number, (*queue, LEFTOVER))
+
+    def end(self, number: int, code: int, room: int) -> None:
+        """A worker's process ends; what its queue still holds only takes up room."""
+        worker = self.crew[number]
+        self.worker(number, place=GONE, out=(), left=0, code=code, life=WorkerState.ENDED if code == 0 else worker.life)
+        self.queue(number, (LEFTOVER,) * min(len(self.index[number]), room + 1))
+
+    @property
+    def nobody(self) -> bool:
+        """Whether every worker is gone."""
+        return all(worker.place == GONE for worker in self.crew)
+
+
+PHASE, LIFE, CREW, RESULTS, READY, CRASHED, FAULT = map(
+    _FIELDS.index, ("phase", "life", "crew", "results", "ready", "crashed", "fault")
+)
+"""Places in a State."""
