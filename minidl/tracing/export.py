@@ -5,9 +5,10 @@ Interface: `to_chrome(trace)` gives the document as a dict, `write_chrome(trace,
 What becomes what: a span with an end is an X slice, a span without one a B without E (the viewer lets it fade to the
 right), an instant an i. `index_put` and `yield` are drawn as slices of at most 2 us, since a batch's arrows begin and
 end there. Each batch is one flow across the processes, and one async slice "batch in flight", from its `index_put` to
-its `yield`. An epoch is an async slice too, and the consumer has a pseudo-thread for each loader: two loaders that are
-iterated together would otherwise overlap in part, and the viewer drops such slices. `COUNTERS` says how counters are
-derived. What other recorders saw (`Trace.attachments`) is drawn on tracks of its own, under the threads that it is of.
+its `yield`; the flow goes on to a device. An epoch is an async slice too, and the consumer has a pseudo-thread for each
+loader: two loaders that are iterated together would otherwise overlap in part, and the viewer drops such slices. What
+the user has named (`minidl.span`) has that name. `COUNTERS` says how counters are derived. What other recorders saw
+(`Trace.attachments`) is drawn on tracks of its own, under the threads that it is of.
 
 Times are monotonic microseconds since the first event, exact to the nanosecond. The viewer picks its colours by name.
 """
@@ -345,7 +346,7 @@ def _slices(view: _View) -> Iterator[tuple[int, Lines]]:
     """Every span: an X slice, or a B where it did not end; if only its end is lost, an X within what is around."""
     for code in np.unique(view.spans["code"]).tolist():
         event, end = EVENTS[code], EVENTS[code + 1]
-        for name, mine in _names(event, view.spans, view.spans["code"] == code, ("bx", "by", "bz")):
+        for name, mine in _titles(view, event, view.spans["code"] == code):
             rows, until = view.spans[mine], view.drawn[mine]
             ended = rows["end"] >= 0
             lost = ~ended & (until >= 0)
@@ -358,6 +359,18 @@ def _slices(view: _View) -> Iterator[tuple[int, Lines]]:
                 _closed(view, f"{name} (its end is not in the trace)", event, rows[lost], until[lost], None),
             )
             yield int((until < 0).sum()), _open(view, f"{name} (did not end)", event, rows[until < 0])
+
+
+def _titles(view: _View, event: Event, mine: Mask) -> Iterator[tuple[str, Mask]]:
+    """The names of the event's spans: the user's own, where the event carries one."""
+    for name, rows in _names(event, view.spans, mine, ("bx", "by", "bz")):
+        if not (event.fields and event.fields[0].unit == "string"):
+            yield name, rows
+            continue
+        texts = np.stack([view.spans["process"][rows], view.spans["bx"][rows]], axis=1).astype(np.int64)
+        for process, text in np.unique(texts, axis=0).tolist():
+            title = name.replace(event.name, view.trace.strings.get((process, text)) or event.name)
+            yield title, rows & (view.spans["process"] == process) & (view.spans["bx"] == text)
 
 
 def _names(event: Event, rows: Rows, mine: Mask, columns: tuple[str, str, str]) -> Iterator[tuple[str, Mask]]:
@@ -565,12 +578,16 @@ def _in_flight(view: _View) -> Iterator[str]:
 # --- Flows: a batch's way through the processes -----------------------------------------------------------------------
 FLOW_SPANS: Final = (
     ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0],
+    ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0],
 )  # fmt: skip
 """Spans that a batch's arrows pass through, bound where they begin."""
 
 
 def _flows(view: _View) -> Iterator[tuple[int, Lines]]:
-    """A flow for each batch, from its index_put over FLOW_SPANS to its yield, and the slices made for it alone."""
+    """A flow for each batch, from its index_put over FLOW_SPANS to its yield, or to the device that waits for it.
+
+    With the slices that are made for it alone.
+    """
     brings = (view.spans["code"] == ev.READY_GET[0]) & (view.spans["ex"] == Message.RESULT) & (view.spans["end"] >= 0)
     ready = view.spans[brings]
     yield 0, _arrivals(view, ready)
@@ -592,14 +609,23 @@ def _steps(view: _View, ready: Rows) -> list[Ints]:
     """The places that batches pass: batch, time, process, tid."""
     spans = view.spans[np.isin(view.spans["code"], FLOW_SPANS)]
     points = view.pick(ev.INDEX_PUT, ev.YIELD)
+    used = view.spans[(view.spans["code"] == ev.DEVICE_WAIT[0]) & (view.spans["end"] >= 0)]
     find = view.batches.find
     parts = [
+        (find(used, used["end"]), np.maximum(used["end"] - 1, used["begin"]), used),
         (find(spans, spans["begin"]), spans["begin"], spans),
         (find(ready, ready["end"], "end_task"), ready["end"] - 1, ready),  # - 1: inside the slice, not after it
         (find(points, points["time"]), points["time"], points),
     ]
-    columns = ((batch, time, rows["process"], rows["tid"]) for batch, time, rows in parts)
+    columns = ((batch, time, rows["process"], _tids(view, rows)) for batch, time, rows in parts)
     return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*columns, strict=True)]
+
+
+def _tids(view: _View, rows: Rows) -> list[int]:
+    """The thread that each row is drawn on."""
+    consumes = np.isin(rows["code"], [code for code, event in EVENTS.items() if event.track is Track.CONSUMER])
+    where = zip(rows["process"].tolist(), rows["tid"].tolist(), rows["loader"].tolist(), consumes.tolist(), strict=True)
+    return [view.lane(process, tid, loader) if lane else tid for process, tid, loader, lane in where]
 
 
 # --- Counters ---------------------------------------------------------------------------------------------------------

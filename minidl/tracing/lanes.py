@@ -607,7 +607,8 @@ class _Stage:
     def _stream(self, lane: int) -> str:
         """What the stream of a device's lane is called."""
         rows = self.spans[self.span_lane == lane]
-        return self.trace.threads.get((int(rows["pid"][0]), int(rows["tid"][0])), "device") if len(rows) else "device"
+        name = self.trace.threads.get((int(rows["pid"][0]), int(rows["tid"][0])), "") if len(rows) else ""
+        return name.replace("simulated", "sim.") or "device"
 
     def _notes(self) -> list[str]:
         """For each lane: the processes that it is made of, and what their records lack."""

@@ -237,14 +237,27 @@ def _lines(source: Path) -> dict[str, list[int]]:
     return out
 
 
+_CARRY = [code for code, event in EVENTS.items() if event.fields and event.fields[0].unit == "string"]
+"""Events whose first field is a text."""
+
+
 def _texts(scene: Scene) -> dict[str, int]:
-    """The texts that marks carry, each with its number, from 0 for none."""
+    """The texts that marks and spans carry, each with its number, from 0 for none."""
     texts = {"": 0}
+    for process, number in _named(scene):
+        texts.setdefault(scene.trace.strings.get((process, number), ""), len(texts))
     for code in np.unique(scene.marks["code"]).tolist():
         if any(field.unit == "string" for field in EVENTS[code].fields):
             for row in scene.trace.events[scene.marks["event"][scene.marks["code"] == code]]:
                 texts.setdefault(scene.trace.text(row), len(texts))
     return texts
+
+
+def _named(scene: Scene) -> list[tuple[int, int]]:
+    """The process and the number in it of the text that each bar carries, without repetition."""
+    spans = scene.spans[scene.bars["span"][np.isin(scene.bars["code"], _CARRY)]]
+    pairs = np.stack([spans["process"], spans["bx"]], axis=1).astype(np.int64)
+    return [(process, number) for process, number in np.unique(pairs, axis=0).tolist()]
 
 
 # --- The numbers ----------------------------------------------------------------------------------------------------
@@ -267,7 +280,12 @@ def _bar_columns(scene: Scene) -> Columns:
         out[f"bar.{name}"] = bars[name]
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, whichever came
     for name in ("loader", "process", "tid", *_OWN):
-        out[f"bar.{name}"] = spans[name]
+        out[f"bar.{name}"] = spans[name].copy()
+    texts, strings = _texts(scene), scene.trace.strings
+    for process, number in _named(scene):
+        mine = (spans["process"] == process) & np.isin(bars["code"], _CARRY)
+        for name in ("bx", "ex"):
+            out[f"bar.{name}"][mine & (spans[name] == number)] = texts[strings.get((process, number), "")]
     return out
 
 
