@@ -323,6 +323,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.epoch = -1
         self.yielded = 0
         self.open_epoch = self.open_consumer = self.open_next = False
+        self.task = -1  # yielded last
 
     def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
         self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
@@ -343,6 +344,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
     def _epoch_begin(self) -> None:
         self.epoch += 1
         self.yielded = 0
+        self.task = -1
         self.open_epoch = True
         decisions = self.ports.decisions
         workers, prefetch = (0, 0) if decisions is None else (decisions.num_workers, decisions.prefetch_factor)
@@ -360,14 +362,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
     def _end_consumer(self) -> None:
         if self.open_consumer:
             self.open_consumer = False
-            self._emit(ev.CONSUMER[1], self._task())
-
-    def _task(self) -> int:
-        """The task yielded last."""
-        step = self._delivered()
-        if step is not None:
-            return step.idx
-        return self.ports.sampling.task - 1 if self.ports.alone and self.ports.sampling is not None else -1
+            self.ports.emit(ev.CONSUMER[1], self.ports.loader, self.task)
 
     def _delivered(self) -> Deliver | None:
         return None if self.ports.decisions is None else self.ports.decisions.delivered
@@ -376,16 +371,17 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         decisions, sampling = self.ports.decisions, self.ports.sampling
         wanted = decisions.rcvd_idx if decisions is not None else sampling.task if sampling is not None else -1
         self.open_next = True
-        self._emit(ev.NEXT[0], wanted, x=wanted)
+        self.ports.emit(ev.NEXT[0], self.ports.loader, wanted, -1, wanted)
 
     def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
         self.open_next = False
-        self._emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
+        self.ports.emit(ev.NEXT[1], self.ports.loader, task, -1, self.yielded, outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
         self._handed_out(ev.Outcome.DATA)
-        self._begin_consumer(self._task())
+        self.open_consumer = True
+        self.ports.emit(ev.CONSUMER[0], self.ports.loader, self.task, -1, self.yielded)
 
     def _raise(self) -> None:
         """The error of a task is handed out like a batch; a timeout or a death belongs to no task."""
@@ -399,14 +395,18 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self._begin_consumer()
 
     def _handed_out(self, outcome: ev.Outcome) -> None:
-        self._end_fetch_alone(outcome)
-        step, task = self._delivered(), self._task()
-        self._emit(ev.YIELD, task, -1 if step is None else step.worker_id, x=outcome, y=self.yielded)
-        self._end_next(outcome, task)
-        batch_in_use.set(self.ports.loader, task)
-        if step is not None and self.ports.decisions is not None:
+        ports = self.ports
+        worker = -1
+        if ports.decisions is None:
+            self._end_fetch_alone(outcome)
+            self.task = -1 if ports.sampling is None else ports.sampling.task - 1
+        elif (step := ports.decisions.delivered) is not None:
+            self.task, worker = step.idx, step.worker_id
             # The tracer must not keep a batch alive that the loader has let go.
-            self.ports.decisions.delivered = Deliver(step.idx, step.worker_id, None)
+            ports.decisions.delivered = Deliver(step.idx, worker, None)
+        ports.emit(ev.YIELD, ports.loader, self.task, worker, outcome, self.yielded)
+        self._end_next(outcome, self.task)
+        batch_in_use.set(ports.loader, self.task)
 
     def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
         if self.ports.alone and self.ports.fetching is not None:
@@ -714,7 +714,7 @@ class _TracedQueue(_Proxy):
         if self._hooked_in is not _this_process:
             self._hook()
         emit, loader = self.ports.emit, self.ports.loader
-        emit(span[0], loader, task, worker, int((timeout or 0) * 1e9))
+        emit(span[0], loader, task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:
             message = self.inner.get(timeout=timeout)
         except BaseException:
