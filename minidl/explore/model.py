@@ -368,18 +368,14 @@ class Model:
         w = World(state)
         if not p.loader_timeout:
             return
-        status = w.decisions[STATUS]
-        dead = [
-            number
-            for number, worker in enumerate(w.crew)
-            if worker.place == at.GONE and (status[number] or (p.leavers_checked and worker.code != 0))
-        ]
+        dead = self._dead(w)
         if dead and p.liveness_check:
             self._say_nothing_came(w)
             for number in dead:
                 self.say(MAIN, ev.FOUND_DEAD, -1, number, Actor.WORKER, 0, w.crew[number].code)
-                self._send_sentinel(w, number)
-                self._ask(w, "worker_unavailable", number)
+                if w.decisions[STATUS][number]:
+                    self._send_sentinel(w, number)
+                    self._ask(w, "worker_unavailable", number)
             self._raise(w)
             self._took(out, w, "loader", "finds a worker dead", dead[0])
         elif w.pin is not None and w.pin.life is PinState.ENDED and p.pin_liveness_check:
@@ -387,6 +383,16 @@ class Model:
             self.say(MAIN, ev.FOUND_DEAD, -1, -1, Actor.PIN_THREAD)
             self._raise(w)
             self._took(out, w, "loader", "finds the pin thread dead")
+
+    def _dead(self, w: World) -> list[int]:
+        """Workers that died before they were told to leave; else those that died with the result queue's lock."""
+        status = w.decisions[STATUS]
+        gone = [number for number, worker in enumerate(w.crew) if worker.place == at.GONE]
+        failed = [number for number in gone if status[number]]
+        jammed = w.lock == at.DEAD_LOCK and (not w.results or w.results[0] == at.TORN)
+        if failed or not (self.protocol.leavers_checked and jammed):
+            return failed
+        return [number for number in gone if w.crew[number].code != 0]
 
     def _say_nothing_came(self, w: World) -> None:
         code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
