@@ -5,8 +5,8 @@ profiles of it, as torch.profiler's `export_chrome_trace` writes them (.json, .j
 profiles attached. `profile(path, trace)` alone reads one profile, on the trace's clock.
 
 A profile's times are wall-clock times. They become CLOCK_MONOTONIC by the offset between the two clocks that every
-process of the trace noted when it began, and the run when it ended; how far those disagree is the error that the
-attachment states. A profile that cannot be of this run is refused: another host's, another process's, another time's.
+process of the trace noted when it began, and the run when it ended; the attachment states how well those agree. A
+profile that cannot be of this run is refused: another host's, another process's, another time's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _RUNTIME: Final = ("_runtime", "_driver")
 
 _UNTOLD: Final = {"Ev Idx", "Record function id", "External id", "device", "stream"}
 """Arguments that say nothing outside the profile, or that the track says."""
+
+CLOCK_SET_NS: Final = 100_000_000
+"""Processes that disagree by more about the wall clock were not merely held up between reading two clocks."""
 
 _CHUNK: Final = 20_000
 
@@ -128,7 +131,7 @@ def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> byte
     """
     document = _parsed(path)
     base = document["baseTimeNanoseconds"]
-    offset, error = _wall_offset(trace)
+    offset, error, furthest = _wall_offset(trace)
     found = _Found(base - offset)
     for event in document["traceEvents"]:
         found.take(event)
@@ -141,7 +144,9 @@ def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> byte
         "wall clock minus the offset to CLOCK_MONOTONIC that the trace's processes noted", error,
         offset_ns=offset, identity=identity, file=path.name,
     )  # fmt: skip
-    return first + b"".join(found.lines())
+    doubt = f"the wall clock seems to have been set during the run: its times may be off by {furthest / 1e9:.1f} s"
+    warning = attachments.note(doubt) if furthest > CLOCK_SET_NS else b""
+    return first + warning + b"".join(found.lines())
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -169,9 +174,12 @@ def _no_profile(path: Path, why: str) -> TraceError:
     return TraceError(f"{path} is no profile of torch.profiler's: {why}. Give what `export_chrome_trace` wrote")
 
 
-def _wall_offset(trace: Trace) -> tuple[int, int]:
-    """CLOCK_REALTIME minus CLOCK_MONOTONIC during the run, ns, and by how much it may be off: the median of what its
-    processes noted, and the largest deviation. Both clocks are slewed alike, so only a clock that is set changes it."""
+def _wall_offset(trace: Trace) -> tuple[int, int, int]:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC during the run: the median of what its processes noted, ns.
+
+    Then how far the middle half of the notes lie from it, and how far the furthest one does: a process may be stopped
+    between reading one clock and the other. Both clocks are slewed alike; only a wall clock that is set parts them.
+    """
     noted = [trace.manifest, *trace.described("trace_end")]
     noted += [
         {"monotonic_ns": line.get("start_monotonic_ns"), "realtime_ns": line.get("start_realtime_ns")}
@@ -182,7 +190,9 @@ def _wall_offset(trace: Trace) -> tuple[int, int]:
     if not offsets:
         raise TraceError(f"{trace.path} does not say how its clock is related to the wall clock: nothing can be merged")
     middle = offsets[len(offsets) // 2]
-    return middle, max(middle - offsets[0], offsets[-1] - middle)
+    cut = len(offsets) // 4
+    near = max(middle - offsets[cut], offsets[-1 - cut] - middle)
+    return middle, near, max(middle - offsets[0], offsets[-1] - middle)
 
 
 def _check_origin(path: Path, document: dict[str, Any], found: _Found, trace: Trace) -> None:
