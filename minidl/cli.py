@@ -217,10 +217,16 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _view(arguments: argparse.Namespace) -> int:
+    from minidl.tracing.queries import QUERIES
     from minidl.tracing.viewer import ViewerError, serve
 
+    if arguments.list_queries:
+        print("\n".join(f"{name:<8} {query.about}" for name, query in QUERIES.items()))
+        return OK
+    if arguments.trace is None:
+        raise CommandError("view: a trace is missing, e.g. minidl view minidl-demo/trace-1")
     try:
-        serve(_read(arguments.trace), open_browser=arguments.browser)
+        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries)
     except ViewerError as error:
         raise CommandError(f"view: {error}") from error
     return OK
@@ -349,7 +355,9 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _view_arguments(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser)
+    _trace_argument(parser, nargs="?")
+    parser.add_argument("--query", dest="queries", action="append", metavar="NAME", help="show this one's answer below")
+    parser.add_argument("--queries", dest="list_queries", action="store_true", help="list the queries instead")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
 
 

@@ -130,9 +130,16 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
     shown = []
-    monkeypatch.setattr("minidl.tracing.viewer.serve", lambda t, open_browser: shown.append((t.path, open_browser)))
-    assert cli.main(["view", str(trace), "--no-browser"]) == cli.OK
-    assert shown == [(trace, False)]
+    monkeypatch.setattr("minidl.tracing.viewer.serve", lambda t, **how: shown.append((t.path, how)))
+    assert cli.main(["view", str(trace), "--no-browser", "--query", "samples"]) == cli.OK
+    assert shown == [(trace, {"open_browser": False, "queries": ["samples"]})]
+
+
+def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["view", "--queries"]) == cli.OK
+    assert "samples  the samples that took longest, with their worker and index\n" in capsys.readouterr().out
+    assert cli.main(["view"]) == cli.USAGE
+    assert "a trace is missing" in capsys.readouterr().err
 
 
 def test_demo_with_ones_own_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

