@@ -116,7 +116,9 @@ UNSEEN: Final[dict[str, str]] = {
 
 
 # --- The context --------------------------------------------------------------------------------------------------------
-def observe(start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None) -> BaseContext:
+def observe(
+    start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None
+) -> BaseContext:
     """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
 
     start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: the
@@ -268,7 +270,6 @@ class _Loader:
         self.prefetch_factor: int = iterator._prefetch_factor
         self.in_order: bool = getattr(iterator, "_in_order", True)
         self.pinned = bool(iterator._pin_memory)
-        self.timeout: float = iterator._timeout
         self.epoch = -1
         self.new_epoch()
         self.in_epoch = self.in_next = self.in_consumer = False  # begun, and not ended
@@ -475,7 +476,8 @@ class _Loader:
             self.emit(ev.FOUND_DEAD, -1, worker, ev.Actor.WORKER, process.pid, process.exitcode or 0)
         elif not self.failing:
             self.found_alive += 1
-            if self.timeout > 0 and self.found_alive == self.active() and self.wait is not None:
+            timeout = getattr(self.iterator(), "_timeout", 0)
+            if timeout > 0 and self.found_alive == self.active() and self.wait is not None:
                 about = self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
                 self.emit(ev.TIMED_OUT, *about, int(self.wait * 1e9))
                 self.end_next(ev.Outcome.ERROR)
