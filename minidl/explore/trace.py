@@ -44,7 +44,7 @@ Told = tuple[Thread, int, tuple[int, ...]]
 """Who tells an event, its code, its other arguments."""
 
 
-class _Telling(Model):
+class Telling(Model):
     """A model that keeps the events of each step it offers."""
 
     def __init__(self, model: Model) -> None:
@@ -63,14 +63,14 @@ class _Telling(Model):
 
 def told_by_step(model: Model, run: Run) -> list[list[Told]]:
     """The events of each step of a run."""
-    telling = _Telling(model)
+    telling = Telling(model)
     out = []
     for before, label, after in zip(run.states[:-1], run.labels, run.states[1:], strict=True):
         out.append(told(telling, before, label, after))
     return out
 
 
-def told(telling: _Telling, before: State, label: Label, after: State) -> list[Told]:
+def told(telling: Telling, before: State, label: Label, after: State) -> list[Told]:
     """The events of one step."""
     telling.told.clear()
     telling.steps(before)

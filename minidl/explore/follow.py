@@ -1,0 +1,167 @@
+"""Can the model do what a live loader was recorded doing? `follow(trace)` looks for a run of it that tells the same.
+
+Each actor's events must come in the model's run as that actor recorded them; how the actors interleave is the model's
+choice, since a clock says when an event was told and not when it took effect. What the model leaves out (a wait that
+brought nothing, what a span's time was spent on) is left out of the comparison.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from minidl.explore.configurations import OURS, Configuration, Crash
+from minidl.explore.model import MAIN, PIN_THREAD, Model, result_feeder
+from minidl.explore.trace import Telling, Thread, Told, told
+from minidl.explore.world import State
+from minidl.tracing import events as ev
+from minidl.tracing.events import EVENTS, Ending, Message, Outcome, Phase
+
+if TYPE_CHECKING:
+    from minidl.tracing.reader import Trace
+
+Key = tuple[int, ...]
+"""What is compared of an event: its code, its task, its worker, and x where that says what came, or which."""
+
+COMPARED: Final = {
+    *(ev.TASK_ASSIGNED, ev.INDEX_PUT, ev.REORDER_STORE, ev.REORDER_POP, ev.RCVD_ADVANCE, ev.YIELD, ev.NEXT[0]),
+    *(ev.WORKER_EXHAUSTED, ev.RESUME_PUT, *ev.EPOCH, *ev.SHUTDOWN, ev.DONE_EVENT_SET, ev.SENTINEL_PUT, ev.FOUND_DEAD),
+    *(ev.INDEX_GET[1], *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK, ev.SENTINEL_GET, ev.WORKER_EXIT, ev.DONE_EVENT_SEEN),
+    *(ev.RESULT_WRITE[1], ev.RESULT_GET[1], ev.READY_GET[1], ev.PIN[0], ev.READY_PUT, ev.PIN_EXIT, ev.WORKER_GONE),
+}
+_BY_X: Final = {
+    *(ev.INDEX_GET[1], ev.RESULT_GET[1], ev.READY_GET[1], ev.FETCH[1], ev.RESULT_PUT, ev.DONE_EVENT_SET, ev.YIELD),
+    *(ev.SENTINEL_PUT, ev.SENTINEL_GET, ev.WORKER_EXIT, ev.PIN_EXIT, ev.RCVD_ADVANCE, *ev.EPOCH, ev.RESUME_PUT),
+}
+_GETS: Final = (ev.INDEX_GET[1], ev.RESULT_GET[1], ev.READY_GET[1])
+ROOM: Final = 64
+MOST_STATES: Final = 200_000
+
+
+@dataclass
+class Followed:
+    """How far the model came. lost: the first events that no run of it can tell, actor by actor; "" where all were."""
+
+    events: int
+    states: int
+    lost: str
+
+    def __bool__(self) -> bool:
+        return not self.lost
+
+
+def _key(code: int, arguments: tuple[int, ...]) -> Key | None:
+    """What to compare of an event; None if nothing."""
+    task, worker, x, *_ = (*arguments, -1, -1)[:2] + (0,) if len(arguments) < 3 else arguments
+    if code not in COMPARED or (code in _GETS and x == Message.EMPTY):
+        return None
+    if code == ev.RESULT_WRITE[1]:
+        worker = -1  # of an acknowledgement, the feeder does not know it
+    return (code, int(task), int(worker), int(x) if code in _BY_X else 0)
+
+
+def recorded(trace: Trace, loader: int = 1) -> dict[Thread, list[Key]]:
+    """Each actor's events of one loader, as keys. Feeder threads of the loader's own process are left out."""
+    rows = trace.events[trace.events["loader"] == loader]
+    pins = set(rows["tid"][rows["code"] == ev.PIN_START].tolist())
+    out: dict[Thread, list[Key]] = defaultdict(list)
+    for row in rows:
+        key = _key(int(row["code"]), (int(row["task"]), int(row["worker"]), int(row["x"])))
+        if key is None:
+            continue
+        process = trace.processes[int(row["process"])]
+        if process.role == "worker":
+            thread = result_feeder(process.worker) if key[0] == ev.RESULT_WRITE[1] else (process.worker, 0)
+        elif key[0] == ev.RESULT_WRITE[1]:
+            continue
+        else:
+            thread = PIN_THREAD if int(row["tid"]) in pins else MAIN
+        out[thread].append(key)
+    return dict(out)
+
+
+def configuration_of(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Configuration:
+    """The configuration in which a recorded loader ran, as far as its trace tells."""
+    rows = trace.events[trace.events["loader"] == loader]
+    facts = trace.loaders.get(loader, {})
+    begins = rows[rows["code"] == ev.EPOCH[0]]
+    epoch = np.cumsum(rows["code"] == ev.EPOCH[0])
+    workers = int(begins["y"][0])
+    fetched = rows["code"] == ev.FETCH[1]
+    shares = [
+        max(int(np.sum(fetched & (rows["worker"] == w) & (epoch == e) & (rows["x"] == Outcome.DATA)))
+            for e in range(1, len(begins) + 1))
+        for w in range(workers)
+    ]  # fmt: skip
+    drawn = (rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] > 0)
+    return Configuration(
+        str(trace.path),
+        workers=workers,
+        prefetch=int(begins["z"][0]),
+        tasks=max(int(np.sum(drawn & (epoch == e))) for e in range(1, len(begins) + 1)),
+        streams=tuple(shares) if facts.get("dataset_kind") == "iterable" else None,
+        persistent=bool(facts.get("persistent_workers")),
+        epochs=len(begins),
+        pin=bool(facts.get("pin_memory")),
+        in_order=facts.get("in_order", True) is not False,
+        index_room=ROOM,
+        result_room=ROOM,
+        may_break=bool(np.any((rows["code"] == ev.EPOCH[1]) & (rows["z"] != Ending.EXHAUSTED))),
+        crashes=crashes,
+    )
+
+
+def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Followed:
+    """Look for a run of the model in which every actor tells what it was recorded telling."""
+    telling = Telling(Model(configuration_of(trace, loader, crashes), OURS))
+    wanted = recorded(trace, loader)
+    actors = list(wanted)
+    events = sum(map(len, wanted.values()))
+    todo: list[tuple[State, tuple[int, ...]]] = [(telling.initial, (0,) * len(actors))]
+    seen = set(todo)
+    best = todo[0][1]
+    while todo and len(seen) < MOST_STATES:
+        state, places = todo.pop()
+        if sum(places) > sum(best):
+            best = places
+        if sum(places) == events:
+            return Followed(events, len(seen), "")
+        for label, after in [*telling.crashes(state), *telling.steps(state)]:
+            heard = told(telling, state, label, after)
+            moved = _advance(heard, wanted, actors, places)
+            if moved is not None and (after, moved) not in seen:
+                seen.add((after, moved))
+                todo.append((after, moved))
+    return Followed(events, len(seen), _stuck(wanted, actors, best))
+
+
+def _advance(
+    heard: list[Told], wanted: dict[Thread, list[Key]], actors: list[Thread], places: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Where each actor's record stands after these events; None where they are not what it says."""
+    now = dict(zip(actors, places, strict=True))
+    for thread, code, arguments in heard:
+        key = _key(code, arguments)
+        if key is None or (thread[0] < 0 and code == ev.RESULT_WRITE[1]):
+            continue
+        at = now.get(thread, 0)
+        rest = wanted.get(thread, [])
+        if at >= len(rest) or rest[at] != key:
+            return None
+        now[thread] = at + 1
+    return tuple(now[actor] for actor in actors)
+
+
+def _stuck(wanted: dict[Thread, list[Key]], actors: list[Thread], places: tuple[int, ...]) -> str:
+    """In words: the next event of each actor, where the model had followed the furthest."""
+    parts = []
+    for actor, at in zip(actors, places, strict=True):
+        if at < len(wanted[actor]):
+            code, task, worker, x = wanted[actor][at]
+            event = EVENTS[code]
+            phase = "" if event.phase is Phase.INSTANT else f" {event.phase.name.lower()}"
+            parts.append(f"{actor} number {at}: {event.name}{phase}, task {task}, worker {worker}, {x}")
+    return "; ".join(parts)
