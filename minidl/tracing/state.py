@@ -228,9 +228,18 @@ class _Told:
             return
         self.send_idx = task + 1
         self.outstanding = self._outstanding(1) if outstanding is None else outstanding
-        self.tasks[task] = TaskState(worker, False)
-        self.num_tasks[worker] = self.num_tasks.get(worker, 0) + 1
-        self.status.setdefault(worker, True)
+        self._enter(task, TaskState(worker, False))
+
+    def _enter(self, task: int, known: TaskState) -> None:
+        self.tasks[task] = known
+        self.num_tasks[known.worker_id] = self.num_tasks.get(known.worker_id, 0) + 1
+        self.status.setdefault(known.worker_id, True)
+
+    def _leave(self, task: int) -> None:
+        """A task that is given up still counts as its worker's."""
+        known = self.tasks.pop(task, None)
+        if known is not None and known.fetched:
+            self.num_tasks[known.worker_id] -= 1
 
     def _outstanding(self, by: int) -> int | None:
         return None if self.outstanding is None else max(0, self.outstanding + by)
@@ -240,8 +249,10 @@ class _Told:
         known = self.tasks.get(task)
         if known is None or not known.fetched:
             self.outstanding = self._outstanding(-1)
-        if known is not None or worker >= 0:
-            self.tasks[task] = TaskState(worker if known is None else known.worker_id, True)
+        if known is not None:
+            self.tasks[task] = replace(known, fetched=True)
+        elif worker >= 0:
+            self._enter(task, TaskState(worker, True))
 
     def advanced(self, rcvd_idx: int, outstanding: int | None) -> None:
         """rcvd_idx is told."""
@@ -249,13 +260,12 @@ class _Told:
         if outstanding is not None:
             self.outstanding = outstanding
         if self.in_order:
-            self.tasks = {task: known for task, known in self.tasks.items() if task >= rcvd_idx}
+            for task in [task for task in self.tasks if task < rcvd_idx]:
+                self._leave(task)
 
-    def yielded(self, task: int, worker: int) -> None:
+    def yielded(self, task: int) -> None:
         """It is handed out."""
-        self.tasks.pop(task, None)
-        if self.num_tasks.get(worker, 0) > 0:
-            self.num_tasks[worker] -= 1
+        self._leave(task)
         if self.in_order and task >= 0 and (self.rcvd_idx is None or self.rcvd_idx <= task):
             self.rcvd_idx = task + 1
 
@@ -467,7 +477,7 @@ class Follower:
             told.advanced(event["x"], event["y"])
             self._prune(event["x"])
         elif code == ev.YIELD:
-            told.yielded(task, worker)
+            told.yielded(task)
         elif code == ev.WORKER_EXHAUSTED or (code == ev.SENTINEL_PUT and event["x"] == QueueId.INDEX):
             told.status[worker] = False
         elif code == ev.RESUME_PUT and told.send_idx:

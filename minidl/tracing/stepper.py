@@ -48,8 +48,8 @@ def causal_order(events: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
     """
     order = np.lexsort((events["seq"], events["process"]))
     time, process = events["time"][order], events["process"][order]
-    starts = np.flatnonzero(np.r_[True, process[1:] != process[:-1]]) if len(order) else np.empty(0, np.intp)
-    for begin, end in zip(starts, np.r_[starts[1:], len(order)], strict=True):
+    for one in np.unique(process):
+        begin, end = np.searchsorted(process, (one, one + 1))
         np.maximum.accumulate(time[begin:end], out=time[begin:end])
     return order[np.argsort(time, kind="stable")]
 

@@ -53,8 +53,8 @@ def _head(at: Replay, changed: tuple[Change, ...]) -> Iterator[str]:
     state = at.state
     epoch = "" if state.epoch is None else f"   epoch {state.epoch}"
     yield (
-        f"loader {at.loader} of {printable(str(at.trace.path))}   event {at.position} of {len(at)}   "
-        f"{state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}"
+        f"event {at.position} of {len(at)}   {state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}   "
+        f"loader {at.loader} of {printable(str(at.trace.path))}"
     )
     yield f"» {at.words}"
     for change in changed[:MOST_CHANGES]:
@@ -134,7 +134,7 @@ def _worker(state: ProtocolState, worker: WorkerNow) -> str:
     tasks = f"{counts[number]} tasks" if number < len(counts) else ""
     idle = "" if number >= len(state.workers_status) or state.workers_status[number] else ", no more"
     queue = _queue(worker.index_queue, of=False)
-    return _line(f"worker {number}", f"{worker.state.name:<10}{tasks + idle:<18}queue: {queue:<28} {worker.doing}")
+    return _line(f"worker {number}", f"{worker.state.name:<10}{tasks + idle:<17}{worker.doing:<44} queue: {queue}")
 
 
 def _queue(queue: Iterable[Queued], *, of: bool = True) -> str:
@@ -240,7 +240,7 @@ class _Screen:
             lines = [*lines[: max(rows - 3, 0)], f"({len(lines) - max(rows - 3, 0) - 1} more lines)", lines[-1]]
         last = f"{_ASKS[self.asked][0]}: {self.typed}▏" if self.asked else self.said
         lines = [*lines[: rows - 1], last[: max(columns, 1) - 1]]
-        return "\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J"
+        return "\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,611 @@
+"""Replay: equal to the live loader at every moment, the same backwards, and good for traces of any run."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import numpy as np
+import pytest
+import torch.utils.data
+from made_trace import Run
+from oracle_trace import write_process
+from workloads import BOUND, At, Gate, Numbers, Stream, Tensors, command_and_environment, kill_myself, touch
+
+import minidl
+from minidl import cli
+from minidl.protocol import LoaderState, WorkerState
+from minidl.tracing import events as ev
+from minidl.tracing.events import Message
+from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.state import ProtocolState, Stage
+from minidl.tracing.stepper import Replay, causal_order, changes, describe, replay
+from minidl.tracing.stepper_terminal import render
+
+DISPATCH = ("send_idx", "rcvd_idx", "task_info", "tasks_outstanding", "workers_num_tasks", "workers_status")
+
+
+# --- The live loader --------------------------------------------------------------------------------------------------
+def live(iterator: Any) -> dict[str, Any]:
+    """What a live iterator, torch's or ours, says of itself under upstream's names."""
+    return {
+        "send_idx": iterator._send_idx,
+        "rcvd_idx": iterator._rcvd_idx,
+        "task_info": {task: (info[0], len(info) == 2) for task, info in iterator._task_info.items()},
+        "tasks_outstanding": iterator._tasks_outstanding,
+        "workers_num_tasks": list(iterator._workers_num_tasks),
+        "workers_status": list(iterator._workers_status),
+    }
+
+
+def replayed(state: ProtocolState) -> dict[str, Any]:
+    """The same of a replayed state."""
+    out = {name: getattr(state, name) for name in DISPATCH}
+    out["task_info"] = {task: dataclasses.astuple(info) for task, info in state.task_info.items()}
+    return out | {name: list(out[name]) for name in ("workers_num_tasks", "workers_status")}
+
+
+Moments = list[tuple[int, dict[str, Any]]]
+"""When a live iterator was asked (CLOCK_MONOTONIC, as in the trace), and what it said."""
+
+
+def recorded(path: Path, epochs: int = 1, leave_at: int | None = None, **options: Any) -> tuple[Trace, Moments]:
+    """Run a live loader, recorded; ask it after each batch. leave_at: in all epochs but the last."""
+    moments: Moments = []
+    with minidl.trace(path):
+        loader = minidl.DataLoader(**options)
+        for epoch in range(epochs):
+            iterator = iter(loader)
+            moments.append((time.monotonic_ns(), live(iterator)))
+            for number in range(1000):
+                try:
+                    next(iterator)
+                except StopIteration:
+                    break
+                except ZeroDivisionError:
+                    pass
+                moments.append((time.monotonic_ns(), live(iterator)))
+                if number == leave_at and epoch < epochs - 1:
+                    break
+        iterator.close()
+        del iterator
+        loader.close()
+    return read_trace(path), moments
+
+
+def seconds(trace: Trace, moment: int) -> float:
+    return (moment - int(trace.events["time"][0])) / 1e9
+
+
+def divide() -> int:
+    return 1 // 0
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "map": {"dataset": Tensors(30), "num_workers": 2},
+    "persistent": {"dataset": Tensors(24), "num_workers": 2, "persistent_workers": True, "epochs": 3, "leave_at": 2},
+    "out of order": {"dataset": Tensors(30), "num_workers": 2, "in_order": False},
+    "iterable": {"dataset": Stream(21), "num_workers": 2},
+    "iterable again": {"dataset": Stream(21), "num_workers": 2, "persistent_workers": True, "epochs": 2},
+    "pinned": {"dataset": Tensors(30), "num_workers": 2, "pin_memory": True},
+    "pinned again": {
+        "dataset": Tensors(24), "num_workers": 2, "pin_memory": True, "persistent_workers": True, "epochs": 2,
+        "leave_at": 3,
+    },
+    "errors": {"dataset": At(20, 7, divide), "num_workers": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_state_is_the_live_loaders_at_every_moment(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    trace, moments = recorded(tmp_path / "t", batch_size=2, **LOADERS[kind])
+    at = replay(trace)
+    assert len(moments) > 10
+    for moment, said in moments:
+        assert replayed(at.at(seconds(trace, moment))) == said
+    for moment, said in reversed(moments):  # past it, and back
+        at.forward(40)
+        assert replayed(at.at(seconds(trace, moment))) == said
+    assert [state.violation for state in at.walk() if state.violation] == []
+    assert all(state.known for state in at.walk())
+    assert at.state.loader is LoaderState.CLOSED
+    assert at.ending == "shut down"
+    assert {worker.state for worker in at.state.workers} == {WorkerState.ENDED}
+    assert all(worker.exit_code == 0 and not worker.index_queue for worker in at.state.workers)
+    assert (at.state.result_queue, at.state.ready_queue, at.state.bytes_in_flight) == ((), (), 0)
+    assert at.state.simulated == kind.startswith("pinned")
+
+
+def test_the_state_is_the_live_loaders_while_it_waits_and_batches_lie_in_the_reorder_buffer(tmp_path: Path) -> None:
+    import threading
+
+    gate = tmp_path / "gate"
+    said: list[tuple[int, dict[str, Any], list[int]]] = []
+
+    def ask(iterator: Any) -> None:
+        deadline = time.monotonic() + BOUND
+        while sum(len(info) == 2 for info in iterator._task_info.values()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(0.05)  # the loader sits at the empty queue by then; if not, the test asks a little less
+        said.append((time.monotonic_ns(), live(iterator), [worker.pid for worker in iterator._workers]))
+        touch(str(gate))
+
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(minidl.DataLoader(Gate(16, gate), batch_size=2, num_workers=2))
+        asker = threading.Thread(target=ask, args=(iterator,))
+        asker.start()
+        assert [batch.tolist() for batch in iterator] == [[n, n + 1] for n in range(0, 16, 2)]
+        asker.join()
+        iterator.close()
+        del iterator
+    trace = read_trace(tmp_path / "t")
+    at = replay(trace)
+    ((moment, dispatched, pids),) = said
+    for _ in range(2):
+        state = at.at(seconds(trace, moment))
+        assert replayed(state) == dispatched
+        assert state.reorder_buffer == (1, 3)
+        assert (state.loader, state.consumer, state.in_hand) == (LoaderState.WAITING, None, None)
+        assert [worker.pid for worker in state.workers] == pids
+        stuck, idle = state.workers
+        assert (stuck.state, stuck.task, stuck.position, stuck.index) == (WorkerState.FETCHING, 0, 0, 0)
+        assert [message.task for message in stuck.index_queue] == [2]
+        assert (idle.state, idle.index_queue) == (WorkerState.WAITING, ())
+        at.to(len(at))
+
+
+def test_going_back_is_going_forward_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    trace, _ = recorded(tmp_path / "t", batch_size=2, **LOADERS["pinned again"] | {"dataset": Tensors(50)})
+    at = replay(trace)
+    there = list(at.walk())
+    told = [at.changed for _ in at.walk()]
+    assert len(there) == len(at) + 1 > 1024  # across several kept copies
+    assert there[0] != there[-1]
+    assert there == list(replay(trace).walk())
+    for position in range(len(at) - 1, -1, -1):
+        assert at.back() == there[position]
+        assert at.changed == told[position]
+        assert at.position == position
+    assert at.back() == there[0]
+    rng = np.random.default_rng(0)
+    for position in rng.integers(0, len(at) + 1, 300).tolist():
+        assert at.to(position) == there[position]
+        assert at.changed == told[position]
+
+
+# --- Where to go ------------------------------------------------------------------------------------------------------
+def made(path: Path, *runs: Run) -> Trace:
+    return read_trace(made_trace.write(path, *runs))
+
+
+def test_batches_are_where_they_are_in_the_consumers_hands(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=5, epochs=2)))
+    assert (at.batches, at.batch) == (10, 0)
+    seen = []
+    while at.next_batch() and at.position < len(at):
+        assert at.state.loader is LoaderState.IDLE
+        seen.append((at.state.epoch, at.state.consumer, at.state.yielded, at.batch))
+    assert seen == [(e, n, n + 1, e * 5 + n + 1) for e in range(2) for n in range(5)]
+    back = []
+    while at.previous_batch() and at.position > 0:
+        back.append((at.state.epoch, at.state.consumer, at.state.yielded, at.batch))
+    assert back == seen[::-1]
+    assert at.to_batch(7) == replay(at.trace).to_batch(7)
+    assert (at.state.epoch, at.state.consumer) == (1, 2)
+    at.forward()
+    assert at.previous_batch() == at.to_batch(7)
+    with pytest.raises(IndexError, match="batch 10: this run handed out 10, counted from 0"):
+        at.to_batch(10)
+
+
+def test_positions_events_moments_and_rows(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", Run(**made_trace.HEALTHY))
+    at = replay(tmp_path / "t")  # a path will do
+    assert at.event is None
+    assert at.words == "nothing has happened yet"
+    assert at.changed == ()
+    assert at.forward(3) == at.to(3)
+    assert at.event == trace.events[at.rows[2]]
+    assert at.to_row(int(at.rows[99])) == at.to(100)
+    for position in (1, 50, len(at)):
+        moment = (int(at.to(position) and at.event["time"]) - int(trace.events["time"][0])) / 1e9
+        at.at(moment)
+        assert at.event["time"] == trace.events[at.rows[position - 1]]["time"]
+        assert at.position == len(at) or trace.events[at.rows[at.position]]["time"] > at.event["time"]
+    assert at.at(-1.0) == at.to(0)
+    assert at.at(1e6) == at.to(len(at))
+    assert at.forward(7) == at.to(len(at))
+    assert at.back(10**6) == at.to(0)
+    with pytest.raises(IndexError, match=f"position 999999: this replay has positions 0 to {len(at)}"):
+        at.to(999999)
+    with pytest.raises(IndexError, match="row 999999 is no event of loader 1"):
+        at.to_row(999999)
+    assert re.fullmatch(r"<Replay of loader 1 of .*: at 0 of \d+ events; shut down>", repr(at))
+
+
+def test_a_loader_is_chosen_by_its_number(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", Run(batches=4), Run(batches=9, loader=2, first_pid=3000))
+    assert replay(trace).loader == 2
+    assert replay(trace, 1).batches == 4
+    with pytest.raises(ValueError, match=r"has no loader 7: it has 1 \(\d+ events\), 2 \(\d+ events\)"):
+        replay(trace, 7)
+    write_process(tmp_path / "none", [])
+    with pytest.raises(ValueError, match="no loader has recorded anything, so there is nothing to replay"):
+        replay(tmp_path / "none")
+
+
+def test_the_order_is_causal() -> None:
+    rows = np.zeros(6, dtype=[("time", "i8"), ("seq", "u8"), ("process", "u4")])
+    # Process 0 emitted times 10, 30, 20 (a thread that had lost the processor), 40; process 1 emitted 25 and 35.
+    rows["time"], rows["seq"], rows["process"] = [10, 20, 25, 30, 35, 40], [1, 3, 1, 2, 2, 4], [0, 0, 1, 0, 1, 0]
+    ordered = rows[causal_order(rows)]
+    assert [(int(r["process"]), int(r["seq"])) for r in ordered] == [(0, 1), (1, 1), (0, 2), (0, 3), (1, 2), (0, 4)]
+    assert len(causal_order(rows[:0])) == 0
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+def walked(at: Replay) -> Iterator[tuple[int, ProtocolState]]:
+    for state in at.walk(1):
+        yield int(at.event["code"]), state
+
+
+def test_a_task_is_in_one_place_at_a_time_and_takes_its_bytes_along(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=6, workers=1, prefetch_factor=1)))
+    places: list[tuple[str, Stage | None]] = []
+    most = 0
+    for _, state in walked(at):
+        here: list[tuple[str, Stage | None]] = [
+            ("index queue", m.stage) for m in state.workers[0].index_queue if m.task == 2
+        ] if state.workers else []  # fmt: skip
+        here += [("result queue", m.stage) for m in state.result_queue if m.task == 2]
+        here += [("worker", None)] if state.workers and state.workers[0].task == 2 and not here else []
+        here += [("hand", None)] if state.in_hand == 2 else []
+        here += [("consumer", None)] if state.consumer == 2 else []
+        assert len(here) <= 1 or here[0][0] == "hand" or here[-1][0] in ("hand", "consumer")
+        places += [place for place in here if place not in places]
+        if places and places[-1][0] == "result queue":
+            most = max(most, state.bytes_in_flight)
+    assert places == [
+        ("index queue", Stage.ENQUEUED), ("index queue", Stage.WRITING), ("index queue", Stage.WRITTEN),
+        ("worker", None),
+        ("result queue", Stage.ENQUEUED), ("result queue", Stage.PICKLING), ("result queue", Stage.PICKLED),
+        ("result queue", Stage.WRITING), ("result queue", Stage.WRITTEN), ("result queue", Stage.READ),
+        ("result queue", Stage.REBUILDING), ("result queue", Stage.REBUILT), ("hand", None), ("consumer", None),
+    ]  # fmt: skip
+    assert most == made_trace.MIB + 900
+    assert at.state.bytes_in_flight == 0
+
+
+def test_changes_name_the_fields_and_say_what_became_of_them(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(**made_trace.HEALTHY)))
+    told: dict[str, list[str]] = {}
+    for code, _ in walked(at):
+        told.setdefault(ev.EVENTS[code].name, [str(change) for change in at.changed])
+    assert told["task_assigned"] == [
+        "send_idx: 0 → 1", "tasks_outstanding: 0 → 1", "task_info[0]: now worker 0, outstanding",
+        "workers_num_tasks[0]: 0 → 1",
+    ]  # fmt: skip
+    assert told["index_put"] == ["workers[0].index_queue[task 0]: now enqueued"]
+    assert told["reorder_store"] == ["reorder_buffer: none → 3", "in_hand: 3 → none"]
+    assert told["shutdown"][0].endswith("→ STOPPING_PIN")
+    assert changes(at.state, at.state) == ()
+
+
+def test_every_event_has_words_of_its_own(tmp_path: Path) -> None:
+    rows = [{"code": code, "task": 3, "worker": 1, "x": 1, "y": 2, "z": 3} for code in ev.EVENTS]
+    write_process(tmp_path, rows, lines=[{"kind": "string", "id": 3, "text": "boom \x1b[2J"}])
+    trace = read_trace(tmp_path)
+    told = [describe(trace, row) for row in trace.events]
+    assert len(set(told)) == len(told)
+    assert not any("{" in words or "\x1b" in words for words in told)
+    assert any(words.endswith("boom \\x1b[2J") for words in told)
+
+
+def test_pretended_pinning_is_called_simulated(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=4, pin=True, simulated=True)))
+    (started,) = np.flatnonzero(at.trace.events["code"] == ev.PIN_START)
+    assert at.to_row(int(started)).simulated
+    assert at.words == "the pin thread runs (simulated)"
+    assert any("pin thread" in line and "(simulated)" in line for line in render(at))
+
+
+# --- Runs that did not go well ----------------------------------------------------------------------------------------
+def test_a_killed_run_is_replayed_to_where_it_stopped(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(**made_trace.HUNG)))
+    state = at.to(len(at))
+    assert at.ending == ""
+    assert "it did not end" in repr(at)
+    assert (state.loader, state.waiting_for, state.reorder_buffer) == (LoaderState.WAITING, 9, (10, 12))
+    stuck = state.worker(1)
+    assert (stuck.state, stuck.task, stuck.position, stuck.index) == (WorkerState.FETCHING, 9, 2, 38)
+    assert stuck.doing == "in a sample of task 9: sample 38 (its number 2)"
+    assert any("the run did not end" in line for line in render(at))
+    with pytest.raises(KeyError, match=r"worker 5 has not been heard of; there are \[0, 1\]"):
+        state.worker(5)
+
+
+def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(minidl.DataLoader(At(20, 7, kill_myself), batch_size=2, num_workers=2))
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            for _ in iterator:
+                pass
+        last = live(iterator)
+        moment = time.monotonic_ns()
+        iterator.close()
+        del iterator
+    at = replay(tmp_path / "t")
+    assert [state.violation for state in at.walk() if state.violation] == []
+    state = at.at(seconds(at.trace, moment))
+    assert replayed(state) == last
+    assert (state.worker(1).exit_code, state.worker(1).state) == (-signal.SIGKILL, WorkerState.FETCHING)
+    assert "found dead" in state.note
+    assert not state.known
+    assert at.to(len(at)).loader is LoaderState.CLOSED
+
+
+def test_a_ring_tells_what_it_can_until_the_next_epoch_begins(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    moments: Moments = []
+    with minidl.trace(path, ring_bytes=1 << 16):
+        loader = minidl.DataLoader(Tensors(80), batch_size=4, num_workers=2, persistent_workers=True)
+        for _ in range(5):
+            iterator = iter(loader)
+            for _ in iterator:
+                moments.append((time.monotonic_ns(), live(iterator)))
+        iterator.close()
+        del iterator
+        loader.close()
+    trace = read_trace(path)
+    at = replay(trace)
+    assert any("overwritten" in problem for problem in trace.problems)
+    states = list(at.walk())
+    known = [state.known for state in states]
+    first = known.index(True)
+    assert first > 0
+    assert not any(known[:first])
+    assert all(known[first:])
+    assert "overwritten" in states[0].note
+    assert "until the next epoch begins" in states[0].note
+    at.to(first)
+    assert int(at.event["code"]) == ev.EPOCH[0]
+    assert [state.violation for state in states if state.violation] == []
+    later = [(moment, said) for moment, said in moments if seconds(trace, moment) > at.state.time]
+    assert len(later) >= 10
+    for moment, said in later:
+        assert replayed(at.at(seconds(trace, moment))) == said
+
+
+def test_a_ring_within_one_epoch_comes_to_know_the_tasks_again(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    moments: Moments = []
+    with minidl.trace(path, ring_bytes=1 << 16):
+        iterator = iter(minidl.DataLoader(Tensors(600), batch_size=4, num_workers=2))
+        for _ in iterator:
+            moments.append((time.monotonic_ns(), live(iterator)))
+        del iterator
+    trace = read_trace(path)
+    at = replay(trace)
+    assert not any(state.known or state.violation for state in at.walk())
+    assert at.to(0).send_idx is None
+    for moment, said in moments[-12:-5]:  # later, the workers are told to leave
+        assert replayed(at.at(seconds(trace, moment))) == said
+    assert (at.to(len(at)).result_queue, at.state.worker(0).index_queue) == ((), ())
+
+
+def test_an_iterator_without_workers(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        assert len(list(minidl.DataLoader(Tensors(10), batch_size=4))) == 3
+    at = replay(tmp_path / "t")
+    doing = [state.worker(-1).doing for state in at.walk() if state.workers]
+    assert "in a sample of task 1: sample 5 (its number 1)" in doing
+    assert "collating task 2" in doing
+    assert (at.batches, at.ending) == (3, "the epoch was over")
+    assert at.state.send_idx is None
+    assert at.state.task_info == {}
+    assert at.state.known
+    assert any("no workers" in line for line in render(at))
+
+
+def test_torchs_own_loader_observed(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        context = minidl.observe("fork")
+        loader = torch.utils.data.DataLoader(
+            Numbers(24), batch_size=2, num_workers=2, multiprocessing_context=context
+        )  # fmt: skip
+        assert len(list(loader)) == 12
+        del loader
+    at = replay(tmp_path / "t")
+    states = list(at.walk())
+    assert not any(state.violation or state.known for state in states)
+    assert "observed" in states[0].note
+    assert max(state.send_idx or 0 for state in states) == 12
+    assert {LoaderState.WAITING, LoaderState.IDLE} <= {state.loader for state in states}
+    assert {m.task for state in states for m in state.result_queue if m.kind is Message.RESULT} == set(range(12))
+    assert at.batches == 12
+    assert (states[-1].result_queue, states[-1].task_info) == ((), {})
+
+
+def broken(path: Path, change: Callable[[list[tuple[int, ...]]], None]) -> Replay:
+    """A made run, with the loader's own events changed before they are written."""
+    run = Run(**made_trace.HEALTHY)
+    processes = run.run()
+    main = processes[0].events
+    primed = next(at for at, event in enumerate(main) if event[1] == ev.NEXT[0])
+    main.insert(primed, (main[primed][0], ev.CONSUMER[0], 1, processes[0].pid, -1, -1, 0, 0, 0))
+    change(main)
+    for process in processes:
+        process.write(path)
+    return replay(path)
+
+
+def test_what_the_protocol_does_not_allow_is_said_and_stepping_goes_on(tmp_path: Path) -> None:
+    assert not any(state.violation for state in broken(tmp_path / "whole", lambda events: None).walk())
+
+    def yield_another(events: list[tuple[int, ...]]) -> None:
+        where = [n for n, event in enumerate(events) if event[1] == ev.YIELD][4]
+        events[where] = (*events[where][:4], 9, *events[where][5:])
+
+    at = broken(tmp_path / "other", yield_another)
+    said = [(at.words, state.violation) for state in at.walk() if state.violation]
+    assert said == [
+        ("task 9 is handed to the training loop: data", "task to be yielded: the dispatcher has 4, the trace 9")
+    ]
+    assert "the dispatcher decides otherwise" in at.state.note
+    assert (at.state.send_idx, at.state.rcvd_idx, at.state.loader) == (12, 12, LoaderState.CLOSED)
+
+
+def test_a_message_that_nobody_sent_is_a_violation(tmp_path: Path) -> None:
+    def forget(events: list[tuple[int, ...]]) -> None:
+        del events[next(n for n, event in enumerate(events) if event[1] == ev.INDEX_PUT)]
+
+    at = broken(tmp_path / "t", forget)
+    said = [state.violation for state in at.walk() if state.violation]
+    assert said == ["task 0 comes out of worker 0's index queue, and was not in it"]
+    assert at.state.loader is LoaderState.CLOSED
+
+
+def test_any_events_at_all_are_followed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    codes = rng.choice(list(ev.EVENTS), 3000)
+    small = rng.integers(-2, 6, (3000, 5))
+    huge = rng.integers(-(1 << 62), 1 << 62, (3000, 5))
+    values = np.where(rng.random((3000, 5)) < 0.05, huge, small)
+    names = ("task", "worker", "x", "y", "z")
+    rows = [
+        {"code": int(code), "tid": int(rng.integers(3)), **dict(zip(names, map(int, value), strict=True))}
+        for code, value in zip(codes, values, strict=True)
+    ]
+    write_process(tmp_path, rows)
+    at = replay(tmp_path)
+    states = list(at.walk())
+    assert any(state.violation for state in states)
+    for position in (2999, 1500, 3):
+        assert at.to(position) == states[position]
+        assert render(at)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "t", Run(**made_trace.HUNG))
+    assert cli.main(["replay", str(tmp_path / "t"), "--batch", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "batches 4 of 9" in shown
+    assert "works on task 3" in shown
+    assert "\x1b" not in shown
+    assert cli.main(["replay", str(tmp_path / "t")]) == 0
+    assert "sample 38" in capsys.readouterr().out
+    assert cli.main(["replay", str(tmp_path / "t"), "--at", "0"]) == 0
+    assert "event 1 of" in capsys.readouterr().out
+    for bad, said in (
+        (["--batch", "99"], "replay: batch 99: this run handed out 9"),
+        (["--loader", "3"], "has no loader 3"),
+        (["--event", "99999"], "position 99999"),
+    ):
+        assert cli.main(["replay", str(tmp_path / "t"), *bad]) == 2
+        assert said in capsys.readouterr().err
+
+
+class Terminal:
+    """`minidl replay` on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
+        self.slave = slave
+        self.before = termios.tcgetattr(slave)
+        script = "import sys; from minidl import cli; sys.exit(cli.main(['replay', *sys.argv[1:]]))"
+        command, environment = command_and_environment(script, *arguments, TERM="xterm", NO_COLOR="1")
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment,
+                                        start_new_session=True, preexec_fn=self._own)  # fmt: skip
+        self.shown = ""
+
+    def _own(self) -> None:
+        fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
+
+    def wait_for(self, pattern: str) -> str:
+        """Read until the pattern is shown, behind what was read before; what matched."""
+        deadline = time.monotonic() + BOUND
+        while (found := re.search(pattern, self.shown, re.DOTALL)) is None:
+            assert time.monotonic() < deadline, f"{pattern!r} is not shown; last: {self.shown[-2000:]!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                self.shown += os.read(self.master, 65536).decode()
+            else:
+                assert self.process.poll() is None or "\x1b[?1049l" in self.shown, f"it ended: {self.shown[-2000:]!r}"
+        self.shown = self.shown[found.end() :]
+        return found[0]
+
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def end(self) -> int:
+        """Its exit code; the terminal is as it was before."""
+        self.wait_for(r"\x1b\[\?25h\x1b\[\?1049l")
+        code = self.process.wait(BOUND)
+        assert termios.tcgetattr(self.slave) == self.before
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made(tmp_path / "t", Run(**made_trace.HUNG))
+    terminal = Terminal(str(tmp_path / "t"))
+    yield terminal
+    terminal.close()
+
+
+def test_keys_step_through_a_run(terminal: Terminal) -> None:
+    terminal.wait_for(r"event 0 of 4\d\d .*nothing has happened yet")
+    for keys, shown in (
+        ("l", r"event 1 of .*the loader starts worker 0"),
+        ("\x1b[C\x1b[C", r"event 3 of "),
+        ("\x1b[D", r"event 2 of "),
+        ("n", r"batches 1 of 9 .*works on task 0"),
+        ("nnn", r"batches 4 of 9 .*works on task 3"),
+        ("p", r"batches 3 of 9 .*works on task 2"),
+        ("j", r"event \d+ of "),
+        ("/0.001\x7f2\r", r"0\.00\d+ s "),
+        ("b99\r", r"batch 99: this run handed out 9"),
+        ("bx\r", r"'x' is no number of a batch"),
+        ("b8\r", r"batches 9 of 9 .*works on task 8"),
+        ("G", r"the run did not end.*sample 38"),
+        ("g", r"event 0 of "),
+    ):
+        terminal.type(keys)
+        terminal.wait_for(shown)
+    terminal.type("q")
+    assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
+def test_the_terminal_is_put_back(terminal: Terminal, how: str) -> None:
+    terminal.wait_for("event 0 of ")
+    if how == "Ctrl-C":
+        terminal.type("\x03")
+    else:
+        terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.end() == (130 if how == "Ctrl-C" else 128 + signal.SIGTERM)
