@@ -17,8 +17,18 @@ from made_trace import MIB, START, Run
 from oracle_trace import write_process
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import SLICE, Name, Track, arrows, chunk, closing, description
 from minidl.tracing.events import EVENTS, Message, Phase
-from minidl.tracing.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, nest, process_titles, to_chrome, write_chrome
+from minidl.tracing.export import (
+    ANCHOR_NS,
+    COUNTERS,
+    GUEST_IDS,
+    PSEUDO_TID,
+    nest,
+    process_titles,
+    to_chrome,
+    write_chrome,
+)
 from minidl.tracing.reader import SPAN, Trace, read_trace
 
 Json = dict[str, Any]
@@ -444,3 +454,118 @@ def test_a_loader_without_workers_has_no_flows_and_no_lane(tmp_path: Path) -> No
     document = to_chrome(read_trace(tmp_path))
     assert not [e for e in document["traceEvents"] if e["ph"] in "stf" or e["name"] == "batch in flight"]
     assert named(document, "fetch", "X")
+
+
+# --- What other recorders saw -----------------------------------------------------------------------------------------
+def attached(
+    path: Path, kind: str, tracks: list[Track], rows: list[tuple[int, int, int, int]], tail: bytes = b""
+) -> Trace:
+    """A healthy made trace with an attachment; rows: begin and end since its first event, track, name."""
+    made_trace.write(path, Run(**made_trace.HEALTHY))
+    slices = np.array([(START + begin, START + end, track, name) for begin, end, track, name in rows], SLICE)
+    names = [Name("f", "a.py:1"), Name('"</script>" \u202e %s', "b.py:2"), Name("g")]
+    data = description(kind, "program", "1", tracks[0].pid, "", 0) + chunk(tracks, names, slices, {0: {"n": 5}}) + tail
+    (path / f"{kind}-1.attachment.jsonl").write_bytes(data)
+    return read_trace(path)
+
+
+MAIN, FEEDER = Track(1100, 1100, "MainThread"), Track(1100, 1150, "QueueFeederThread")
+
+
+def guests(document: Json, kind: str) -> list[Json]:
+    return [e for e in document["traceEvents"] if e.get("cat") == kind and e["ph"] == "X"]
+
+
+def test_functions_are_drawn_under_their_worker_to_the_nanosecond(tmp_path: Path) -> None:
+    rows = [(1_000, 9_001, 0, 0), (2_000, 3_000, 0, 1), (2_000, 8_000, 1, 2)]
+    document = to_chrome(attached(tmp_path, "functions", [MAIN, FEEDER], rows, closing()))
+    drawn = guests(document, "functions")
+    assert [(e["name"], ns(e["ts"]), ns(e["dur"])) for e in drawn] == [
+        ("f", 1_000, 8_001), ('"</script>" \u202e %s', 2_000, 1_000), ("g", 2_000, 6_000),
+    ]  # fmt: skip
+    assert {e["pid"] for e in drawn} == {1100}
+    assert [e["args"] for e in drawn] == [{"defined at": "a.py:1", "n": 5}, {"defined at": "b.py:2"}, {}]
+    titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in named(document, "thread_name")}
+    assert [titles[e["pid"], e["tid"]] for e in drawn] == [
+        "functions: MainThread", "functions: MainThread", "functions: QueueFeederThread",
+    ]  # fmt: skip
+    assert all(e["tid"] >= GUEST_IDS for e in drawn)
+    assert document["otherData"]["attachments"]["functions-1.attachment.jsonl"]["kind"] == "functions"
+
+
+def test_guests_share_no_track_with_the_loader_and_overlap_nothing(tmp_path: Path) -> None:
+    rows = [(0, 5_000_000, 0, 0), (4_000_000, 6_000_000, 0, 0), (4_999_999, 5_500_000, 1, 0), (5_000, 5_000, 1, 1)]
+    document = to_chrome(attached(tmp_path, "functions", [MAIN, MAIN._replace(tid=7)], rows, closing()))
+    for track, slices in tracks(document).items():
+        assert partly_overlapping(slices) == [], track
+    titles = sorted(e["args"]["name"] for e in named(document, "thread_name") if e["tid"] >= GUEST_IDS)
+    assert titles == ["functions: MainThread", "functions: MainThread", "functions: MainThread (2)"]
+    kinds = {(e["pid"], e["tid"]): set() for e in document["traceEvents"] if e["ph"] == "X"}
+    for e in document["traceEvents"]:
+        if e["ph"] == "X":
+            kinds[e["pid"], e["tid"]].add(e["cat"] == "functions")
+    assert all(len(kind) == 1 for kind in kinds.values())
+
+
+def test_the_batches_arrows_are_as_without_guests(tmp_path: Path, healthy: Trace) -> None:
+    document = to_chrome(attached(tmp_path / "with", "functions", [MAIN], [(0, 9_000_000, 0, 0)], closing()))
+    flows = [[e for e in d["traceEvents"] if e["ph"] in "stf"] for d in (to_chrome(healthy), document)]
+    assert flows[0] == flows[1] != []
+
+
+def test_kernels_stand_in_a_process_of_their_device_with_an_arrow_from_their_launch(tmp_path: Path) -> None:
+    gpu = Track(0, 7, "stream 7", "GPU 0")
+    rows = [(1_000, 2_000, 0, 0), (5_000, 9_000, 1, 1), (6_000, 10_000, 1, 2)]
+    trace = attached(tmp_path, "profiler", [Track(1000, 1000, "thread 1000"), gpu], rows, arrows([(0, 1)]) + closing())
+    document = to_chrome(trace)
+    call, kernel, second = guests(document, "profiler")
+    assert call["pid"] == 1000
+    assert kernel["pid"] == second["pid"] >= GUEST_IDS
+    assert {e["args"]["name"] for e in named(document, "process_name") if e["pid"] == kernel["pid"]} == {
+        "GPU 0 (profiler)"
+    }
+    flows = [e for e in document["traceEvents"] if e.get("cat") == "profiler" and e["ph"] in "sf"]
+    assert [(e["ph"], e["pid"], e["tid"], e["ts"]) for e in flows] == [
+        ("s", call["pid"], call["tid"], 1.0), ("f", kernel["pid"], kernel["tid"], 5.0),
+    ]  # fmt: skip
+    assert process_titles(trace) == [
+        "loader 1000",
+        f"GPU 0 (profiler) {kernel['pid']}",
+        "worker 0 1100",
+        "worker 1 1101",
+    ]
+
+
+def test_what_the_trace_did_not_see_begin_is_cut_or_left_out_and_said(tmp_path: Path) -> None:
+    rows = [(-5_000, -1_000, 0, 0), (-2_000, 3_000, 0, 1), (0, 1_000, 0, 2)]
+    document = to_chrome(attached(tmp_path, "profiler", [MAIN], rows, closing()))
+    assert [(e["ts"], e["dur"]) for e in guests(document, "profiler")] == [(0, 3), (0, 1)]
+    assert "profiler: 1 slices end before the first event and are not drawn" in document["otherData"]["problems"]
+
+
+def test_a_guest_that_broke_off_says_so_where_it_did(tmp_path: Path) -> None:
+    document = to_chrome(attached(tmp_path, "functions", [MAIN], [(1_000, 2_000, 0, 0), (500, 7_000, 0, 0)]))
+    (lost,) = named(document, "functions lost")
+    (track,) = {(e["pid"], e["tid"]) for e in guests(document, "functions")}
+    assert (lost["ts"], lost["ph"], (lost["pid"], lost["tid"])) == (7, "i", track)
+    assert "it ends with its last save" in lost["args"]["lacks"][0]
+    assert any("it ends with its last save" in problem for problem in document["otherData"]["problems"])
+
+
+def test_several_attachments_of_a_kind_are_drawn_as_one(tmp_path: Path) -> None:
+    trace = attached(tmp_path, "functions", [MAIN], [(0, 100_000, 0, 0)], closing())
+    first = tmp_path / "functions-1.attachment.jsonl"
+    (tmp_path / "functions-2.attachment.jsonl").write_bytes(first.read_bytes())
+    (tmp_path / "functions-3.attachment.jsonl").write_bytes(b"nothing")
+    document = to_chrome(read_trace(trace.path))
+    assert len(guests(document, "functions")) == 2
+    assert len({e["tid"] for e in guests(document, "functions")}) == 1
+    assert [e["args"] for e in guests(document, "functions")] == [{"defined at": "a.py:1", "n": 5}] * 2
+
+
+def test_an_attachment_that_cannot_be_read_leaves_the_trace_as_it_is(tmp_path: Path, healthy: Trace) -> None:
+    path = tmp_path / "trace"
+    (path / "functions-1.attachment.jsonl").write_bytes(b'{"attachment":1,"kind":5}\n[[[\n')
+    document = to_chrome(read_trace(path))
+    assert document["traceEvents"] == to_chrome(healthy)["traceEvents"]
+    assert any("line 2 is damaged" in problem for problem in document["otherData"]["problems"])

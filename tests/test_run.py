@@ -93,6 +93,20 @@ def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: st
     assert check(trace) == []
 
 
+def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> None:
+    write(tmp_path / "train.py", TRAIN)
+    options = ("--functions", "--functions-min-us", "0", "--trace", "trace")
+    ours = python("-m", "minidl", "run", *options, "train.py", "fork", cwd=tmp_path)
+    assert (ours.returncode, ours.stdout) == (0, plain)
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    assert [one.about["loader"] for one in trace.attachments] == [1, 1, 2, 2]
+    for one in trace.attachments:
+        own = {"Squares.__getitem__", "doubled"} if one.about["loader"] == 1 else {"Shards.__iter__"}
+        assert own <= {name.name for name in one.slices.names}
+        assert one.problems == []
+
+
 def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
     write(tmp_path / "job" / "__init__.py", "")
     write(tmp_path / "job" / "data.py", "numbers = list(range(6))\n")
