@@ -184,7 +184,7 @@ class _Worker:
             if not watchdog.is_alive():
                 self.spec.ports.found_dead("loader", self.spec.worker_id, watchdog.manager_pid, None)
                 self.lifecycle.decide(WorkerEvent.PARENT_DIED)
-                # Nobody reads; and since this process holds the pipe's reading end, too, its feeder would wait for ever.
+                # Nobody reads, and since this process too holds the pipe's reading end, its feeder would wait for ever.
                 self.spec.result_queue.cancel_join_thread()
                 return
             self.progress.waiting()
