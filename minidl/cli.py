@@ -233,7 +233,12 @@ def _view(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    print(_read(arguments.trace).pack(arguments.output or _beside(arguments.trace, ".minidl")))
+    from minidl.tracing.attachments import too_large
+
+    trace = _read(arguments.trace)
+    print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
+    for attachment in too_large(trace.attachments):
+        print(f"minidl: left out, since it is too large: {attachment!r}", file=sys.stderr)
     return OK
 
 

@@ -167,7 +167,7 @@ class Attachment:
 
     def stub(self) -> bytes:
         """What a packed trace keeps of it where it is too large."""
-        why = f"left out when the trace was packed: its {self.size} bytes are too many beside {MOST_PACKED} for all"
+        why = f"left out when the trace was packed: it has {self.size >> 20} MiB, and all may have {MOST_PACKED >> 20}"
         return self._head().rstrip(b"\n") + b"\n" + note(why) + closing()
 
     def data(self) -> bytes:
@@ -316,18 +316,23 @@ def _column(values: object, bound: int) -> Ints:
     return column
 
 
-def packed(attachments: Sequence[Attachment]) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of what goes into a packed trace; of what is too much, the description and a line that says so."""
-    room = MOST_PACKED
-    left_out = []
+def too_large(attachments: Sequence[Attachment]) -> list[Attachment]:
+    """Those that a packed trace leaves out."""
+    room, out = MOST_PACKED, []
     for one, size in sorted(((one, one.size) for one in attachments), key=lambda pair: (pair[1], pair[0].name)):
         if size <= room:
             room -= size
         else:
-            left_out.append(one.name)
+            out.append(one)
+    return out
+
+
+def packed(attachments: Sequence[Attachment]) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of what goes into a packed trace; of what is too much, the description and a line that says so."""
+    left_out = too_large(attachments)
     for one in attachments:
         try:
-            data = one.data() if one.name not in left_out else one.stub()
+            data = one.data() if one not in left_out else one.stub()
         except OSError:
             continue  # it is gone since the trace was opened
         yield one.name, data
