@@ -72,6 +72,8 @@ def _judge(trace: Trace) -> Report:
     found.sort(key=lambda violation: (violation.at, _PLACE[violation.rule]))
     report.violations = found
     report.unjudged += trace.problems
+    if trace.manifest.get("explored"):
+        report.unjudged.append("times: this run was made by a model, and never happened")
     return report
 
 
@@ -97,7 +99,8 @@ def _unjudged(loader: LoaderView) -> Iterator[str]:
     """Which rules were left out for this loader, for which part of it, and why."""
     name, lacks = f"loader {loader.number}", loader.lacks
     if lacks.partial:
-        yield f"{name}: {lacks.partial}: rules are judged only on the kinds of events that are there"
+        lacking = ", ".join(loader.unseen) or "some kinds of events"
+        yield f"{name}: observed from outside, which does not show {lacking}: what rules say of these"
     if lacks.beyond:
         yield f"{name}: {lacks.beyond} events after {_second(loader, len(loader.time))}: {lacks.cut}"
     for worker in sorted(lacks.absent):

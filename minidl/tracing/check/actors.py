@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,8 +26,6 @@ def _done(loader: LoaderView, which: DoneEvent) -> Rows:
     needs="all",
 )
 def started(loader: LoaderView) -> Iterator[Violation]:
-    if loader.lacks.partial:
-        return
     ready, begins, ends = (loader.pick(code) for code in (ev.WORKER_READY, *ev.WORKER_START))
     for row in ready:
         worker = int(loader.worker[row])
@@ -49,7 +48,7 @@ def started(loader: LoaderView) -> Iterator[Violation]:
     "Samples of the old epoch may be yielded in the new one.",
 )
 def resume(loader: LoaderView) -> Iterator[Violation]:
-    if loader.capacity is None or loader.lacks.partial:
+    if loader.capacity is None or not loader.records(loader.received):
         return
     answers = loader.messages(loader.received, Message.RESUME)
     for before, row in zip(loader.begins[:-1], loader.begins[1:], strict=True):
@@ -109,10 +108,10 @@ def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
         (heard, work),
         (loader.pick(ev.WORKER_EXIT), work),
     ):
-        for signal in signals:
-            for row in loader.of_worker(after[after > signal], int(loader.worker[signal]))[:1]:
-                told_by = name_of(int(loader.code[signal]))
-                yield loader.broken("told-to-leave", f"after this worker's {told_by}", row, signal)
+        for message in signals:
+            for row in loader.of_worker(after[after > message], int(loader.worker[message]))[:1]:
+                told_by = name_of(int(loader.code[message]))
+                yield loader.broken("told-to-leave", f"after this worker's {told_by}", row, message)
 
 
 @rule(
@@ -152,8 +151,16 @@ def pin_first(loader: LoaderView) -> Iterator[Violation]:
     first = [int(row) for row in told if loader.x[row] == QueueId.INDEX and int(loader.worker[row]) not in ended]
     if not loader.pinned:
         return
-    stop, joins = _done(loader, DoneEvent.PIN_THREAD), loader.pick(ev.JOIN[1])
+    stop, joins, waits = _done(loader, DoneEvent.PIN_THREAD), loader.pick(ev.JOIN[1]), loader.pick(ev.JOIN[0])
     joins = joins[loader.x[joins] == Actor.PIN_THREAD]
+    woken = told[loader.x[told] == QueueId.RESULT]
+    for row in waits[loader.x[waits] == Actor.PIN_THREAD]:
+        if not np.any(stop < row):
+            missing = "done_event_set of the pin thread"
+            yield loader.broken("pin-first", "it is waited for and was not told to stop", row, missing=missing)
+        elif not np.any(woken < row) and loader.records(ev.SENTINEL_PUT):
+            missing = "sentinel_put into the result queue"
+            yield loader.broken("pin-first", "it is waited for and was not woken", row, missing=missing)
     for row in sorted([*workers.tolist(), *first])[:1]:
         if not np.any(stop < row):
             missing = "done_event_set of the pin thread"
@@ -191,8 +198,27 @@ def done_first(loader: LoaderView) -> Iterator[Violation]:
 
 
 @rule(
+    "told-first",
+    "a worker is waited for only after it has been told to leave, or sent a signal",
+    "The loader waits for a worker that waits for a task: the exit takes as long as the join's timeout.",
+    needs="all",
+)
+def told_first(loader: LoaderView) -> Iterator[Violation]:
+    if not loader.records(ev.SENTINEL_PUT):
+        return
+    told = loader.pick(ev.SENTINEL_PUT, ev.TERMINATE)
+    told = told[(loader.code[told] == ev.TERMINATE) | (loader.x[told] == QueueId.INDEX)]
+    waits = loader.pick(ev.JOIN[0])
+    for row in waits[loader.x[waits] == Actor.WORKER]:
+        worker = int(loader.worker[row])
+        if not np.any(loader.of_worker(told, worker) < row):
+            missing = f"sentinel_put for worker {worker}"
+            yield loader.broken("told-first", "this worker was not told to leave", row, missing=missing)
+
+
+@rule(
     "leftovers",
-    "a worker that did not end while it was waited for is terminated before the shutdown ends; "
+    "a worker that did not end while it was waited for is terminated, and at last killed, before the shutdown ends; "
     "the shutdown counts who is left",
     "A process outlives its loader.",
     needs="all",
@@ -210,12 +236,13 @@ def leftovers(loader: LoaderView) -> Iterator[Violation]:
         told = f"{loader.x[end]} still alive, but nothing tells how these workers ended: {sorted(there) or 'none'}"
         rows = [int(row) for row in begun if int(loader.worker[row]) in there]
         yield loader.broken("leftovers", told, end, *rows, missing="worker_gone")
-    waited, killed = loader.pick(ev.JOIN[1]), loader.pick(ev.TERMINATE)
-    for row in waited[(loader.x[waited] == Actor.WORKER) & (loader.y[waited] == 0) & (waited < end)]:
+    killed = loader.pick(ev.TERMINATE)
+    killed = killed[(killed < end) & ((loader.y[killed] == signal.SIGKILL) | loader.lacks.partial)]
+    for row in begun:
         worker = int(loader.worker[row])
-        if worker in there and not len(loader.of_worker(killed[killed < end], worker)):
-            missing = f"terminate of worker {worker}"
-            yield loader.broken("leftovers", f"worker {worker} is left alone", end, row, missing=missing)
+        if worker in there and not len(loader.of_worker(killed, worker)):
+            missing = f"terminate of worker {worker} by SIGKILL"
+            yield loader.broken("leftovers", f"worker {worker} is left behind", end, row, missing=missing)
 
 
 @rule(
@@ -253,8 +280,6 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
     "A worker that dies while it is waited for would hang the loader for ever.",
 )
 def bounded(loader: LoaderView) -> Iterator[Violation]:
-    if loader.lacks.partial:
-        return
     rows = loader.pick(ev.RESULT_GET[0], ev.READY_GET[0])
     for row in rows[loader.x[rows] <= 0]:
         yield loader.broken("bounded", "a wait without a timeout", row)

@@ -52,7 +52,7 @@ def capacity(loader: LoaderView) -> Iterator[Violation]:
     "The loader believes in more or fewer results to come than there are: it waits for ever, or stops too early.",
 )
 def outstanding(loader: LoaderView) -> Iterator[Violation]:
-    if not loader.multiprocess or not loader.records(ev.RCVD_ADVANCE):
+    if not loader.multiprocess or not loader.records(ev.RCVD_ADVANCE, loader.received):
         return
     got = loader.messages(loader.received, Message.RESULT)
     rows = loader.pick(ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE)

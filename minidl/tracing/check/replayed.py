@@ -25,7 +25,7 @@ from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, Wor
     needs="epoch",
 )
 def decisions(loader: LoaderView) -> Iterator[Violation]:
-    if not loader.multiprocess or loader.capacity is None or loader.lacks.partial:
+    if not loader.multiprocess or loader.capacity is None or not loader.records(loader.received):
         return
     replay = DispatcherReplay(*loader.capacity, loader.in_order, loader.received)
     rows = loader.pick(*DispatcherReplay.READS)
@@ -56,10 +56,8 @@ def plain(loader: LoaderView, rows: Rows) -> Iterator[dict[str, int]]:
     needs="all",
 )
 def lifecycles(loader: LoaderView) -> Iterator[Violation]:
-    if loader.lacks.partial:
-        return
     yield from _followed(loader, LoaderReplay(), loader.pick(*LoaderReplay.READS))
-    if loader.pinned:
+    if loader.pinned and loader.records(ev.PIN_START):
         yield from _followed(loader, PinReplay(), loader.pick(*PinReplay.READS))
     if not loader.multiprocess:
         return

@@ -81,6 +81,13 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
         for at in np.flatnonzero(had[come] != has[rows]):
             told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
             yield loader.broken("indices", told, rows[at], come[at])
+    samples = loader.stage(ev.SAMPLE[0])
+    samples = samples[(loader.x[samples] == 0) & (loader.y[samples] >= 0)]
+    come = _last_of_task(loader, samples, loader.stage(ev.SAMPLER_NEXT[1]))
+    samples, come = samples[come >= 0], come[come >= 0]
+    for at in np.flatnonzero((loader.y[come] >= 0) & (loader.y[samples] != loader.y[come])):
+        told = f"sample {loader.y[samples[at]]}; the sampler's first is {loader.y[come[at]]}"
+        yield loader.broken("indices", told, samples[at], come[at])
 
 
 def _last_of_task(loader: LoaderView, rows: Rows, others: Rows) -> Rows:
@@ -132,8 +139,6 @@ def own_worker(loader: LoaderView) -> Iterator[Violation]:
     "Two processes pass for one worker (a fork inside the dataset, say), or one for two.",
 )
 def own_process(loader: LoaderView) -> Iterator[Violation]:
-    if loader.lacks.partial:
-        return
     rows = loader.pick(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.COLLATE, ev.RESULT_PUT, ev.WORKER_EXIT)
     rows = rows[loader.worker[rows] >= 0]
     owners = {process: worker for worker, process in reversed(loader.homes.items())}

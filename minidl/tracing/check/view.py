@@ -114,7 +114,7 @@ class Lacks:
     start, until: of the loader's events, those judged; before it, the loader's own are overwritten, and nothing tells
     of which epoch a task is. since: row of the view from which every event of every process is there. overwritten:
     (process's name, events). cut, beyond: why, and how many, events after `until` are not judged. absent: workers of
-    which nothing was recorded at all. partial: why the trace has only some kinds of events ("" if it has all).
+    which nothing was recorded at all. partial: made from outside, it has only some kinds of events.
     """
 
     start: int = 0
@@ -124,7 +124,7 @@ class Lacks:
     cut: str = ""
     beyond: int = 0
     absent: frozenset[int] = frozenset()
-    partial: str = ""
+    partial: bool = False
 
 
 class LoaderView:
@@ -149,6 +149,7 @@ class LoaderView:
         codes, starts = np.unique(self.code[order], return_index=True)
         self._of_code: dict[int, Rows] = dict(zip(codes.tolist(), np.split(order, starts[1:]), strict=bool(len(codes))))
         self.pinned = len(self.pick(ev.PIN_START)) > 0 or len(self.pick(ev.READY_GET[0])) > 0
+        self.pinned |= bool(self.lacks.partial and self.params.get("pin_memory"))
         self.multiprocess = len(self.pick(ev.TASK_ASSIGNED)) > 0
         self.received = ev.READY_GET[1] if self.pinned else ev.RESULT_GET[1]
         self._number_epochs()
@@ -230,6 +231,12 @@ class LoaderView:
         """Whether events of each of these kinds can be expected: in a trace made from outside, only of those it has."""
         return not self.lacks.partial or all(len(self.pick(code)) for code in codes)
 
+    @property
+    def unseen(self) -> list[str]:
+        """In a trace made from outside: names of the kinds of events that it has none of, though a run would."""
+        told = self.params.get("unseen")
+        return [str(name) for name in told] if isinstance(told, list) else []
+
     # --- What may be concluded
     @property
     def complete(self) -> bool:
@@ -269,7 +276,7 @@ class LoaderView:
     @cached_property
     def homes(self) -> dict[int, int]:
         """Worker -> its process: the one that said it was ready, else the first that did a worker's work."""
-        rows = self.pick(*IN_WORKER.tolist()) if self.multiprocess or self.lacks.partial else self.pick(ev.WORKER_READY)
+        rows = self.pick(*IN_WORKER.tolist()) if self.multiprocess else self.pick(ev.WORKER_READY)
         rows = rows[self.worker[rows] >= 0]
         out: dict[int, int] = {}
         for some in (rows[self.code[rows] == ev.WORKER_READY], rows):
@@ -328,7 +335,7 @@ def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -
     if stopped < until:
         until, cut = stopped, "the loader's own process had stopped recording"
     absent = _absent(events) if until else frozenset()
-    beyond, partial = len(events) - until, _partial(trace, params)
+    beyond, partial = len(events) - until, bool(params.get("observed"))
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
 
 
@@ -362,11 +369,3 @@ def _absent(events: npt.NDArray[np.void]) -> frozenset[int]:
     answered = events["worker"][np.isin(events["code"], [ev.RESULT_GET[1], ev.YIELD])]
     wrote = events["worker"][np.isin(events["code"], IN_WORKER)]
     return frozenset((set(answered.tolist()) - set(wrote.tolist())) - {-1})
-
-
-def _partial(trace: Trace, params: dict[str, Any]) -> str:
-    """Why a trace can't hold every kind of event; "" where it should."""
-    if params.get("observed"):
-        return "torch's own loader was observed from outside"
-    model = next((key for key in ("explored", "model") if trace.manifest.get(key) or params.get(key)), None)
-    return "" if model is None else "the trace was made by the explorer's model, not recorded"
