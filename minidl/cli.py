@@ -88,6 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
             detail=arguments.detail,
             functions=arguments.functions,
             functions_min_us=arguments.functions_min_us,
+            observe=arguments.observe,
         )
     except run.RunError as error:
         raise CommandError(f"run: {error}") from error
@@ -329,6 +330,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)")
     add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
+    add("--observe", action="store_true", help="record torch's own loader, in place of running this one")
     add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
     add("--functions-min-us", type=_count, default=10, metavar="N", help="leave out shorter calls (default: 10)")
     add("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")

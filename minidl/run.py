@@ -29,6 +29,7 @@ import torch.utils.data
 import torch.utils.data.dataloader
 
 import minidl
+from minidl.tracing.observe import observed_loaders
 
 
 class RunError(Exception):
@@ -57,11 +58,13 @@ def run_script(
     detail: str = "sample",
     functions: bool = False,
     functions_min_us: float = 10,
+    observe: bool = False,
 ) -> int:
     """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
 
-    detail, functions, functions_min_us: as for `minidl.trace`. Returns the exit code: the script's own, 1 after an
-    uncaught exception, 130 after Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is
+    detail, functions, functions_min_us: as for `minidl.trace`. observe: leave torch's loader where it is, and record
+    those that have workers (see `tracing.observe`). Returns the exit code: the script's own, 1 after an uncaught
+    exception, 130 after Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is
     taken, or where functions are asked for and viztracer is missing.
     """
     name, *arguments = command
@@ -69,7 +72,7 @@ def run_script(
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
         recording = minidl.trace(trace, detail=detail, functions=functions, functions_min_us=functions_min_us)
-        with replaced(), recording:
+        with observed_loaders() if observe else replaced(), recording:
             code = _run(program, arguments)
             gc.collect()  # loaders that only the script's globals held end now, and are recorded
             return code

@@ -6,9 +6,9 @@ queues, events and processes that it asks for, wrapped so that they record what 
 such a trace has.
 
 Rules of use: an iterator is recorded if a trace is on when it is made (`with minidl.trace(...)`, MINIDL_TRACE, or
-`observe(trace=...)`); where none is, and for whoever else uses the context, it is the plain one. What the loader decides
-between two calls is read from its own counters at the second one (`_Loader`), so such an event may be stamped late, and
-is never guessed: see `DERIVED`. Nothing that a worker runs has a frame of this module above it in its tracebacks.
+`observe(trace=...)`); where none is, and for whoever else uses the context, it is the plain one. What the loader
+decides between two calls is read from its own counters at the second (`_Loader`): it is never guessed, and may be
+stamped late. A loader without workers has no context, and so no events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from minidl import ports as plain_ports
 from minidl.tracing import events as ev
-from minidl.tracing import recorder
+from minidl.tracing import functions, recorder
 from minidl.tracing.instrument import (
     TracedDoneEvent,
     TracedIndexQueue,
@@ -53,7 +53,7 @@ from minidl.tracing.instrument import (
 )
 from minidl.tracing.recorder import TraceConfig
 
-# --- Which events such a trace has --------------------------------------------------------------------------------------
+# --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
     "worker_start": "the process is started",
     "worker_ready": "the worker's first get: torch has seeded it and run worker_init_fn by then",
@@ -115,10 +115,10 @@ UNSEEN: Final[dict[str, str]] = {
 """Event -> why no queue, event or process shows it. Such an event is not in the trace."""
 
 
-# --- The context --------------------------------------------------------------------------------------------------------
+# --- The context ------------------------------------------------------------------------------------------------------
 def observe(
     start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None
-) -> BaseContext:
+) -> ObservedContext:
     """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
 
     start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: the
@@ -147,19 +147,19 @@ class ObservedContext(BaseContext):
     def get_start_method(self, allow_none: bool = False) -> str:
         return str(self.get_context().get_start_method())
 
-    def Queue(self, maxsize: int = 0) -> Any:
+    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802  # as its base class calls it
         """The result queue, if it is an iterator's first, else a worker's index queue."""
         plain = self.get_context().Queue(maxsize)
         ports = self._ports(sys._getframe(1))
         return plain if ports is None else ports.queue(plain)
 
-    def Event(self) -> Any:
+    def Event(self) -> Any:  # noqa: N802
         """The workers' done event."""
         event = self.get_context().Event()
         ports = self._ports(sys._getframe(1))
         return event if ports is None else ObservedDoneEvent(ports, event, ev.DoneEvent.WORKERS)
 
-    def Process(self, *args: Any, **kwargs: Any) -> Any:
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
         """A worker."""
         make, ports = self.get_context().Process, self._ports(sys._getframe(1))
         return make(*args, **kwargs) if ports is None else ports.process(make, kwargs)
@@ -199,19 +199,19 @@ def observed_loaders() -> Iterator[None]:
     plain = loader.__init__
 
     @functools.wraps(plain)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         if self.num_workers > 0 and not isinstance(self.multiprocessing_context, ObservedContext):
             self.multiprocessing_context = observe(self.multiprocessing_context)
 
-    loader.__init__ = __init__
+    loader.__init__ = init
     try:
         yield
     finally:
         loader.__init__ = plain
 
 
-# --- The ports of one iterator -------------------------------------------------------------------------------------------
+# --- The ports of one iterator ----------------------------------------------------------------------------------------
 class ObservedPorts(TracedPorts):
     """What the wrapped things of one of torch's iterators share. `loader_side` and `worker_side` say who is here."""
 
@@ -236,6 +236,8 @@ class ObservedPorts(TracedPorts):
         self.worker_side = _Worker(self, worker_id, seed)
         _watch_new_shared(self, worker_id)
         _watch_sharing()
+        if self.config.functions_min_us is not None:
+            functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
         return self.worker_side
 
     def queue(self, plain: Any) -> Any:
@@ -255,7 +257,7 @@ class ObservedPorts(TracedPorts):
         return process
 
 
-# --- The loader, between two calls of ours --------------------------------------------------------------------------------
+# --- The loader, between two calls of ours ----------------------------------------------------------------------------
 class _Loader:
     """Follows one iterator in its own process. Upstream: what `_MultiProcessingDataLoaderIter` counts.
 
@@ -500,7 +502,7 @@ class _Loader:
             self.ports.workers = []  # they hold the ports
 
 
-# --- A worker ------------------------------------------------------------------------------------------------------------
+# --- A worker ---------------------------------------------------------------------------------------------------------
 class _Worker:
     """Follows torch's `_worker_loop` in a worker's process."""
 
@@ -598,7 +600,7 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     target(*call.args, **call.kwargs)
 
 
-# --- Messages ------------------------------------------------------------------------------------------------------------
+# --- Messages ---------------------------------------------------------------------------------------------------------
 class _Sent:
     """A task on its way to a worker: tells the feeder thread which it is. What arrives is torch's own tuple."""
 
@@ -642,9 +644,10 @@ _reading = threading.local()
 
 
 def _arriving(loader: int, task: int, worker: int) -> tuple[int, int, int]:
-    _reading.about, _reading.begun = (loader, task, worker), True
-    _emit(loader)(ev.RESULT_REBUILD[0], loader, task, worker, getattr(_reading, "size", 0))
-    return _reading.about
+    about = _reading.about = (loader, task, worker)
+    _reading.begun = True
+    _emit(loader)(ev.RESULT_REBUILD[0], *about, getattr(_reading, "size", 0))
+    return about
 
 
 def _arrived(about: tuple[int, int, int], message: tuple[Any, ...]) -> tuple[Any, ...]:
