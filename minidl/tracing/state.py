@@ -56,7 +56,7 @@ class Activity(enum.Enum):
     WAITING = "waiting for a task"
     TAKEN = "has taken"
     FETCHING = "fetching"
-    SAMPLE = "in a sample of"
+    SAMPLE = "asks the dataset"
     COLLATING = "collating"
     ANSWERED = "has answered"
     LEFT = "has left its loop"
@@ -112,16 +112,17 @@ class WorkerNow:
         """`activity` in words."""
         about = f" task {self.task}" if self.task >= 0 and self.activity in _ABOUT_A_TASK else ""
         if self.activity is Activity.SAMPLE:
-            about += f": sample {self.index}" if self.index >= 0 else ": a sample"
-            about += f" (its number {self.position})" if self.position >= 0 else ""
+            which = f"sample {self.index}" if self.index >= 0 else "a sample"
+            place = f" (place {self.position + 1})" if self.position >= 0 else ""
+            return f"in {which} of task {self.task}{place}"
         if self.activity is Activity.GONE and self.exit_code is not None:
             about = f", exit code {self.exit_code}"
-        return self.activity.value + about
+        return f"{self.activity.value}{about}"
 
 
 _ALONE: Final = {Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.READY}
 _ABOUT_A_TASK: Final = {
-    Activity.TAKEN, Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.ANSWERED
+    Activity.TAKEN, Activity.FETCHING, Activity.COLLATING, Activity.ANSWERED
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ import copy
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from minidl.tracing.events import EVENTS, Field, Outcome, Phase
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.state import Follower, ProtocolState, Queued, Row, WorkerNow
+
+if TYPE_CHECKING:
+    from minidl.tracing.stepper_page import ReplayPage
 
 EVERY: Final = 512
 """Events between two kept copies: a step back takes some milliseconds, a copy some kilobytes."""
@@ -138,6 +142,32 @@ class Replay:
     def __repr__(self) -> str:
         end = self.ending or "it did not end"
         return f"<Replay of loader {self.loader} of {self.trace.path}: at {self.position} of {len(self)} events; {end}>"
+
+    @property
+    def batch_positions(self) -> npt.NDArray[np.intp]:
+        """Where `to_batch` goes for each batch."""
+        return self._batches
+
+    def __copy__(self) -> Replay:
+        new = Replay.__new__(Replay)
+        new.__dict__.update(self.__dict__, _at=copy.copy(self._at))
+        return new
+
+    # --- shown
+    def html(
+        self, path: str | os.PathLike[str] | None = None, *, begin: int | None = None, end: int | None = None
+    ) -> ReplayPage | Path:
+        """A page with a slider, which needs no network: as text, or written to `path`; see `stepper_page.html`."""
+        from minidl.tracing.stepper_page import html
+
+        return html(self, path, begin=begin, end=end)
+
+    def _repr_html_(self) -> str:
+        from minidl.tracing.stepper_page import ReplayPage
+
+        page = self.html()
+        assert isinstance(page, ReplayPage)
+        return page._repr_html_()
 
     # --- moving
     def to(self, position: int) -> ProtocolState:
