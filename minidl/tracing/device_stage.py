@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Tagged:
-    """What the stream returned, and whose batch it is."""
+    """What the stream returned, whose batch it is, and its turn."""
 
     copied: Any
     task: int
+    turn: int
+
+
+_turns = itertools.count()
+"""Numbers of all enqueueings of this process: tasks' numbers begin again with each epoch."""
 
 
 class TracedStream:
@@ -56,15 +61,16 @@ class TracedStream:
         return sampling.task - 1 if self._ports.alone and sampling is not None else next(self._count)
 
     def copy(self, batch: Any) -> _Tagged:
-        task, (pinned, pageable, tensors) = self._task(), self._sizes(batch)
+        task, turn, (pinned, pageable, tensors) = self._task(), next(_turns), self._sizes(batch)
+        size = pinned + pageable
         self._clock.keep_time()
         self._emit(ev.H2D[0], task, pinned, pageable, tensors)
         self._depth += 1
         try:
-            with self._on_side(ev.COPY, task, pinned + pageable, self.number, self._simulated):
-                return _Tagged(self._or_left(task, lambda: self._inner.copy(batch)), task)
+            with self._on_side(ev.COPY, task, (size, self.number, self._simulated), (size, turn, self._simulated)):
+                return _Tagged(self._or_left(task, lambda: self._inner.copy(batch)), task, turn)
         finally:
-            self._emit(ev.H2D[1], task, self._depth, self.number, self._simulated)
+            self._emit(ev.H2D[1], task, self._depth, turn, self._simulated)
 
     def _sizes(self, batch: Any) -> tuple[int, int, int]:
         """Bytes in pinned and in pageable memory that have to be copied, and in how many tensors."""
@@ -75,12 +81,14 @@ class TracedStream:
         return sizes[0], sizes[1], len(tensors)
 
     @contextlib.contextmanager
-    def _on_side(self, span: tuple[int, int], task: int, *values: int) -> Iterator[None]:
-        self._side.note(self._inner.mark(True), span[0], self._ports.loader, task, -1, *values)
+    def _on_side(
+        self, span: tuple[int, int], task: int, begin: tuple[int, ...], end: tuple[int, ...]
+    ) -> Iterator[None]:
+        self._side.note(self._inner.mark(True), span[0], self._ports.loader, task, -1, *begin)
         try:
             yield
         finally:
-            self._side.note(self._inner.mark(True), span[1], self._ports.loader, task, -1, *values)
+            self._side.note(self._inner.mark(True), span[1], self._ports.loader, task, -1, *end)
 
     def _or_left(self, task: int, enqueue: Callable[[], Any]) -> Any:
         try:
@@ -96,15 +104,16 @@ class TracedStream:
         self._emit(ev.HAND_OVER, task, outcome, self._depth, self._simulated)
 
     def transform(self, function: Callable[[Any], Any], tagged: _Tagged) -> _Tagged:
-        with self._on_side(ev.TRANSFORM, tagged.task, self.number, self._simulated):
-            run = self._or_left(tagged.task, lambda: self._inner.transform(function, tagged.copied))
-            return _Tagged(run, tagged.task)
+        task, turn = tagged.task, tagged.turn
+        with self._on_side(ev.TRANSFORM, task, (turn, self._simulated), (turn, self._simulated)):
+            run = self._or_left(task, lambda: self._inner.transform(function, tagged.copied))
+            return _Tagged(run, task, turn)
 
     def mark(self, timed: bool = False) -> Mark:
         return self._inner.mark(timed)
 
     def hand_over(self, tagged: _Tagged, ready: Any) -> Any:
-        about = self._ports.loader, tagged.task, -1, self._simulated
+        about = self._ports.loader, tagged.task, -1, tagged.turn, self._simulated
         outcome = Outcome.ERROR
         self._consumer.note(self._device.mark(True), ev.DEVICE_WAIT[0], *about)
         try:

@@ -514,23 +514,23 @@ TERMINATE = _instant(
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
-    110, "h2d", Track.CONSUMER, _OLIVE, "task", ("pinned:B pageable:B tensors", "depth:batches stream simulated"),
+    110, "h2d", Track.CONSUMER, _OLIVE, "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
     "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
-    "how many batches are enqueued and not handed out",
+    "how many batches are enqueued and not handed out, and the number by which the device's own events know this one",
     "device:_enqueue", "", "1 §2.5", stage="h2d",
 )  # fmt: skip
 COPY = _span(
-    112, "copy", Track.DEVICE, _OLIVE, "task", ("bytes:B stream simulated", "bytes:B stream simulated"),
+    112, "copy", Track.DEVICE, _OLIVE, "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
     "the batch's copies on the side stream, by the device's clock",
     "streams:copy", "", "1 §2.5", stage="device copy",
 )  # fmt: skip
 TRANSFORM = _span(
-    114, "transform", Track.DEVICE, _TEAL, "task", ("stream simulated", "stream simulated"),
+    114, "transform", Track.DEVICE, _TEAL, "task", ("turn simulated", "turn simulated"),
     "the batch's transform on the side stream, by the device's clock",
     "streams:transform", "", "1 §2.5", stage="transform",
 )  # fmt: skip
 DEVICE_WAIT = _span(
-    116, "device_wait", Track.DEVICE, _GREY, "task", ("simulated", "simulated"),
+    116, "device_wait", Track.DEVICE, _GREY, "task", ("turn simulated", "turn simulated"),
     "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
     "streams:hand_over", "", "1 §2.5", stage="device wait",
 )  # fmt: skip

@@ -19,6 +19,9 @@ _IS_BEGIN: Final = np.isin(np.arange(1 << 16), BEGINS)
 _ANY_THREAD: Final = np.array([*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.SHUTDOWN, *ev.JOIN])
 """A thread may begin an epoch that another one iterates over and a third, running the collector, shuts down."""
 
+_NESTS: Final = {ev.COMPUTE[0], ev.DEVICE_COMPUTE[0]}
+"""The user's own, which may lie in each other, and end when the user says so."""
+
 _LEAVES: Final = {span[0] for span in (ev.INDEX_GET, ev.INDEX_WRITE, ev.RESULT_WRITE, ev.RESULT_REBUILD)}
 """Spans during which their thread records nothing else of this loader."""
 
@@ -59,7 +62,7 @@ def _span_rows(loader: LoaderView) -> Iterator[tuple[int, Rows]]:
     """For each kind of span: its begin's code and its rows, lane by lane in order of time."""
     for begin in BEGINS.tolist():
         rows = loader.pick(begin, begin + 1)
-        if len(rows):
+        if len(rows) and begin not in _NESTS:
             yield begin, rows[np.argsort(_lane(loader, rows), kind="stable")]
 
 
