@@ -258,14 +258,16 @@ def test_a_simulated_pin_says_so(tmp_path: Path) -> None:
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
-WAY = ["index_put", "fetch", "result_write", "result_rebuild", "yield"]
+WAY = ["index_put", "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield"]
 
 
 def stops(drawn: Scene, batch: int) -> list[str]:
     return [EVENTS[int(code)].name for code in drawn.stops["code"][drawn.stops["batch"] == batch]]
 
 
-@pytest.mark.parametrize(("run", "way"), [(made_trace.HEALTHY, WAY), (PINNED, [*WAY[:-1], "pin", "yield"])])
+@pytest.mark.parametrize(
+    ("run", "way"), [(made_trace.HEALTHY, WAY), (PINNED, [*WAY[:-1], "pin", "ready_get", "yield"])]
+)
 def test_each_batch_goes_its_way(tmp_path: Path, run: dict[str, object], way: list[str]) -> None:
     drawn = scene(made(tmp_path / "trace", Run(**run)))  # type: ignore[arg-type]
     assert [stops(drawn, batch) for batch in range(12)] == [way] * 12
@@ -275,17 +277,20 @@ def test_each_batch_goes_its_way(tmp_path: Path, run: dict[str, object], way: li
 def test_arrows_leave_at_a_steps_end_and_reach_the_next_ones_begin(healthy: Trace) -> None:
     drawn = scene(healthy)
     arrows = drawn.arrows(drawn.pick([3]))
-    fetch, write, rebuild = (
-        healthy.spans()[(healthy.spans()["code"] == code) & (healthy.spans()["task"] == 3)][0]
-        for code in (ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0])
-    )
+    codes = (ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0])
+    spans = healthy.spans()
+    steps = [spans[(spans["code"] == code) & (spans["task"] == 3)][0] for code in codes]
     (put,) = (int(row["time"]) for row in healthy.select("index_put") if row["task"] == 3)
     (out,) = (int(row["time"]) for row in healthy.select("yield") if row["task"] == 3)
-    assert (arrows["left"] + START).tolist() == [put, fetch["end"], write["end"], rebuild["end"]]
-    assert (arrows["reached"] + START).tolist() == [fetch["begin"], write["begin"], rebuild["begin"], out]
+    reached = [*(step["begin"] for step in steps), out]
+    left = [put, *(step["end"] for step in steps)]
+    left[1] = min(left[1], reached[1])  # the worker had it before the feeder was back from the write
+    assert (arrows["left"] + START).tolist() == left
+    assert (arrows["reached"] + START).tolist() == reached
     titles = [lane.title for lane in drawn.lanes]
-    assert [titles[lane] for lane in arrows["from_lane"]] == ["loader", "worker 1", "feeder 1", "loader"]
-    assert [titles[lane] for lane in arrows["to_lane"]] == ["worker 1", "feeder 1", "loader", "loader"]
+    way = ["loader", "queue feeders", "worker 1", "feeder 1", "feeder 1", "loader", "loader"]
+    assert [titles[lane] for lane in arrows["from_lane"]] == way[:-1]
+    assert [titles[lane] for lane in arrows["to_lane"]] == way[1:]
 
 
 def test_an_arrow_never_points_back(tmp_path: Path) -> None:
@@ -325,7 +330,7 @@ def test_a_batch_that_is_not_there_is_refused(healthy: Trace) -> None:
 
 def test_a_hung_batchs_way_stops_where_it_hangs(hung: Trace) -> None:
     drawn = scene(hung)
-    assert stops(drawn, 9) == ["index_put", "fetch"]
+    assert stops(drawn, 9) == ["index_put", "index_write", "fetch"]
     assert drawn.batches["yielded"][9] == -1
 
 

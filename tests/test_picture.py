@@ -156,7 +156,7 @@ def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> N
 def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
     figure = timeline(healthy, batches=[3, 5])
     drawn = scene(healthy)
-    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == {3: 4, 5: 4}
+    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == {3: 6, 5: 6}
     ends = [patch._posA_posB for (batch,), patch in artists(figure, "arrow") if batch == 3]  # type: ignore[attr-defined]
     arrows = drawn.arrows(drawn.pick([3]))
     np.testing.assert_allclose([tail[0] * 1e6 for tail, _ in ends], arrows["left"])

@@ -21,58 +21,61 @@ from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.timeline import LETTERS, WAITING, _cover, kind_of, nearest_256, render
 
 PINNED = """\
-           |0 ms            |1                |2               |3
-loader     +++++++-0-------------------n    -1--    -2------2--    n    jJJJJJJJ
-consumer                               T0TTTt  T1TTTT         T2TTTT3TTTT
-feeder            W
-pin thread                         -R0L    -RL1l       -R3-R2L
-worker 0        ...0SSSSSSSSSSSCCCC2SSSSSSSSSSSSSSSCCCCCc
-feeder 0                          pP                    Pw
-worker 1           .S1SSSSSSSSSSSSCCCCc3SSSSSSSSSSSCCCC
-feeder 1                              pP              pP
+              |0 ms           |1               |2               |3
+epochs              ======================================================
+consumer                                t0TTTT  t1TTTT        t2TTTTT3TTTt
+loader        +++++++-0------------------    -1--    -3-----2--    nn    JJJJJJJ
+queue feeders        W
+pin thread                           -R0L    -R1L       -R3-R2L
+worker 0           ..s0SSSSSSSSSSCCCC2SSSSSSSSSSSSSSCCCCCc
+feeder 0                            pP                   Pw
+worker 1              s1SSSSSSSSSSSSCCCCs3SSSSSSSSSSCCCC
+feeder 1                                pp              P
 
-loader     busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %), wait 48 %, join 10 %
-consumer   busy 31 % (consumer 31 %)
-feeder     busy <1 % (index_write <1 %)
-pin thread busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
-worker 0   busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
-feeder 0   busy 3 % (pickle 2 %, write <1 %)
-worker 1   busy 50 % (sample 37 %, collate 12 %, fetch <1 %), idle <1 %
-feeder 1   busy 3 % (pickle 2 %, write <1 %)
+consumer      busy 31 % (consumer 31 %)
+loader        busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %), wait 48 %, join 10 %
+queue feeders busy <1 % (index_write <1 %)
+pin thread    busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
+worker 0      busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
+feeder 0      busy 3 % (pickle 2 %, write <1 %)
+worker 1      busy 50 % (sample 37 %, collate 12 %, fetch <1 %), idle <1 %
+feeder 1      busy 3 % (pickle 2 %, write <1 %)
 
-+ start  I sampling  . idle  F fetch  S sample  C collate  P pickle
+= epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
 X shutdown
 """
 
 HUNG = """\
-         |0 ms     |2         |4         |6         |8         |10        |12
-loader   ++-0----nrn-2-r n -4- r -- r -8-r-9----9----9-----9----9-----9----9----
-consumer         TTTT  tTTTt tTTTttTTTt  TT
-feeder     w     w w   w w   w w  w w
-worker 0  .S0SSCS2SSSCCS4SSCCS6SSCS8SSSCC10SSC>>>>> index_get did not end >>>>>>
-feeder 0        p      p     p    p     pw    p
-worker 1   s1SSSCC3SSCC5SSSSCS7SSSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>>>
-feeder 1         p    p      p     p
+              |0 ms                   |5                      |10
+epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
+consumer             TTTt  TTTt TTTTtTTTt tTt
+loader        ++-0---rr -3-rn -4rrr-- r -8- -10------------------------------>9>
+queue feeders   w    w w   ww   w w  ww
+worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> index_get did not end >>>>
+feeder 0            p     p    pp   p     p    p
+worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
+feeder 1             pw   p     p    p
 
-loader   busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %), wait 72 %, did not end <1 %
-consumer busy 21 % (consumer 21 %)
-feeder   busy <1 % (index_write <1 %)
-worker 0 busy 49 % (sample 36 %, collate 12 %, fetch <1 %), still waiting 47 %, idle 1 %
-feeder 0 busy 2 % (pickle 2 %, write <1 %)
-worker 1 busy 34 % (sample 26 %, collate 8 %, fetch <1 %), did not end 62 %, idle <1 %
-feeder 1 busy 2 % (pickle 1 %, write <1 %)
+consumer      busy 20 % (consumer 20 %)
+loader        busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %), wait 69 %, still waiting 4 %, did not end <1 %
+queue feeders busy <1 % (index_write <1 %)
+worker 0      busy 47 % (sample 35 %, collate 12 %, fetch <1 %), still waiting 49 %, idle 1 %
+feeder 0      busy 2 % (pickle 2 %, write <1 %)
+worker 1      busy 33 % (sample 25 %, collate 8 %, fetch <1 %), did not end 63 %, idle <1 %
+feeder 1      busy 1 % (pickle 1 %, write <1 %)
 
-did not end: loader: result_get (task 9, worker 1, timeout 5 s), since 0.012995 s
-did not end: loader: next (rcvd_idx 9), since 0.006215 s
-did not end: worker 0: index_get, since 0.006866 s
-did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006 s
-did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804 s
+did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
+did not end: loader: result_get (task 9, worker 1, timeout 5 s), since 0.012995000 s
+did not end: loader: next (rcvd_idx 9), since 0.006215000 s
+did not end: worker 0: index_get, since 0.006866000 s
+did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006000 s
+did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804000 s
 
 + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write, index_write  - wait  R rebuild  N next  T consumer
 > did not end, still waiting
-"""
+"""  # noqa: E501
 
 
 def made(path: Path, *runs: Run) -> Trace:
@@ -87,7 +90,7 @@ def hung(tmp_path: Path) -> Trace:
 def lanes(text: str) -> dict[str, str]:
     """The pictures of the lanes, by their names."""
     lines = text.split("\n\n")[0].splitlines()[1:]
-    width = max(m.end() for m in (re.match(r"pin thread|\w+( \d+)?", line) for line in lines) if m) + 1
+    width = max(m.end() for m in (re.match(r"pin thread|queue feeders|\w+( \d+)?", line) for line in lines) if m) + 1
     return {line[:width].strip(): line[width:] for line in lines}
 
 
@@ -100,7 +103,7 @@ def test_a_run_that_hangs(hung: Trace) -> None:
 
 
 def test_every_kind_of_span_has_a_letter_and_no_letter_is_idle() -> None:
-    drawn = {kind_of(e) for e in EVENTS.values() if e.phase is Phase.BEGIN and e.code != ev.EPOCH[0]}
+    drawn = {kind_of(e) for e in EVENTS.values() if e.phase is Phase.BEGIN}
     assert drawn | {"did not end", "still waiting"} == set(LETTERS)
     assert set(WAITING) <= set(LETTERS)
     assert all(len(letter) == 1 for letter in LETTERS.values())
@@ -137,15 +140,17 @@ def test_a_small_letter_is_less_than_half_of_the_cell(tmp_path: Path) -> None:
 def test_batches_lie_in_the_same_cells_in_every_lane(tmp_path: Path) -> None:
     """A batch is fetched, then rebuilt, then trained on."""
     picture = lanes(render(made(tmp_path, Run(batches=6)), 200, batch=4))
-    assert list(picture) == ["loader", "consumer", "feeder", "worker 0", "feeder 0"]
+    assert list(picture) == ["consumer", "loader", "queue feeders", "worker 0", "feeder 0"]
     first = {name: len(line) - len(line.lstrip()) for name, line in picture.items()}
-    assert first["loader"] <= first["feeder"] < first["worker 0"] < first["feeder 0"] < first["consumer"]
+    assert first["loader"] <= first["queue feeders"] < first["worker 0"] < first["feeder 0"] < first["consumer"]
     assert all("4" in picture[name] for name in ("loader", "worker 0", "consumer"))
 
 
 def test_a_batch_that_hangs_is_drawn_as_long_as_the_trace_is(tmp_path: Path) -> None:
     steps = [(0, ev.FETCH[0], 3), (50, ev.SAMPLE[0], 3), (100, ev.SAMPLE[1], 3), (999, ev.FOUND_DEAD, -1)]
-    write_process(tmp_path, [{"time": 1 + t, "code": c, "task": n} for t, c, n in steps], role="worker", worker=0)
+    write_process(
+        tmp_path, [{"time": 1 + t, "code": c, "task": n} for t, c, n in steps], role="worker", worker=0, loader=1
+    )
     assert lanes(render(read_trace(tmp_path), 49, batch=3))["worker 0"] == ">3SS>>>> fetch did not end >>>>>>>>>>>>>"
 
 
@@ -161,8 +166,10 @@ def test_a_long_window_counts_in_seconds(hung: Trace) -> None:
 
 
 def test_other_workers_can_be_left_out(hung: Trace) -> None:
-    assert list(lanes(render(hung, worker=1))) == ["loader", "consumer", "feeder", "worker 1", "feeder 1"]
-    with pytest.raises(ValueError, match=r"no worker 7, only \[0, 1\]"):
+    assert list(lanes(render(hung, worker=1))) == [
+        "epochs", "consumer", "loader", "queue feeders", "worker 1", "feeder 1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"workers=\[7\]: the trace has \[0, 1\]"):
         render(hung, worker=7)
 
 
@@ -229,7 +236,15 @@ def test_the_nearest_of_256_colours() -> None:
     assert {c: nearest_256(c) for c in colours} == colours
 
 
-@pytest.mark.parametrize(("simulated", "name"), [(False, "pin thread"), (True, "pin (simulated)")])
-def test_a_pin_thread_that_only_copies_says_so(tmp_path: Path, simulated: bool, name: str) -> None:
-    text = render(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
-    assert sum(line.startswith(name + " ") for line in text.splitlines()) == 2
+@pytest.mark.parametrize(("simulated", "legend"), [(False, "L pin  "), (True, "L pin (simulated)  ")])
+def test_a_pin_thread_that_only_copies_says_so(tmp_path: Path, simulated: bool, legend: str) -> None:
+    assert legend in render(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
+
+
+def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=6)), batch=4)
+    way = text.split("batch 4 of loader 1, epoch 0:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[-1] for line in way] == [
+        "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield",
+    ]  # fmt: skip
+    assert "batch 4 of" not in render(made(tmp_path / "other", Run(batches=6)))

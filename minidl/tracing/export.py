@@ -30,6 +30,7 @@ from minidl.tracing import events as ev
 from minidl.tracing.attachments import Attachment, Name, Slices, lanes, places
 from minidl.tracing.attachments import Track as GuestTrack
 from minidl.tracing.events import EVENTS, Event, Field, Message, Phase, Place, Track
+from minidl.tracing.lanes import AT_END, FATES, Fate, Scene, scene
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -173,9 +174,24 @@ class _View:
         return self.trace.spans()
 
     @cached_property
+    def scene(self) -> Scene:
+        """What every view draws."""
+        return scene(self.trace)
+
+    @cached_property
+    def fate(self) -> Ints:
+        """How each span ends: a `lanes.Fate`."""
+        out = np.zeros(len(self.spans), np.int64)
+        out[self.scene.bars["span"]] = self.scene.bars["fate"]
+        return out
+
+    @cached_property
     def drawn(self) -> Ints:
         """Where each span is drawn to end, ns, so that spans nest on their track; -1 = not at all."""
-        return nest(self.spans, self._tracks())[0]
+        spans, bars = self.spans.copy(), self.scene.bars
+        at_the_edge = (bars["fate"] != Fate.ENDED) & (bars["end"] >= self.scene.end)
+        spans["end"][bars["span"]] = np.where(at_the_edge, -1, bars["end"] + self.start)
+        return nest(spans, self._tracks())[0]
 
     def _tracks(self) -> Ints:
         """A number for the track that each span is drawn on."""
@@ -343,22 +359,22 @@ def _consumers(view: _View) -> list[tuple[int, int, int]]:
 
 # --- Slices and instants ----------------------------------------------------------------------------------------------
 def _slices(view: _View) -> Iterator[tuple[int, Lines]]:
-    """Every span: an X slice, or a B where it did not end; if only its end is lost, an X within what is around."""
+    """Every span: an X slice, or a B where it goes on to the trace's end. What has no end says why in its name."""
     for code in np.unique(view.spans["code"]).tolist():
         event, end = EVENTS[code], EVENTS[code + 1]
         for name, mine in _titles(view, event, view.spans["code"] == code):
-            rows, until = view.spans[mine], view.drawn[mine]
+            rows, until, fate = view.spans[mine], view.drawn[mine], view.fate[mine]
             ended = rows["end"] >= 0
-            lost = ~ended & (until >= 0)
             if code == ev.EPOCH[0]:
                 yield int(len(rows) + ended.sum()), _epochs(view, rows)
                 continue
             yield 2 * int(ended.sum()), _closed(view, name, event, rows[ended], until[ended], end)
-            yield (
-                int(lost.sum()),
-                _closed(view, f"{name} (its end is not in the trace)", event, rows[lost], until[lost], None),
-            )
-            yield int((until < 0).sum()), _open(view, f"{name} (did not end)", event, rows[until < 0])
+            for kind, words in FATES.items():
+                left = fate == kind
+                said = f"{name} ({words})"
+                stops, goes_on = left & (until >= 0), left & (until < 0)
+                yield int(stops.sum()), _closed(view, said, event, rows[stops], until[stops], None)
+                yield int(goes_on.sum()), _open(view, said, event, rows[goes_on])
 
 
 def _titles(view: _View, event: Event, mine: Mask) -> Iterator[tuple[str, Mask]]:
@@ -576,22 +592,15 @@ def _in_flight(view: _View) -> Iterator[str]:
 
 
 # --- Flows: a batch's way through the processes -----------------------------------------------------------------------
-FLOW_SPANS: Final = (
-    ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0],
-    ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0],
-)  # fmt: skip
-"""Spans that a batch's arrows pass through, bound where they begin."""
-
-
 def _flows(view: _View) -> Iterator[tuple[int, Lines]]:
-    """A flow for each batch, from its index_put over FLOW_SPANS to its yield, or to the device that waits for it.
+    """A flow for each batch, from its index_put over `lanes.WAY` to its yield, or to the device that waits for it.
 
     With the slices that are made for it alone.
     """
     brings = (view.spans["code"] == ev.READY_GET[0]) & (view.spans["ex"] == Message.RESULT) & (view.spans["end"] >= 0)
     ready = view.spans[brings]
     yield 0, _arrivals(view, ready)
-    batch, time, process, tid = _steps(view, ready)
+    batch, time, process, tid = _steps(view)
     order = np.lexsort((time, batch))
     order = order[batch[order] >= 0]
     new = np.ones(len(order) + 1, bool)
@@ -605,20 +614,19 @@ def _flows(view: _View) -> Iterator[tuple[int, Lines]]:
     yield 0, map(line.__mod__, zip(phase, *columns, strict=True))
 
 
-def _steps(view: _View, ready: Rows) -> list[Ints]:
+def _steps(view: _View) -> list[Ints]:
     """The places that batches pass: batch, time, process, tid."""
-    spans = view.spans[np.isin(view.spans["code"], FLOW_SPANS)]
-    points = view.pick(ev.INDEX_PUT, ev.YIELD)
-    used = view.spans[(view.spans["code"] == ev.DEVICE_WAIT[0]) & (view.spans["end"] >= 0)]
-    find = view.batches.find
-    parts = [
-        (find(used, used["end"]), np.maximum(used["end"] - 1, used["begin"]), used),
-        (find(spans, spans["begin"]), spans["begin"], spans),
-        (find(ready, ready["end"], "end_task"), ready["end"] - 1, ready),  # - 1: inside the slice, not after it
-        (find(points, points["time"]), points["time"], points),
-    ]
-    columns = ((batch, time, rows["process"], _tids(view, rows)) for batch, time, rows in parts)
-    return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*columns, strict=True)]
+    parts = []
+    for rows, stops in (
+        (view.spans, view.scene.stops[view.scene.stops["span"] >= 0]),
+        (view.events, view.scene.stops[view.scene.stops["event"] >= 0]),
+    ):
+        mine = rows[stops["span"] if rows is view.spans else stops["event"]]
+        late = np.isin(stops["code"], AT_END)  # inside the slice, not after it
+        time = stops["begin"] + view.start
+        time = np.where(late, np.maximum(time - 1, mine["begin"] if rows is view.spans else time), time)
+        parts.append((stops["batch"], time, mine["process"], _tids(view, mine)))
+    return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*parts, strict=True)]
 
 
 def _tids(view: _View, rows: Rows) -> list[int]:

@@ -129,7 +129,12 @@ BATCH = np.dtype(
         ("put", "<i8"), ("yielded", "<i8"),  # ns; yielded = -1: never
     ]
 )  # fmt: skip
-STOP = np.dtype([("batch", "<i8"), ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("begin", "<i8"), ("end", "<i8")])
+STOP = np.dtype(
+    [
+        ("batch", "<i8"), ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("begin", "<i8"), ("end", "<i8"),
+        ("span", "<i8"), ("event", "<i8"),  # index in Scene.spans, or in Trace.events; -1 = it is the other
+    ]
+)  # fmt: skip
 """A place on a batch's way."""
 
 ARROW = np.dtype(
@@ -146,10 +151,13 @@ COLUMN = np.dtype(
 """Bars narrower than a pixel, put together: `share` of the pixel's time is theirs."""
 
 WAY: Final = (
-    *(ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
-    *(ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
+    *(ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
+    *(ev.READY_GET[0], ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
 )
 """Spans that a batch passes between its index_put and its yield, and then, where it goes to a device, its use there."""
+
+AT_END: Final = (ev.READY_GET[0], ev.DEVICE_WAIT[0])
+"""Those that it passes where they end: a wait for the batch begins before the batch is ready."""
 
 FADING: Final = (Fate.OPEN, Fate.UNSEEN)
 """Bars that are drawn to the edge."""
@@ -384,7 +392,8 @@ def _clipped(counter: Counter, begin: int, end: int) -> Counter:
 
 
 def _stops(bars: Rows, marks: Rows) -> Rows:
-    spans = bars[np.isin(bars["code"], WAY) & (bars["batch"] >= 0)]
+    came = (bars["fate"] == Fate.ENDED) | ~np.isin(bars["code"], AT_END)
+    spans = bars[np.isin(bars["code"], WAY) & (bars["batch"] >= 0) & came]
     points = marks[np.isin(marks["code"], [ev.INDEX_PUT, ev.YIELD]) & (marks["batch"] >= 0)]
     out = np.zeros(len(spans) + len(points), STOP)
     for name in ("batch", "lane", "code"):
@@ -392,8 +401,10 @@ def _stops(bars: Rows, marks: Rows) -> Rows:
     out["row"][: len(spans)] = spans["row"]
     out["begin"] = np.concatenate([spans["begin"], points["time"]])
     out["end"] = np.concatenate([spans["end"], points["time"]])
-    used = out["code"] == ev.DEVICE_WAIT[0]  # its stream waits from before the batch is ready
-    out["begin"][used] = out["end"][used]
+    out["span"] = np.concatenate([spans["span"], np.full(len(points), -1)])
+    out["event"] = np.concatenate([np.full(len(spans), -1), points["event"]])
+    late = np.isin(out["code"], AT_END)
+    out["begin"][late] = out["end"][late]
     return out[np.lexsort((out["begin"], out["batch"]))]
 
 

@@ -1,10 +1,11 @@
-"""A trace as text: a lane for each thread, a character for each moment, for a terminal or a report.
+"""A trace as text: the lanes of `lanes.scene`, a character for each moment, for a terminal or a report.
 
 Interface: `render(trace)` gives the whole picture as one string; the same trace and arguments, the same string.
 How to read it: a cell holds the letter of what took most time in it (`LETTERS`), small where that is less than half of
 the cell; blank = nothing at all. Time inside an inner span is not counted as the outer one's. A number after the first
 letter is the task. `>>>` is a span that had not ended when the trace did. Below the lanes: what each spent its time on,
-in shares of the window, and each span that did not end. Waiting has no colour, so that work stands out.
+in shares of the window, each span whose end is missing, and the way of the batch that is asked for. Waiting has no
+colour, so that work stands out.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import numpy.typing as npt
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Event, Phase, Track
 from minidl.tracing.export import nest
+from minidl.tracing.lanes import FADING, FATES, Fate, Kind, Scene, scene
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
 Rows = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 LETTERS: Final = {
+    "epoch": "=",
     "start": "+",
     "sampling": "I",
     "idle": ".",
@@ -74,21 +78,10 @@ def kind_of(event: Event) -> str:
     return event.stage or event.name
 
 
-@dataclass(frozen=True, order=True)
-class _Lane:
-    """Whose time it is. Sorts as the lanes are drawn."""
-
-    loader: int
-    worker: int  # -1 in the loader's process
-    place: int
-    name: str
-
-
 @dataclass(frozen=True)
 class _Window:
-    """What is drawn: [start, end] in ns of CLOCK_MONOTONIC, in so many cells; origin is the trace's first event."""
+    """What is drawn: [start, end] in ns since the trace's first event, in so many cells."""
 
-    origin: int
     start: int
     end: int
     cells: int
@@ -119,26 +112,28 @@ def render(
     what was done for the task with that number, and, without since and until, only that long. colour: None = if
     standard output is a terminal and NO_COLOR is unset. ValueError where there is nothing to draw.
     """
-    spans = _spans(trace, worker, batch)
-    if not len(spans):
+    drawn = scene(trace, workers=None if worker is None else [worker])
+    bars = drawn.bars if batch is None else drawn.bars[_is_about(drawn, batch)]
+    if not len(bars):
         raise ValueError(_nothing(trace, worker, batch))
-    lanes = _lanes(trace, spans)
-    label = max(len(lane.name) for lane in lanes) + 1
-    window = _window(trace, spans, max(_LEAST_CELLS, width - label), since, until, batch is not None)
+    shown = [number for number in range(len(drawn.lanes)) if (bars["lane"] == number).any()]
+    label = max(len(drawn.lanes[number].title) for number in shown) + 1
+    window = _window(drawn, bars, max(_LEAST_CELLS, width - label), since, until, batch is not None)
     paint = _paint if _use_colour(colour) else _plain
-    several = len({lane.loader for lane in lanes}) > 1
-    out = [_ruler(window, label)]
-    shares = []
-    loader = None
-    for lane, rows in sorted(lanes.items()):
-        if several and lane.loader != loader:
-            loader = lane.loader
-            out.append(f"loader {loader}:")
-            shares.append(f"loader {loader}:")
-        fill = _fill(rows, window)
-        out.append((lane.name.ljust(label) + paint(*_characters(rows, fill, window))).rstrip())
-        shares.append(lane.name.ljust(label) + _shares(fill, window))
-    return "\n".join([*out, "", *shares, *_open(lanes, window), "", *_legend(lanes, label + window.cells)])
+    out, shares, slot = [_ruler(window, label)], [], -1
+    for number in shown:
+        lane, mine = drawn.lanes[number], bars[bars["lane"] == number]
+        if len(drawn.slots) > 1 and lane.slot != slot:
+            slot = lane.slot
+            out.append(f"{drawn.slots[slot].title}:")
+            shares.append(f"{drawn.slots[slot].title}:")
+        fill = _fill(drawn, mine, window)
+        out.append((lane.title.ljust(label) + paint(*_characters(mine, fill, window))).rstrip())
+        if lane.kind is not Kind.EPOCHS:
+            shares.append(lane.title.ljust(label) + _shares(fill, window))
+    way = [] if batch is None else _way(drawn, batch)
+    legend = _legend(bars, label + window.cells)
+    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *way, "", *legend])
 
 
 def _nothing(trace: Trace, worker: int | None, batch: int | None) -> str:
@@ -146,100 +141,47 @@ def _nothing(trace: Trace, worker: int | None, batch: int | None) -> str:
     return f"{trace.path}: the trace has no span{' of ' + ' and '.join(asked) if asked else ''} to draw"
 
 
-def _spans(trace: Trace, worker: int | None, batch: int | None) -> Rows:
-    spans = trace.spans()
-    keep = spans["code"] != ev.EPOCH[0]
-    if batch is not None:
-        keep &= (spans["task"] == batch) | (spans["end_task"] == batch)
-    if worker is not None:
-        roles = np.array([p.worker if p.role == "worker" else -1 for p in trace.processes] or [-1])
-        if worker not in roles:
-            raise ValueError(
-                f"{trace.path}: there is no worker {worker}, only {sorted({w for w in roles.tolist() if w >= 0})}"
-            )
-        keep &= np.isin(roles[spans["process"]], (-1, worker))
-    kept: Rows = spans[keep]
-    return kept
+def _is_about(drawn: Scene, batch: int) -> Mask:
+    """Which bars are about the task; a wait is about the one that it is for, and the one that came."""
+    spans = drawn.spans[drawn.bars["span"]]
+    mask: Mask = (spans["task"] == batch) | (spans["end_task"] == batch)
+    return mask
 
 
-def _window(trace: Trace, spans: Rows, cells: int, since: float | None, until: float | None, tight: bool) -> _Window:
-    origin = int(trace.events["time"][0])
-    start, end = origin, int(trace.events["time"][-1])
+def _window(drawn: Scene, bars: Rows, cells: int, since: float | None, until: float | None, tight: bool) -> _Window:
+    begin, end = drawn.begin, drawn.end
     if tight:
-        start = int(spans["begin"].min())
-        end = end if (spans["end"] < 0).any() else int(spans["end"].max())
-    start = start if since is None else origin + round(since * 1e9)
-    end = max(end, start + 1) if until is None else origin + round(until * 1e9)
-    if end <= start:
-        raise ValueError(f"the window from {(start - origin) / 1e9:g} s until {(end - origin) / 1e9:g} s has no length")
-    return _Window(origin, start, end, cells)
-
-
-# --- Lanes ------------------------------------------------------------------------------------------------------------
-def _lanes(trace: Trace, spans: Rows) -> dict[_Lane, Rows]:
-    """The spans of each lane. A thread belongs to one lane, but for the consumer's spans, which have their own."""
-    tracks = np.array([list(Track).index(EVENTS[c].track) if c in EVENTS else 0 for c in range(max(EVENTS) + 1)])
-    track = tracks[spans["code"]]
-    thread = np.stack([spans["process"], spans["tid"], spans["loader"]], axis=1).astype(np.int64)
-    pinning = _pin_threads(trace)
-    out: dict[_Lane, list[Rows]] = {}
-    for process, tid, loader in np.unique(thread, axis=0).tolist():
-        mine = (thread == (process, tid, loader)).all(axis=1)
-        consumer = mine & (track == list(Track).index(Track.CONSUMER))
-        for which in (consumer, mine & ~consumer):
-            if which.any():
-                kinds = {list(Track)[t] for t in np.unique(track[which]).tolist()}
-                lane = _lane_of(trace, process, tid, loader, kinds, pinning.get((process, tid)))
-                out.setdefault(lane, []).append(spans[which])
-    return {lane: np.concatenate(parts) for lane, parts in out.items()}
-
-
-def _pin_threads(trace: Trace) -> dict[tuple[int, int], str]:
-    """The pin threads, (process, tid), and what to call each: one that only copies says so."""
-    out = {}
-    for row in trace.events[np.isin(trace.events["code"], [ev.PIN_START, *ev.PIN])]:
-        out[int(row["process"]), int(row["tid"])] = "pin (simulated)" if row["y"] else "pin thread"
-    return out
-
-
-def _lane_of(trace: Trace, process: int, tid: int, loader: int, kinds: set[Track], pinning: str | None) -> _Lane:
-    who = trace.processes[process]
-    worker = who.worker if who.role == "worker" else -1
-    number = f" {worker}" if worker >= 0 else ""
-    if kinds == {Track.CONSUMER}:
-        return _Lane(loader, worker, 1, "consumer")
-    if kinds == {Track.DEVICE}:
-        return _Lane(loader, worker, 4, trace.threads.get((who.pid, tid), "device"))
-    if kinds == {Track.FEEDER}:
-        return _Lane(loader, worker, 2, "feeder" + number)
-    if pinning:
-        return _Lane(loader, worker, 3, pinning)
-    return _Lane(loader, worker, 0, f"worker{number}" if worker >= 0 else "loader")
+        begin, end = int(bars["begin"].min()), int(bars["end"].max())
+    begin = begin if since is None else round(since * 1e9)
+    end = max(end, begin + 1) if until is None else round(until * 1e9)
+    if end <= begin:
+        raise ValueError(f"the window from {begin / 1e9:g} s until {end / 1e9:g} s has no length")
+    return _Window(begin, end, cells)
 
 
 # --- Cells ------------------------------------------------------------------------------------------------------------
-def _kinds(rows: Rows) -> Ints:
-    """Index in LETTERS for each span."""
-    known = {c: _KINDS.index(kind_of(e)) for c, e in EVENTS.items() if e.phase is Phase.BEGIN and c != ev.EPOCH[0]}
+def _kinds(bars: Rows) -> Ints:
+    """Index in LETTERS for each bar."""
+    known = {c: _KINDS.index(kind_of(e)) for c, e in EVENTS.items() if e.phase is Phase.BEGIN}
     table = np.array([known.get(c, 0) for c in range(max(EVENTS) + 1)], np.int64)
-    kinds = table[rows["code"]]
+    kinds = table[bars["code"]]
     waiting = np.isin(kinds, [_KINDS.index(kind) for kind in WAITING])
-    return np.where(rows["end"] < 0, np.where(waiting, _OPEN[1], _OPEN[0]), kinds)
+    return np.where(np.isin(bars["fate"], FADING), np.where(waiting, _OPEN[1], _OPEN[0]), kinds)
 
 
-def _fill(rows: Rows, window: _Window) -> Ints:
+def _fill(drawn: Scene, bars: Rows, window: _Window) -> Ints:
     """ns that each kind (row) took of each cell (column), what is inside a span not counted as the span itself."""
-    kinds = _kinds(rows)
-    until, around = nest(rows, (rows["process"].astype(np.int64) << 32) | rows["tid"])
-    until = np.where(until < 0, window.end, until)
+    kinds = _kinds(bars)
+    spans = drawn.spans[bars["span"]]
+    until, around = nest(bars, (spans["process"].astype(np.int64) << 32) | spans["tid"])
     inner = around >= 0
     edges = window.edges
     out = np.zeros((len(_KINDS), window.cells), np.int64)
     for kind in np.unique(kinds).tolist():
         mine = kinds == kind
-        out[kind] += _cover(rows["begin"][mine], until[mine], edges)
+        out[kind] += _cover(bars["begin"][mine], until[mine], edges)
         taken = inner & (kinds[around] == kind)
-        out[kind] -= _cover(rows["begin"][taken], until[taken], edges)
+        out[kind] -= _cover(bars["begin"][taken], until[taken], edges)
     return out
 
 
@@ -260,43 +202,40 @@ def _before(points: Ints, edges: Ints) -> Ints:
     return before
 
 
-def _characters(rows: Rows, fill: Ints, window: _Window) -> tuple[str, list[int]]:
+def _characters(bars: Rows, fill: Ints, window: _Window) -> tuple[str, list[int]]:
     """The lane's characters, and the kind of each cell (-1 = nothing)."""
     most = fill.max(axis=0)
     kinds = np.where(most > 0, fill.argmax(axis=0), -1).tolist()
     full = (2 * most >= np.diff(window.edges)).tolist()
     letters = [" " if k < 0 else LETTERS[_KINDS[k]] for k in kinds]
     text = [letter if whole else letter.lower() for letter, whole in zip(letters, full, strict=True)]
-    for row in _roomy(rows, window):
-        first, last = (
-            window.cell(int(row["begin"])),
-            window.cell(int(row["end"]) - 1 if row["end"] >= 0 else window.end),
-        )
-        number = str(row["task"])
-        if row["begin"] >= window.start and last - first > len(number):
+    for bar in _roomy(bars, window):
+        first, last = window.cell(int(bar["begin"])), window.cell(int(bar["end"]) - 1)
+        number = str(bar["task"])
+        if bar["begin"] >= window.start and last - first > len(number):
             text[first + 1 : first + 1 + len(number)] = number
-    _label_open(text, kinds, rows)
+    _label_open(text, kinds, bars)
     return "".join(text), kinds
 
 
-def _label_open(text: list[str], kinds: list[int], rows: Rows) -> None:
+def _label_open(text: list[str], kinds: list[int], bars: Rows) -> None:
     """Write into the `>>>` at the right edge what it is that did not end, if there is room."""
     begin = len(kinds)
     while begin and kinds[begin - 1] in _OPEN:
         begin -= 1
-    hung = rows[rows["end"] < 0]
+    hung = bars[np.isin(bars["fate"], FADING)]
     if len(hung):
-        words = f" {EVENTS[int(hung['code'][hung['begin'].argmax()])].name} did not end "
+        last = hung[hung["begin"].argmax()]
+        words = f" {EVENTS[int(last['code'])].name} {FATES[Fate(last['fate'])]} "
         at = begin + 1 + len(str(hung["task"].max())) + 2
         if at + len(words) + 2 <= len(text):
             text[at : at + len(words)] = words
 
 
-def _roomy(rows: Rows, window: _Window) -> Rows:
-    """The spans that may have their task's number written into them."""
-    until = np.where(rows["end"] < 0, window.end, np.minimum(rows["end"], window.end))
-    wide = until - rows["begin"] > 2 * (window.end - window.start) // window.cells
-    roomy: Rows = rows[wide & np.isin(rows["code"], _NUMBERED) & (rows["task"] >= 0) & (rows["begin"] < window.end)]
+def _roomy(bars: Rows, window: _Window) -> Rows:
+    """The bars that may have their task's number written into them."""
+    wide = np.minimum(bars["end"], window.end) - bars["begin"] > 2 * (window.end - window.start) // window.cells
+    roomy: Rows = bars[wide & np.isin(bars["code"], _NUMBERED) & (bars["task"] >= 0) & (bars["begin"] < window.end)]
     return roomy
 
 
@@ -310,8 +249,8 @@ def _ruler(window: _Window, label: int) -> str:
         step *= 10
     step = next((s for s in (step // 5, step // 2) if s >= least), step)
     text = [" "] * (label + window.cells)
-    for n in range(-((window.origin - window.start) // step), (window.end - window.origin) // step + 1):
-        at = label + window.cell(window.origin + n * step)
+    for n in range(-(-window.start // step), window.end // step + 1):
+        at = label + window.cell(n * step)
         mark = f"|{n * step / unit:.12g}" + (f" {name}" if "|" not in text else "")
         if at + len(mark) <= len(text):
             text[at : at + len(mark)] = mark
@@ -338,15 +277,28 @@ def _percent(part: int, total: int) -> str:
     return f"{share:.0f} %" if share >= 1 or part == 0 else "<1 %"
 
 
-def _open(lanes: dict[_Lane, Rows], window: _Window) -> Iterator[str]:
-    """A line for each span that did not end, the innermost of its thread first."""
-    rows = [(lane, row) for lane, spans in sorted(lanes.items()) for row in spans[spans["end"] < 0][::-1]]
-    for number, (lane, row) in enumerate(rows):
+def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
+    """A line for each bar whose end was not recorded, the innermost of its lane first."""
+    left = bars[bars["fate"] != Fate.ENDED]
+    for number, at in enumerate(np.lexsort((-np.arange(len(left)), -left["begin"], left["lane"])).tolist()):
         if number == 0:
             yield ""
-        about = _facts(row)
-        since = (int(row["begin"]) - window.origin) / 1e9
-        yield f"did not end: {lane.name}: {EVENTS[int(row['code'])].name}{about}, since {since:.6f} s"
+        bar = left[at]
+        name, about = EVENTS[int(bar["code"])].name, _facts(drawn.spans[bar["span"]])
+        where = f"{drawn.lanes[bar['lane']].title}: {name}{about}"
+        until = f" until {bar['end'] / 1e9:.9f} s" if bar["end"] < drawn.end else ""
+        yield f"{FATES[Fate(bar['fate'])]}: {where}, since {bar['begin'] / 1e9:.9f} s{until}"
+
+
+def _way(drawn: Scene, task: int) -> Iterator[str]:
+    """The arrows of each batch with the task's number: a line for each, from where and when to where and when."""
+    for batch in np.flatnonzero(drawn.batches["task"] == task).tolist():
+        about = drawn.batches[batch]
+        yield f"\nbatch {task} of loader {about['loader']}, epoch {about['epoch']}:"
+        for arrow in drawn.arrows(np.array([batch])):
+            left, reached = (f"{arrow[end] / 1e9:.9f} s" for end in ("left", "reached"))
+            ends = [drawn.lanes[arrow[end]].title for end in ("from_lane", "to_lane")]
+            yield f"  {left}  {ends[0]:<13} -> {reached}  {ends[1]:<13} {EVENTS[int(arrow['code'])].name}"
 
 
 def _facts(row: np.void) -> str:
@@ -360,14 +312,16 @@ def _facts(row: np.void) -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def _legend(lanes: dict[_Lane, Rows], width: int) -> list[str]:
-    shown = {k for rows in lanes.values() for k in np.unique(_kinds(rows)).tolist()}
+def _legend(bars: Rows, width: int) -> list[str]:
+    kinds = _kinds(bars)
+    made_up = set(kinds[bars["simulated"]].tolist())
     names: dict[str, list[str]] = {}
-    for index in sorted(shown):
-        names.setdefault(LETTERS[_KINDS[index]], []).append(_KINDS[index])
+    for index in np.unique(kinds).tolist():
+        words = f"{_KINDS[index]} (simulated)" if index in made_up else _KINDS[index]
+        names.setdefault(LETTERS[_KINDS[index]], []).append(words)
     lines = [""]
-    for letter, kinds in names.items():
-        entry = f"{letter} {', '.join(kinds)}"
+    for letter, said in names.items():
+        entry = f"{letter} {', '.join(said)}"
         if lines[-1] and len(lines[-1]) + 2 + len(entry) > width:
             lines.append("")
         lines[-1] += ("  " if lines[-1] else "") + entry
@@ -397,8 +351,8 @@ def _paint(text: str, kinds: list[int]) -> str:
 
 
 def _code(kind: str) -> int | None:
-    """The number of the colour, of 256, that comes nearest to the table's; None for waiting."""
-    if kind in WAITING:
+    """The number of the colour, of 256, that comes nearest to the table's; None for waiting, and for a frame."""
+    if kind in (*WAITING, "epoch"):
         return None
     colour = next((e.colour for e in EVENTS.values() if kind_of(e) == kind), _ALARM)
     return nearest_256(colour)
