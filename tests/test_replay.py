@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import fcntl
+import gzip
+import html as markup
+import json
 import os
 import pty
 import re
@@ -23,6 +27,7 @@ import pytest
 import torch.utils.data
 from made_trace import Run
 from oracle_trace import write_process
+from test_page import CHROMIUM, EVIL, FLAGS, Parsed
 from workloads import BOUND, At, Gate, Numbers, Stream, Tensors, command_and_environment, kill_myself, touch
 
 import minidl
@@ -33,6 +38,7 @@ from minidl.tracing.events import Message
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.state import ProtocolState, Stage
 from minidl.tracing.stepper import Replay, causal_order, changes, describe, replay
+from minidl.tracing.stepper_page import MOST_EVENTS, picture
 from minidl.tracing.stepper_terminal import render
 
 DISPATCH = ("send_idx", "rcvd_idx", "task_info", "tasks_outstanding", "workers_num_tasks", "workers_status")
@@ -335,7 +341,7 @@ def test_a_killed_run_is_replayed_to_where_it_stopped(tmp_path: Path) -> None:
     assert (state.loader, state.waiting_for, state.reorder_buffer) == (LoaderState.WAITING, 9, (10, 12))
     stuck = state.worker(1)
     assert (stuck.state, stuck.task, stuck.position, stuck.index) == (WorkerState.FETCHING, 9, 2, 38)
-    assert stuck.doing == "in a sample of task 9: sample 38 (its number 2)"
+    assert stuck.doing == "in sample 38 of task 9 (place 3)"
     assert any("the run did not end" in line for line in render(at))
     with pytest.raises(KeyError, match=r"worker 5 has not been heard of; there are \[0, 1\]"):
         state.worker(5)
@@ -415,7 +421,7 @@ def test_an_iterator_without_workers(tmp_path: Path) -> None:
         assert len(list(minidl.DataLoader(Tensors(10), batch_size=4))) == 3
     at = replay(tmp_path / "t")
     doing = [state.worker(-1).doing for state in at.walk() if state.workers]
-    assert "in a sample of task 1: sample 5 (its number 1)" in doing
+    assert "in sample 5 of task 1 (place 2)" in doing
     assert "collating task 2" in doing
     assert (at.batches, at.ending) == (3, "the epoch was over")
     assert at.state.send_idx is None
@@ -609,3 +615,112 @@ def test_the_terminal_is_put_back(terminal: Terminal, how: str) -> None:
     else:
         terminal.process.send_signal(signal.SIGTERM)
     assert terminal.end() == (130 if how == "Ctrl-C" else 128 + signal.SIGTERM)
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+def told(page: Any) -> dict[str, Any]:
+    """What a page's script reads."""
+    script = Parsed(page).inside["data"]
+    text = script if script.startswith("{") else gzip.decompress(base64.b64decode(script))
+    out: dict[str, Any] = json.loads(text)
+    return out
+
+
+def test_the_page_has_the_states_of_the_replay(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=6, pin=True, simulated=True)))
+    at.to(50)
+    page = told(at.html())
+    assert at.position == 50  # to make a page moves nothing
+    assert (page["begin"], page["at"], page["total"], page["ending"]) == (0, 50, len(at), "shut down")
+    states = [page["base"]]
+    for step in page["steps"]:
+        states.append({**states[-1], **step})
+    for position, state in enumerate(at.walk()):
+        assert states[position] == json.loads(json.dumps(picture(state)))
+        assert page["words"][position] == at.words
+        assert page["changed"][position] == [[change.field, change.words] for change in at.changed]
+        assert page["times"][position] == round(state.time * 1e6)
+    assert page["batches"] == [int(position) for position in at.batch_positions]
+    assert page["lanes"] == ["in next()", "training loop", "pin thread", "worker 0", "worker 1"]
+    fetches = [span for span in page["spans"] if page["lanes"][span[0]].startswith("worker")]
+    assert sorted(task for *_, task in fetches) == list(range(6))
+    assert any(state["pin"] and state["pin"]["simulated"] for state in states)
+
+
+def test_a_page_holds_a_window_and_says_which(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=200)))
+    assert len(at) > MOST_EVENTS
+    at.to(len(at) // 2)
+    page = told(at.html())
+    assert (page["begin"], len(page["words"])) == (len(at) // 2 - MOST_EVENTS // 2, MOST_EVENTS + 1)
+    assert page["begin"] + page["at"] == at.position
+    assert page["handed_out"] + len(page["batches"]) < page["all_batches"] == 200
+    part = told(at.html(begin=100, end=120))
+    assert (part["begin"], len(part["words"]), part["at"]) == (100, 21, 20)
+    assert part["base"] == json.loads(json.dumps(picture(at.to(100))))
+    assert len(at.html()) < 600_000
+    with pytest.raises(IndexError, match="positions 5 to 99999: this replay has 0 to"):
+        at.html(begin=5, end=99999)
+
+
+def test_a_page_is_written_and_is_the_same_again(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=4)))
+    assert at.html(tmp_path / "a.html") == tmp_path / "a.html"
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == at.html() == at.html()
+    assert cli.main(["replay", str(tmp_path / "t"), "--html", str(tmp_path / "b.html"), "--event", "0"]) == 0
+    assert told((tmp_path / "b.html").read_text())["words"] == told(at.html())["words"]
+
+
+def test_a_notebook_shows_a_replay_in_a_frame_that_reaches_nothing(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=4)))
+    ((tag, attributes),) = Parsed(at._repr_html_()).tags
+    assert (tag, attributes["sandbox"], attributes["title"]) == ("iframe", "allow-scripts", "replay of a minidl trace")
+    assert attributes["srcdoc"] == at.html()
+    for name, inside in Parsed(at.html()).tags:
+        assert not {"src", "href", "action", "srcset", "style"} & inside.keys(), name
+        assert not [attribute for attribute in inside if attribute.startswith("on")]
+    code = Parsed(at.html()).inside["script"] + Parsed(at.html()).inside["style"]
+    forbidden = r"\beval\b|Function\(|fetch\(|XMLHttp|WebSocket|import\(|@import|url\(|https?:|HTML|document\.write"
+    assert re.findall(forbidden, code) == []
+    (policy,) = [a["content"] for name, a in Parsed(at.html()).tags if name == "meta" and "http-equiv" in a]
+    assert str(policy).startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_what_a_trace_says_stays_text_in_the_page(tmp_path: Path, compress: bool) -> None:
+    from minidl.tracing.stepper_page import html
+
+    folder = tmp_path / "a<b>&'\""
+    events = [{"code": ev.NEXT[0]}, {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 7}]
+    lines = [{"kind": "string", "id": 7, "text": EVIL}, {"kind": "loader", "loader": 1, "dataset": EVIL}]
+    write_process(folder, events, pid=7, role=EVIL, lines=lines)
+    write_process(tmp_path / "plain", events, pid=7, lines=[{"kind": "string", "id": 7, "text": "x"}])
+    page, plain = (html(replay(path), compress=compress) for path in (folder, tmp_path / "plain"))
+    assert [tag for tag, _ in Parsed(page).tags] == [tag for tag, _ in Parsed(plain).tags]
+    assert "<script>alert(1)</script>" in told(page)["words"][2]
+    assert f"<title>loader 1 of {markup.escape(str(folder))}</title>" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_browser_draws_it(tmp_path: Path) -> None:
+    at = replay(made(tmp_path / "t", Run(**made_trace.HUNG)))
+    at.to(len(at))
+    page = at.html(tmp_path / "page.html")
+    assert isinstance(page, Path)
+    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    browser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        dom = browser.communicate(timeout=90)[0].decode()
+    finally:
+        try:
+            os.killpg(browser.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        browser.wait()
+    parsed = Parsed(dom).tags
+    ((_, root), *_) = [(tag, a) for tag, a in parsed if tag == "html"]
+    assert root.get("data-states") == str(len(at) + 1), "the page's script has failed"
+    chips = [a["data-task"] for _, a in parsed if "data-task" in a]
+    assert chips == ["10", "12", "11", "9"]  # the reorder buffer, worker 1's queue, worker 1
+    assert "in sample 38 of task 9 (place 3)" in dom
+    assert "the run did not: it was killed" in dom

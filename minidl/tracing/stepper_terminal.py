@@ -322,7 +322,9 @@ def run(arguments: argparse.Namespace) -> int:
     for moment, go in ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at)):
         if moment is not None:
             go(moment)
-    if interactive:
+    if arguments.html is not None:
+        print(at.html(arguments.html))
+    elif interactive:
         interact(at, sys.stdin.fileno(), sys.stdout)
     else:
         print("\n".join(render(at, cut=False)))
