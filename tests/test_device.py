@@ -10,7 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import gc
-import json
+import itertools
 import threading
 import time
 import weakref
@@ -234,10 +234,10 @@ def test_augmentation_crops_flips_and_normalises_as_it_says() -> None:
     whole = (image.float() / 255 - torch.tensor([0.5, 0.25, 0.0])) / torch.tensor([1.0, 2.0, 4.0])
     kinds = set()
     for number in range(8):
-        cuts = {
-            (top, left, flip): whole[number, top : top + 7, left : left + 7].flip(1) if flip else whole[number, top : top + 7, left : left + 7]
-            for top in range(4) for left in range(6) for flip in (0, 1)
-        }  # fmt: skip
+        cuts = {}
+        for top, left in itertools.product(range(4), range(6)):
+            cut = whole[number, top : top + 7, left : left + 7]
+            cuts |= {(top, left, 0): cut, (top, left, 1): cut.flip(1)}
         same = [key for key, cut in cuts.items() if torch.allclose(cut.permute(2, 0, 1), out[number], atol=1e-6)]
         assert len(same) == 1, "it is one cut of the image, flipped or not"
         kinds.add(same[0])
@@ -420,7 +420,7 @@ def test_a_depth_below_one_is_refused(prefetch: int) -> None:
 
 def test_without_an_accelerator_a_device_is_refused_unless_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "accelerator_type", lambda: None)
-    with pytest.raises(RuntimeError, match="'cuda': this machine has no accelerator .* MINIDL_SIMULATE_DEVICE=1"):
+    with pytest.raises(RuntimeError, match=r"'cuda': this machine has no accelerator .* MINIDL_SIMULATE_DEVICE=1"):
         DeviceLoader([], "cuda")
     assert open_device(SIMULATED).simulated
     monkeypatch.setattr(device_module, "accelerator_type", lambda: SIMULATED)
@@ -576,7 +576,7 @@ class Module:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Module, Callable[..., DeviceLoader]]]:
+def noted(monkeypatch: pytest.MonkeyPatch) -> tuple[Module, Callable[..., DeviceLoader]]:
     """A noting module, and DeviceLoaders to the meta device by way of it."""
     module = Module()
     to = torch.Tensor.to
@@ -592,7 +592,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Module, Callable[..
     monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(device_module, "open_device", lambda device: AcceleratorDevice(torch.device("meta")))
-    yield module, lambda *arguments, **options: DeviceLoader(arguments[0], "cuda", *arguments[1:], **options)
+    return module, lambda *arguments, **options: DeviceLoader(arguments[0], "cuda", *arguments[1:], **options)
 
 
 def test_a_batch_is_copied_aside_and_waited_for_before_it_is_used(noted: Any) -> None:
@@ -826,7 +826,7 @@ def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, simulate
     calibration = trace.select("clock_calibration")
     assert (calibration["y"] > 0).all(), "the error is stated"
     error = int(calibration["y"].max())
-    for earlier, later in zip(in_order, in_order[1:], strict=False):
+    for earlier, later in itertools.pairwise(in_order):
         assert (later - earlier >= -2 * error).all()
 
 
@@ -982,3 +982,117 @@ def test_the_text_has_the_streams_lanes(tmp_path: Path) -> None:
 
     text = render(traced(tmp_path / "t", ones(3)))
     assert {"sim. copies", "sim. compute"} <= {line[: len("sim. compute")].strip() for line in text.splitlines()}
+
+
+# --- What is made of it -----------------------------------------------------------------------------------------------
+def held_against(trace: minidl.Trace, change: Callable[[np.ndarray], np.ndarray]) -> set[str]:
+    """The rules on devices that the trace breaks when its events are changed."""
+    trace.events = change(trace.events.copy())
+    return {violation.rule for violation in minidl_check(trace) if violation.rule.startswith("device-")}
+
+
+def without(code: int, *numbers: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Leave out the events of this code, or those of them that have these places among them."""
+
+    def change(events: np.ndarray) -> np.ndarray:
+        rows = np.flatnonzero(events["code"] == code)
+        return np.delete(events, rows[list(numbers)] if numbers else rows)
+
+    return change
+
+
+def used_early(events: np.ndarray) -> np.ndarray:
+    """The consumer's stream goes on with its second batch 1 ms before the copy is done."""
+    used, done = (np.flatnonzero(events["code"] == code)[1] for code in (ev.DEVICE_WAIT[1], ev.COPY[1]))
+    events["time"][used] = events["time"][done] - 1_000_000
+    return events[np.argsort(events["time"], kind="stable")]
+
+
+def miscounted(events: np.ndarray) -> np.ndarray:
+    events["y"][events["code"] == ev.DEVICE_END] += 1
+    return events
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        (lambda events: events, set()),
+        (without(ev.HAND_OVER, 0), {"device-depth", "device-end"}),
+        (without(ev.H2D[0], 0), {"device-depth"}),
+        (without(ev.COPY[1], 2), {"device-end"}),
+        (used_early, {"device-order"}),
+        (miscounted, {"device-end"}),
+    ],
+)
+def test_the_rules_on_devices_find_what_breaks_them(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], rules: set[str]
+) -> None:
+    trace = traced(tmp_path / "t", [torch.ones(1)] * 6)
+    assert held_against(trace, change) == rules
+
+
+def imagined(directory: Path, *spans: tuple[tuple[int, int], int, int, tuple[int, ...]]) -> minidl.Trace:
+    """A trace of loader 1 with these spans: codes, begin, end, and the begin's fields, which the end has, too."""
+    from made_trace import START, Process
+    from made_trace import write as write_trace
+
+    process = Process(1000, "loader", loader=1, threads={1000: "MainThread"})
+    for codes, begin, end, fields in spans:
+        tid = 1000 if codes[0] in (ev.H2D[0], ev.HOST_WAIT[0]) else ev.DEVICE_TID + (codes[0] in ON_CONSUMERS)
+        process.emit(begin, tid, codes[0], 0, -1, fields)
+        process.emit(end, tid, codes[1], 0, -1, (0,) * 3)
+    write_trace(directory)
+    process.write(directory)
+    assert START > 0
+    return minidl.read_trace(directory)
+
+
+ON_CONSUMERS = (ev.DEVICE_WAIT[0], ev.DEVICE_COMPUTE[0])
+
+
+def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> None:
+    from minidl.tracing.device_use import device_use
+
+    trace = imagined(
+        tmp_path / "t",
+        (ev.H2D, 0, 10, (600, 400, 2)),
+        (ev.COPY, 100, 300, (1000, 7, 0)),
+        (ev.TRANSFORM, 300, 350, (0, 0)),
+        (ev.DEVICE_WAIT, 50, 330, (0, 0)),
+        (ev.DEVICE_COMPUTE, 340, 1340, (0, 0)),
+        (ev.DEVICE_COMPUTE, 440, 540, (0, 0)),
+        (ev.H2D, 400, 410, (1000, 0, 1)),
+        (ev.COPY, 500, 700, (1000, 7, 0)),
+        (ev.DEVICE_WAIT, 1340, 1341, (1, 0)),
+        (ev.HOST_WAIT, 1400, 1450, (0,)),
+        (ev.DEVICE_COMPUTE, 1640, 1740, (0, 0)),
+    )
+    use = device_use(trace, 1)
+    assert use is not None
+    assert (use.batches, use.bytes, use.pageable, use.simulated) == (2, 2000, 400, False)
+    assert (use.copy, use.transform, use.stalled, use.host_wait) == (400, 50, 281, 50)
+    assert use.hidden == 450 - (330 - 100), "of copy and transform, 230 ns were waited for"
+    assert (use.computed, use.idle) == (1100, 300)
+    assert use.bytes_per_second == 2000 / 400e-9
+    assert "2 copied, 2.0 KiB, 0.4 KiB of it pageable" in use.text()
+    assert device_use(trace, 2) is None
+
+
+def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
+    from minidl.tracing.ledger import Copy, Why, ledger
+
+    trace = imagined(tmp_path / "t", (ev.H2D, 0, 10, (600, 400, 2)), (ev.H2D, 20, 30, (500, 0, 1)))
+    found = ledger(trace)
+    rows = [(row["bytes"], row["tensors"], Why(row["why"])) for row in found.copies if row["kind"] == Copy.H2D]
+    assert sorted(rows) == [(400, 0, Why.PAGEABLE), (500, 1, Why.NEEDED), (600, 2, Why.NEEDED)]
+    assert "pageable: pin_memory=True" in " ".join(found.text().split())
+
+
+def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> None:
+    from minidl.tracing.ledger import ledger
+    from minidl.tracing.summary import summary
+
+    trace = traced(tmp_path / "t", [torch.ones(256)] * 3)
+    assert "the device is simulated" in ledger(trace).text()
+    assert ledger(trace).batches["avoidable"].sum() == 0
+    assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()

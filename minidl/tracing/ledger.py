@@ -5,8 +5,7 @@ arrays; `text()` has a line for each kind of copy, with the remedy where bytes c
 which epoch each event belongs, `size` writes a number of bytes.
 
 Rules of use: what is counted is what the trace's events carry, to the byte; nothing is estimated. A copy that began and
-did not end is left out, and said in `notes`. What happens in the consumer's code, the copy to a device included, is not
-in a trace.
+did not end is left out, and said in `notes`. A copy to a device is in a trace only where a DeviceLoader makes it.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class Copy(enum.IntEnum):
     READ = 6
     REBUILD = 7
     PIN = 8
+    H2D = 9
 
 
 class Why(enum.IntEnum):
@@ -60,6 +60,7 @@ class Why(enum.IntEnum):
     NOT_SHARED_YET = 1  # the batch came to the feeder in private memory
     PICKLED_DATA = 2  # a large message that handles do not explain: the data itself is in it
     MANY_TENSORS = 3  # a message of handles, one for each of many tensors
+    PAGEABLE = 4  # copied to a device from memory that is not pinned
 
 
 WHAT = {
@@ -71,6 +72,7 @@ WHAT = {
     Copy.READ: "the message out of the pipe, by its reader",
     Copy.REBUILD: "the message into objects, by its reader",
     Copy.PIN: "tensors into pinned memory, by the thread",
+    Copy.H2D: "tensors to the device, by the device stage",
 }
 """What moves where, and by whom; "its" refers to the worker, the reader is the loader or its pin thread."""
 
@@ -79,6 +81,8 @@ REMEDY = {
     "makes, are in private memory",
     Why.PICKLED_DATA: "send the data as a tensor, which crosses by handle, or send less of it",
     Why.MANY_TENSORS: "join the tensors into few: each is a segment, a descriptor and a mapping of its own",
+    Why.PAGEABLE: "pin_memory=True: from pageable memory the driver copies into a staging buffer of its own first, and "
+    "the host waits for it",
 }
 
 COPY = np.dtype(
@@ -250,7 +254,13 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
 def _copies(trace: Trace, spans: Rows) -> list[Rows]:
     """The copies of each kind. Which of a span's fields holds the bytes is what the event table declares."""
     alloc = trace.select("shm_alloc", ev.Phase.INSTANT)
+    sent = spans[spans["code"] == ev.H2D[0]]
+    pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
+    unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
+    unpinned["why"] = np.where(pageable["ez"] != 0, Why.NEEDED, Why.PAGEABLE)  # a simulated copy is no driver's
     return [
+        _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
+        unpinned,
         _of(Copy.COLLATE, alloc, alloc["x"], 1, "time"),
         *(
             _of(kind, mine := spans[spans["code"] == code], mine[size_in], mine[count_in] if count_in else one)
@@ -314,7 +324,7 @@ def epochs(trace: Trace, loader: npt.NDArray[Any], time: Ints) -> Ints:
 
 def _why(copies: Rows) -> npt.NDArray[np.uint8]:
     """Which copies could have been spared. What a message holds, its pickling says, by payload and tensors."""
-    why = np.where(copies["kind"] == Copy.FEEDER, Why.NOT_SHARED_YET, Why.NEEDED)
+    why = np.where(copies["kind"] == Copy.FEEDER, Why.NOT_SHARED_YET, copies["why"])
     pickles = copies[copies["kind"] == Copy.PICKLE]
     handles = (pickles["tensors"] + 1) * HANDLE_BYTES
     data = (pickles["bytes"] > LARGE_PAYLOAD) & (pickles["bytes"] > handles)
@@ -395,16 +405,18 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
 
 
 def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int | None) -> list[str]:
-    kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN]
+    kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN, ev.H2D]
     begins = [begin for begin, _ in kinds]
     opened = int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum())
     notes = [f"copies that had begun and not ended when the trace ended: {opened}"] if opened else []
     alone = [n for n, params in sorted(trace.loaders.items()) if params.get("num_workers") == 0 and wanted in (None, n)]
     notes += [f"loader {n} has no workers: nothing crosses, and its bytes are not recorded" for n in alone]
-    unknown = int(np.count_nonzero(copies["epoch"] < 0))
+    unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
     notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
     pins = spans[spans["code"] == ev.PIN[0]]
-    return notes + (["the pinning is simulated: its copies go to pageable memory"] if pins["by"].any() else [])
+    notes += ["the pinning is simulated: its copies go to pageable memory"] if pins["by"].any() else []
+    sent = spans[spans["code"] == ev.H2D[0]]
+    return notes + (["the device is simulated: its copies stay in the host's memory"] if sent["ez"].any() else [])
 
 
 def size(number: float) -> str:

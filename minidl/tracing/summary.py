@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.device_use import DeviceUse, device_use
 from minidl.tracing.events import EVENTS, Ending, Reason
 from minidl.tracing.verdict import Verdict, verdict
 
@@ -97,6 +98,7 @@ class LoaderSummary:
     bytes: Bytes
     errors: int
     verdict: Verdict
+    device: DeviceUse | None = None
 
     @property
     def waiting_share(self) -> float:
@@ -116,6 +118,7 @@ class LoaderSummary:
         starts = [f"workers ready after {_s(self.start_up)}"] if self.start_up is not None else []
         starts += [f"shutdown took {_s(self.shutdown)}"] if self.shutdown is not None else ["no shutdown recorded"]
         lines += [f"  {', '.join(starts)}", *self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
+        lines += [f"  {self.device.text()}"] if self.device is not None else []
         if self.slowest:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
@@ -126,9 +129,9 @@ class LoaderSummary:
     def _stage_lines(self) -> list[str]:
         if not self.stages:
             return []
-        head = f"  {'stage':<10}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
+        head = f"  {'stage':<15}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
         rows = ((s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6) for s in self.stages)
-        return [head, *("  {:<10}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
+        return [head, *("  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
 
     def _worker_lines(self) -> list[str]:
         if not self.workers:
@@ -232,6 +235,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int) -> LoaderSummary:
         bytes=_bytes(events, closed),
         errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
         verdict=verdict(trace, number, all_spans),
+        device=device_use(trace, number, all_spans),
     )
 
 
