@@ -87,7 +87,7 @@ from after where name = 'reorder_store' order by ifnull(yielded, trace_end()) - 
 select took / 1e6 as "did not end, for ms", process, thread, name,
   ifnull({_arg("task")}, {_arg("awaited task")}) as task,
   ifnull({_arg("worker")}, {_arg("awaited worker")}) as worker, {_arg("index")} as "index", id, ts, dur, track_id
-from s where dur < 0 order by process, thread, ts""",
+from s where dur < 0 or name glob '* (did not end)' order by process, thread, ts""",
     ),
     "alarms": Query(
         "errors, timeouts, deaths and signals",

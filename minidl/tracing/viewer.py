@@ -222,7 +222,8 @@ def page_address(base: str, document: str, titles: list[str], shown: Focus) -> s
     commands.append(["ExpandTracksByRegex", "^(loader|worker|GPU)"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
-    step = "" if shown.step is None else f"&ts={shown.step[0]}&dur={shown.step[1]}"
+    step = "" if shown.step is None else f"&ts={shown.step[0]}"
+    step += f"&dur={shown.step[1]}" if shown.step is not None and shown.step[1] >= 0 else ""
     return (
         f"{base}/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
         f"&visStart={shown.begin}&visEnd={shown.end}{step}&hideSidebar=true"
