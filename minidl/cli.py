@@ -87,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
             trace=directory,
             detail=arguments.detail,
             functions=arguments.functions,
+            functions_main=arguments.functions_main,
             functions_min_us=arguments.functions_min_us,
             observe=arguments.observe,
         )
@@ -332,6 +333,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
     add("--observe", action="store_true", help="record torch's own loader, in place of running this one")
     add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
+    add("--functions-main", action="store_true", help="also record those of the script's own process")
     add("--functions-min-us", type=_count, default=10, metavar="N", help="leave out shorter calls (default: 10)")
     add("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
     add("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments")

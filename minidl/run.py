@@ -57,21 +57,28 @@ def run_script(
     trace: Path,
     detail: str = "sample",
     functions: bool = False,
+    functions_main: bool = False,
     functions_min_us: float = 10,
     observe: bool = False,
 ) -> int:
     """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
 
-    detail, functions, functions_min_us: as for `minidl.trace`. observe: leave torch's loader where it is, and record
-    those that have workers (see `tracing.observe`). Returns the exit code: the script's own, 1 after an uncaught
-    exception, 130 after Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is
-    taken, or where functions are asked for and viztracer is missing.
+    detail and functions*: as for `minidl.trace`. observe: leave torch's loader where it is, and record those that have
+    workers (see `tracing.observe`). Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
+    Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is taken, or where functions are
+    asked for and viztracer is missing.
     """
     name, *arguments = command
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
-        recording = minidl.trace(trace, detail=detail, functions=functions, functions_min_us=functions_min_us)
+        recording = minidl.trace(
+            trace,
+            detail=detail,
+            functions=functions,
+            functions_main=functions_main,
+            functions_min_us=functions_min_us,
+        )
         with observed_loaders() if observe else replaced(), recording:
             code = _run(program, arguments)
             gc.collect()  # loaders that only the script's globals held end now, and are recorded

@@ -90,7 +90,8 @@ def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, metho
         assert within(fetched, sample_spans(trace, one.about["worker"]))
         assert within(slices(one, "read"), fetched)
         assert within(slices(one, "time.sleep")[:1], slices(one, "read"))
-        assert {track.title for track in one.slices.tracks} >= {"MainThread", "QueueFeederThread"}
+        assert one.slices.tracks[0][:3] == (one.about["pid"], one.about["pid"], "MainThread")
+        assert len(one.slices.tracks) >= 2, "also the feeder thread"
         assert Name("read", f"{__file__}:{read.__code__.co_firstlineno}") in one.slices.names
 
 
@@ -157,7 +158,7 @@ def test_a_killed_worker_keeps_what_returned_before_the_last_save(killed: Trace)
     assert len(slices(one, "returned")) == 1, "saved while its caller, which never returned, was still in the sample"
     assert slices(one, "Dies.__getitem__")[7:] == []
     (problem,) = one.problems
-    assert problem.startswith("functions of worker 0")
+    assert problem.startswith("functions of worker 0 (pid ")
     assert "it ends with its last save" in problem
 
 
@@ -287,6 +288,27 @@ def test_a_worker_that_cannot_import_viztracer_works_without(
     trace = read_trace(tmp_path / "trace")
     assert (trace.attachments, check(trace)) == ([], [])
     assert "functions are not recorded" in capfd.readouterr().err
+
+
+def test_the_main_process_too(tmp_path: Path) -> None:
+    """A forked worker switches its parent's tracer off, and keeps a file of its own."""
+    with minidl.trace(tmp_path / "trace", functions=True, functions_main=True, functions_min_us=500):
+        assert sys.getprofile() is not None
+        loader = minidl.DataLoader(Samples(), num_workers=1, collate_fn=listed, multiprocessing_context="fork")
+        for _ in loader:
+            read(0)
+    assert sys.getprofile() is None
+    trace = read_trace(tmp_path / "trace")
+    assert (check(trace), [one.problems for one in trace.attachments]) == ([], [[], []])
+    main, worker = sorted(trace.attachments, key=lambda one: one.about["worker"])
+    spans = trace.spans()
+    steps = spans[(spans["code"] == ev.CONSUMER[0]) & (spans["bx"] > 0)]
+    mine = slices(main, "read")
+    assert len(mine) == 12
+    assert within(mine, [(int(s["begin"]), int(s["end"])) for s in steps])
+    assert slices(main, "Samples.__getitem__") == []
+    assert len(slices(worker, "Samples.__getitem__")) == 12
+    assert {track.pid for track in worker.slices.tracks} == {worker.about["pid"]}
 
 
 def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:

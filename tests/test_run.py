@@ -95,15 +95,16 @@ def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: st
 
 def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> None:
     write(tmp_path / "train.py", TRAIN)
-    options = ("--functions", "--functions-min-us", "0", "--trace", "trace")
+    options = ("--functions", "--functions-main", "--functions-min-us", "0", "--trace", "trace")
     ours = python("-m", "minidl", "run", *options, "train.py", "fork", cwd=tmp_path)
     assert (ours.returncode, ours.stdout) == (0, plain)
     trace = read_trace(tmp_path / "trace")
     assert check(trace) == []
-    assert [one.about["loader"] for one in trace.attachments] == [1, 1, 2, 2]
+    assert sorted(one.about["loader"] for one in trace.attachments) == [0, 1, 1, 2, 2]
+    own = {0: {"RandomSampler.__iter__"}, 1: {"Squares.__getitem__", "doubled"}, 2: {"Shards.__iter__"}}
     for one in trace.attachments:
-        own = {"Squares.__getitem__", "doubled"} if one.about["loader"] == 1 else {"Shards.__iter__"}
-        assert own <= {name.name for name in one.slices.names}
+        assert own[one.about["loader"]] <= {name.name for name in one.slices.names}
+        assert {track.pid for track in one.slices.tracks} == {one.about["pid"]}
         assert one.problems == []
 
 

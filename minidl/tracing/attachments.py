@@ -178,7 +178,8 @@ class Attachment:
     def who(self) -> str:
         """Whom it is of: "functions of worker 2"."""
         worker = self.about.get("worker", -1)
-        whom = f"worker {worker}" if isinstance(worker, int) and worker >= 0 else f"pid {self.about.get('pid', '?')}"
+        pid = self.about.get("pid", "?")
+        whom = f"worker {worker} (pid {pid})" if isinstance(worker, int) and worker >= 0 else f"pid {pid}"
         return _plain(f"{self.kind} of {whom}")
 
     @cached_property

@@ -797,8 +797,9 @@ class _Guests:
         return self.tids.setdefault((kind, track, lane), GUEST_IDS + len(self.processes) + len(self.tids))
 
     def _title(self, kind: str, track: GuestTrack, lane: int) -> str:
+        known = None if track.group or kind != "functions" else self.view.trace.threads.get((track.pid, track.tid))
         what = "" if track.group else f"{_SAYS.get(kind, (kind, ''))[0]}: "
-        return f"{what}{track.title}{f' ({lane + 1})' if lane else ''}"
+        return f"{what}{known or track.title}{f' ({lane + 1})' if lane else ''}"
 
 
 def _joined(parts: list[Attachment]) -> Slices:

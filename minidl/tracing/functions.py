@@ -57,6 +57,7 @@ def require() -> None:
 def start(directory: str, min_us: float, worker: int = -1, loader: int = 0) -> FunctionRecorder | None:
     """Record this process's functions that take `min_us` microseconds or more, in this thread and in later ones.
 
+    worker and loader say whose they are; -1: the main process.
     Returns None, after a line on stderr, where that cannot be done.
     """
     global _current
@@ -113,22 +114,26 @@ class FunctionRecorder:
     def save(self) -> None:
         """Write what has returned since the last save."""
         with self._lock:
-            if not self._over.is_set() and os.getpid() == self.pid:
+            if not self._over.is_set():
                 self._save()
 
     def finish(self) -> None:
-        """Stop, and write what is left and that this is all. A second call changes nothing."""
+        """Stop, and write what is left and that this is all. A second call, or one in a forked child, does nothing."""
+        if os.getpid() != self.pid:
+            return
         with self._lock:
-            if not self._over.is_set() and os.getpid() == self.pid:
+            if not self._over.is_set():
                 self.tracer.stop()
                 self._save()
                 self._write(attachments.closing())
                 self._over.set()
                 os.close(self._fd)
+        if self._saver.is_alive():
+            self._saver.join(SAVE_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the parent's tracer is switched off here, its file left to it."""
-        if os.getpid() != self.pid:
+        if os.getpid() != self.pid and not self._over.is_set():
             self.tracer.stop()
             os.close(self._fd)
 
@@ -148,6 +153,8 @@ class FunctionRecorder:
 
     def _lines(self, calls: list[dict[str, Any]]) -> list[bytes]:
         titles = {e["tid"]: e["args"]["name"] for e in calls if e["ph"] == "M" and e["name"] == "thread_name"}
+        # viztracer may have asked for a new thread's name before the thread had one.
+        titles |= {thread.native_id: thread.name for thread in threading.enumerate()}
         mine = [e for e in calls if e["ph"] == "X" and e["tid"] != self._saver.native_id]
         if not mine:
             return []

@@ -883,27 +883,32 @@ def trace(
     detail: str = "sample",
     ring_bytes: int | None = recorder.RING_BYTES,
     functions: bool = False,
+    functions_main: bool = False,
     functions_min_us: float = function_level.DEFAULT_MIN_US,
 ) -> Iterator[Path]:
     """Record every loader whose iterator is made inside the `with` block into `directory`, which is made for it.
 
     detail: "sample" has an event for each sample, "batch" has not. ring_bytes: keep only the newest events of each
     process, in about so many bytes of disk (64 MiB hold a million); None keeps all. functions: in workers, also record
-    each function that takes `functions_min_us` microseconds or more, with viztracer. Gives the directory's path. Raises
-    TraceError where the directory holds a trace already, where this process records one, or where viztracer is missing.
+    each function that takes `functions_min_us` microseconds or more, with viztracer; functions_main: also in this
+    process. Gives the directory's path. Raises TraceError where the directory holds a trace already, where this process
+    records one, or where viztracer is missing.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """
     if recorder.active() is not None:
         raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
-    if functions:
+    if functions or functions_main:
         function_level.require()
     path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes)
     pen = recorder.start(TraceConfig(str(path), detail, ring_bytes, functions_min_us if functions else None))
     undo = ports.use(lambda: _new_ports(pen.config))
+    own_functions = function_level.start(str(path), functions_min_us) if functions_main else None
     try:
         yield path
     finally:
+        if own_functions is not None:
+            own_functions.finish()
         undo()
         for loader in tuple(_live):
             loader.emit_gone()
