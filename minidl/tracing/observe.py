@@ -30,7 +30,7 @@ from typing import Any, Final
 import torch
 import torch.utils.data
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration, _ResumeIteration
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration, _ResumeIteration, _worker_loop
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from minidl import ports as plain_ports
@@ -121,14 +121,18 @@ def observe(
 ) -> ObservedContext:
     """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
 
-    start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: the
-    directory to record into, from the first iterator to the end of the program, unless a trace is on by then. One
-    context serves any number of loaders. Raises ValueError for an unknown start method; the first iterator raises
+    start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: a
+    directory, made at once, that iterators are recorded into where no other trace is on; a rank of a distributed run
+    has DIRECTORY/rankN. One context serves any number of loaders. Raises ValueError for an unknown start method,
     TraceError where `trace` cannot be begun.
     """
     if isinstance(start_method, str):
         multiprocessing.get_context(start_method)
-    return ObservedContext(start_method, None if trace is None else os.fspath(trace))
+    if trace is None or multiprocessing.parent_process() is not None:  # a spawned child imports the script again
+        return ObservedContext(start_method)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
+    return ObservedContext(start_method, str(recorder.create(trace)))
 
 
 class ObservedContext(BaseContext):
@@ -167,7 +171,7 @@ class ObservedContext(BaseContext):
     def _ports(self, caller: Any) -> ObservedPorts | None:
         """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
         iterator = caller.f_locals.get("self")
-        if not isinstance(iterator, _MultiProcessingDataLoaderIter):
+        if not isinstance(iterator, _MultiProcessingDataLoaderIter) or not _known():
             return None
         if iterator not in _observed:
             _observed[iterator] = self._new_ports(iterator)
@@ -178,7 +182,7 @@ class ObservedContext(BaseContext):
         if isinstance(traced, TracedPorts):
             made = ObservedPorts(traced.config, traced.loader)
         elif self.trace is not None:
-            pen = recorder.active() or recorder.start(TraceConfig(str(recorder.create(self.trace))))
+            pen = recorder.active() or recorder.start(TraceConfig(self.trace))
             made = ObservedPorts(pen.config, recorder.number_loader(pen.config.directory))
         else:
             return None
@@ -188,6 +192,21 @@ class ObservedContext(BaseContext):
     def __repr__(self) -> str:
         return f"minidl.observe({self.chosen!r})"
 
+
+@functools.cache
+def _known() -> bool:
+    """Whether torch's worker takes what we look for; said once on stderr where it does not."""
+    missing = _TAKEN - set(inspect.signature(_worker_loop).parameters)
+    if missing:
+        told = f"torch {torch.__version__}'s workers take no {', '.join(sorted(missing))}"
+        print(f"minidl: torch's loader is not recorded: {told}. The run goes on.", file=sys.stderr)
+    return not missing
+
+
+_TAKEN: Final = {
+    *("index_queue", "data_queue", "done_event", "worker_id", "base_seed", "dataset_kind", "auto_collation"),
+    "collate_fn",
+}
 
 _observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKeyDictionary()
 
@@ -249,12 +268,10 @@ class ObservedPorts(TracedPorts):
         return ObservedIndexQueue(self, plain, self.index_queues - 1)
 
     def process(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """The worker of the index queue that was made last."""
         target, args = arguments["target"], arguments["args"]
-        process = ObservedProcess(
-            self, make(**(arguments | {"target": _observed_loop, "args": (self, target, args)})), len(self.workers)
-        )
-        self.workers.append(process)
-        return process
+        watched = arguments | {"target": _observed_loop, "args": (self, target, args)}
+        return ObservedProcess(self, make(**watched), self.index_queues - 1)
 
 
 # --- The loader, between two calls of ours ----------------------------------------------------------------------------
@@ -729,6 +746,36 @@ class _ObservedQueue(_TracedQueue):
             self._watched_by = os.getpid()
             self._hook()
 
+    # These hang on the queue, so they must not hold it: torch leaves its result queue to be closed as it is let go.
+    def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
+        emit, other = self.ports.emit, (self.ports.loader, -1, self.worker_id)
+
+        def _send_bytes(data: Any) -> None:
+            about = getattr(_feeding, "about", other)
+            _end_pickling(len(data))
+            emit(write[0], *about, len(data))
+            send(data)
+            emit(write[1], *about, len(data))
+            _feeding.about = other  # the next message may be none of those that say what they are
+
+        return _send_bytes
+
+    def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
+        emit, number = self.ports.emit, self.ports.loader
+
+        def _recv_bytes() -> bytes:
+            data = receive()
+            _reading.size = len(data)
+            emit(ev.RESULT_READ, number, -1, -1, len(data))
+            return data
+
+        return _recv_bytes
+
+
+def _is_pair(message: Any) -> bool:
+    """Whether it is of the form of torch's tasks and results."""
+    return isinstance(message, tuple) and len(message) == 2
+
 
 class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
     """The loader puts (task, indices), None or a new epoch's message; one worker gets."""
@@ -738,7 +785,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self._watch()
         loader = self.ports.loader_side
-        if isinstance(message, tuple):
+        if _is_pair(message):
             idx, index = message
             loader.sending(idx, self.worker_id, index)
             self.inner.put(_Sent(message, self.ports.loader, idx, self.worker_id), *args, **kwargs)
@@ -762,7 +809,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
         except BaseException:
             self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.EMPTY)
             raise
-        if isinstance(message, tuple):
+        if _is_pair(message):
             worker.task = message[0], message[1]
             self._emit(ev.INDEX_GET[1], message[0], self.worker_id, ev.Message.TASK, _count(message[1]))
         elif message is None:
@@ -789,30 +836,12 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
 
         self.inner._on_queue_feeder_error = on_error
 
-    def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
-        watched = super()._watched_send(send, write)
-
-        def _send_bytes(data: Any) -> None:
-            _end_pickling(len(data))
-            watched(data)
-
-        return _send_bytes
-
-    def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
-        watched = super()._watched_receive(receive)
-
-        def _recv_bytes() -> bytes:
-            data = watched()
-            _reading.size = len(data)
-            return data
-
-        return _recv_bytes
-
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self._watch()
         worker, number = self.ports.worker_side, self.ports.loader
-        if worker is None:  # the loader wakes the pin thread
-            self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
+        if worker is None or not _is_pair(message):
+            if message == (None, None):  # the loader wakes the pin thread
+                self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
             self.inner.put(message, *args, **kwargs)
         elif isinstance(message[0], _ResumeIteration):
             worker.resumes()
@@ -835,11 +864,11 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
             loader.got_nothing(time.monotonic() - began, error)
             raise
-        self._got(message, _reading.about[2])
+        if _is_pair(message):
+            self._got(message[0], message[1], _reading.about[2])
         return message
 
-    def _got(self, message: Any, worker: int) -> None:
-        idx, data = message
+    def _got(self, idx: Any, data: Any, worker: int) -> None:
         if isinstance(idx, _ResumeIteration):
             self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.RESUME)
         elif idx is None:
@@ -883,6 +912,10 @@ class ObservedProcess(TracedProcess):
     def daemon(self, value: bool) -> None:
         self.inner.daemon = value
 
+    def start(self) -> None:
+        super().start()
+        self.ports.workers.append(self)  # as the loader lists it, once it has started
+
     def is_alive(self) -> bool:
         alive: bool = self.inner.is_alive()
         self.ports.loader_side.looked_at(self.worker_id, self.inner, alive)
@@ -894,7 +927,7 @@ class ObservedProcess(TracedProcess):
 
     def join(self, timeout: float | None = None) -> None:
         super().join(timeout)
-        if self.terminated and self.worker_id == self.ports.loader_side.num_workers - 1:
+        if self.terminated and self in self.ports.workers[-1:]:
             self.ports.loader_side.shut_down()
 
     terminated = False
