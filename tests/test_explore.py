@@ -167,10 +167,20 @@ def test_a_table_that_allows_otherwise_is_found_out(monkeypatch: pytest.MonkeyPa
 # --- What is found ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("configuration", [c for c in CONFIGURATIONS if c.name in QUICK], ids=lambda c: c.name)
 def test_no_run_of_ours_goes_wrong(configuration: Configuration) -> None:
-    found = explore(Model(configuration, OURS))
+    found = explore(Model(configuration, OURS, reduced=True))
     assert found.bad == []
     assert found.states > 1000
     assert found.ends > 10
+
+
+@pytest.mark.parametrize("crash", [None, *Crash])
+def test_reducing_loses_nothing(crash: Crash | None) -> None:
+    """Every step by itself, in a small configuration: no run of ours goes wrong, and there are many more."""
+    crashes = () if crash is None else (crash,)
+    small = dataclasses.replace(SMALL, pin=True, crashes=crashes, timeout=bool(crashes))
+    merged, single = (explore(Model(small, OURS, reduced=reduced)) for reduced in (True, False))
+    assert (merged.bad, single.bad) == ([], [])
+    assert single.states > 2 * merged.states
 
 
 KINDS = {
@@ -208,8 +218,8 @@ def test_each_guard_is_for_something(guard: Guard) -> None:
     """With it, no run of the same configuration goes wrong; without it, one does, and how."""
     bad = []
     for configuration in guard.where:
-        assert shortest(Model(configuration, OURS)) is None
-        run = shortest(Model(configuration, OURS.without(guard.field)))
+        assert shortest(Model(configuration, OURS, reduced=True)) is None
+        run = shortest(Model(configuration, OURS.without(guard.field), reduced=True))
         assert run is not None
         assert run.bad is not None
         bad.append(run.bad.kind)
@@ -237,7 +247,7 @@ TORCHS = Path(wl.torch.utils.data.__file__).parent
 def test_torchs_protocol_has_holes() -> None:
     """A torn message ends in an unbounded join of the pin thread; a killed loader leaves an orphan."""
     pinned = Configuration("pinned", pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,))
-    torn = shortest(Model(pinned, UPSTREAM.without()), lambda bad: "joins the pin thread" in bad.what)
+    torn = shortest(Model(pinned, UPSTREAM, reduced=True), lambda bad: "joins the pin thread" in bad.what)
     assert torn is not None
     assert ("pin thread", "begins to read a torn message", -1) in torn.labels
     killed = shortest(Model(Configuration("killed", crashes=(Crash.LOADER_KILLED,), result_room=1), UPSTREAM))
@@ -263,7 +273,8 @@ def test_good_runs_obey_the_checker(configuration: Configuration, tmp_path: Path
     for number in range(12):
         read = read_trace(trace.write(tmp_path / str(number), model, walk(model, chance)))
         report = examine(read)
-        assert (report.violations, report.open, read.problems) == ([], [], [])
+        assert (report.violations, read.problems) == ([], [])
+        assert all("_write" in text for text in report.open)  # nobody waits for a feeder thread once all is done
         assert report.loaders == 1
         assert len(read.select("shutdown")) == 2
 
@@ -301,9 +312,9 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tra
         ({"leave": 1, "pin_memory": True}, "6 tasks; pin thread; may break"),
         ({"epochs": 2, "persistent_workers": True, "leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
         ({"in_order": False}, "6 tasks; out of order"),
-        ({"prefetch_factor": 1, "multiprocessing_context": "spawn"}, "prefetch 1, 6 tasks"),
+        ({"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
     ],
-    ids=["plain", "pinned and left", "persistent and left", "out of order", "spawned"],
+    ids=["plain", "pinned and left", "persistent and left", "out of order", "prefetch 1"],
 )
 def test_the_model_follows_a_live_loader(record: Callable[..., Trace], options: dict[str, Any], words: str) -> None:
     live = record(wl.Numbers(6), **options)
@@ -354,7 +365,7 @@ def changed(live: Trace, code: int, **values: int) -> Trace:
         (ev.YIELD, {"task": 1}),
         (ev.TASK_ASSIGNED, {"worker": 1}),
         (ev.FETCH[0], {"task": 3}),
-        (ev.SENTINEL_PUT, {"code": ev.RESUME_PUT}),
+        (ev.SENTINEL_PUT, {"worker": 1}),
         (ev.DONE_EVENT_SET, {"x": int(ev.DoneEvent.PIN_THREAD)}),
     ],
     ids=["yield", "worker", "fetch", "sentinel", "event"],
@@ -404,14 +415,14 @@ def test_a_trace_can_be_packed_and_checked(without_watchdog: Path, tmp_path: Pat
 
 # --- The command ------------------------------------------------------------------------------------------------------
 def test_the_command_finds_nothing_in_ours(capsys: Any) -> None:
-    assert cli.main(["explore", "--only", "stuck"]) == 0
+    assert cli.main(["explore", "--quick", "--only", "stuck"]) == 0
     assert "no configuration(s) with a violation" in capsys.readouterr().out
 
 
 def test_the_command_finds_the_holes_of_torch(capsys: Any, tmp_path: Path) -> None:
     assert cli.main(["explore", "--upstream", "--only", "stuck", "-o", str(tmp_path)]) == 1
     assert "leaves 1 worker(s) behind" in capsys.readouterr().out
-    assert read_trace(tmp_path / "stuck").manifest["explored"]["without"] == list(UPSTREAM_LACKS)
+    assert set(read_trace(tmp_path / "stuck").manifest["explored"]["without"]) == set(UPSTREAM_LACKS)
 
 
 def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minidl.explore.configurations import Configuration, Protocol
     from minidl.explore.guards import Guard
+    from minidl.explore.model import Model
     from minidl.explore.search import Found, Run
 
 OK, FOUND = 0, 1
@@ -29,7 +30,8 @@ OK, FOUND = 0, 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `minidl explore`."""
     add = parser.add_argument
-    add("--quick", action="store_true", help="the smallest configurations of each kind")
+    add("--quick", action="store_true", help="the smallest configuration of each kind, reduced: some seconds")
+    add("--full", action="store_true", help="nothing reduced: the better part of an hour, and gigabytes")
     add("--only", action="append", metavar="NAME", help="only this configuration (see --list); may be given repeatedly")
     add("--guard", action="append", metavar="NAME", help="only the shortest run that goes wrong without this guard")
     add("--upstream", action="store_true", help="torch's protocol instead: where has it holes?")
@@ -53,10 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.only:
         chosen = [_named(name, {c.name: c for c in CONFIGURATIONS}) for name in arguments.only]
     guards = [_named(name, GUARDS) for name in arguments.guard or ()]
-    bad = 0 if guards else _explore(chosen, protocol, arguments.output)
+    full = {c.name for c in chosen if arguments.full or (c.name in QUICK and not arguments.quick)}
+    bad = 0 if guards else _explore(chosen, full, protocol, arguments.output)
     if not guards and not arguments.only:
         guards = [guard for guard in GUARDS.values() if not arguments.upstream or not guard.upstream]
-    lost = _without(guards, arguments.output, "torch has no such guard" if arguments.upstream else "without the guard")
+    title = "torch has no such guard" if arguments.upstream else "without the guard"
+    lost = _without(guards, arguments.quick, arguments.output, title)
     return FOUND if bad or lost else OK
 
 
@@ -76,35 +80,37 @@ def _list() -> None:
         print(f"{guard.name:<34} {guard.purpose}; ours {guard.ours}; torch {guard.upstream or 'has none'}")
 
 
-def _explore(chosen: list[Configuration], protocol: Protocol, output: Path | None) -> int:
-    """Go through all runs of each configuration; how many have a violation."""
+def _explore(chosen: list[Configuration], full: set[str], protocol: Protocol, output: Path | None) -> int:
+    """Go through all runs of each configuration, those in `full` step by step; how many have a violation."""
     from minidl.explore.model import Model
     from minidl.explore.search import explore, shortest
 
-    print(f"{'configuration':<26} {'states':>9} {'steps':>9} {'ends':>7} {'time':>7}  violations")
+    print(f"{'configuration':<26} {'steps are':<9} {'states':>9} {'steps':>10} {'ends':>7} {'time':>7}  violations")
     bad, states, seconds = 0, 0, 0.0
     for configuration in chosen:
-        model = Model(configuration, protocol)
+        model = Model(configuration, protocol, reduced=configuration.name not in full)
         found = explore(model, _Progress(configuration.name))
         states, seconds = states + found.states, seconds + found.seconds
-        print(_row(configuration, found), flush=True)
+        print(_row(model, found), flush=True)
         if found.bad:
             bad += 1
             shown = shortest(model, progress=_Progress(f"{configuration.name}, shortest run"))
             if shown is not None:
                 _show(shown, model, output, configuration.name)
-    print(f"{'all':<26} {states:>9,} {'':>9} {'':>7} {seconds:>6.1f}s  {bad or 'no'} configuration(s) with a violation")
+    total = f"{bad or 'no'} configuration(s) with a violation"
+    print(f"{'together':<26} {'':<9} {states:>9,} {'':>10} {'':>7} {seconds:>6.1f}s  {total}")
     return bad
 
 
-def _row(configuration: Configuration, found: Found) -> str:
+def _row(model: Model, found: Found) -> str:
     verdict = "; ".join(f"{bad.kind}: {bad.what}" for bad in found.bad) or "none"
-    counts = f"{found.states:>9,} {found.steps:>9,} {found.ends:>7,} {found.seconds:>6.1f}s"
-    about = textwrap.fill(configuration.describe(), 110, initial_indent="    ", subsequent_indent="    ")
-    return f"{configuration.name:<26} {counts}  {verdict}\n{about}"
+    how = "merged" if model.reduced else "all there"
+    counts = f"{how:<9} {found.states:>9,} {found.steps:>10,} {found.ends:>7,} {found.seconds:>6.1f}s"
+    about = textwrap.fill(model.configuration.describe(), 110, initial_indent="    ", subsequent_indent="    ")
+    return f"{model.configuration.name:<26} {counts}  {verdict}\n{about}"
 
 
-def _without(guards: Iterable[Guard], output: Path | None, title: str) -> int:
+def _without(guards: Iterable[Guard], reduced: bool, output: Path | None, title: str) -> int:
     """The shortest run that goes wrong without each guard; how many guards can be missed."""
     from minidl.explore.configurations import OURS
     from minidl.explore.model import Model
@@ -115,7 +121,7 @@ def _without(guards: Iterable[Guard], output: Path | None, title: str) -> int:
         if not place:
             print(f"\n{title:<34} {'steps':>5}  what goes wrong, in the shortest run")
         for configuration in guard.where:
-            model = Model(configuration, OURS.without(guard.field))
+            model = Model(configuration, OURS.without(guard.field), reduced=reduced)
             shown = shortest(model, progress=_Progress(guard.name))
             if shown is None or shown.bad is None:
                 lost += 1
@@ -128,7 +134,7 @@ def _without(guards: Iterable[Guard], output: Path | None, title: str) -> int:
     return lost
 
 
-def _show(shown: Run, model: Any, output: Path | None, name: str) -> None:
+def _show(shown: Run, model: Model, output: Path | None, name: str) -> None:
     """Write a run as a trace, or print its steps where none is asked for."""
     from minidl.explore.trace import write
 

@@ -4,9 +4,11 @@
 state after it. The loader here is written beside `minidl.iterators` and `minidl.shutdown`, workers beside
 `minidl.worker`, the pin thread beside `minidl.pin_memory`; what they decide they ask of `decisions`.
 
-What only one actor can see is part of the step before it: a worker that takes a task also fetches it and puts the
-result into its buffer. A wait that brings nothing and changes nothing is no step. Time is not counted; a wait may run
-out only where the run could not go on otherwise: first polls, and only then joins, which are begun later.
+What only one actor can see is part of the step before it: the loader puts all tasks that it may into its buffers at
+once. `reduced` makes more of this: a worker fetches what it takes, a feeder thread writes at once, and each place at
+which a kill could have come between is a step of its own. A wait that brings nothing and changes nothing is no step.
+Time is not counted; a wait may run out only where the run can't go on otherwise: first polls, then joins, which began
+later.
 
 `say`, where it is set, hears the events that the steps stand for.
 """
@@ -21,7 +23,7 @@ from minidl.dispatcher import EPOCH_END, Assignment, Deliver, DispatchError
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash, Protocol
 from minidl.explore.decisions import STATUS, Dispatching, loader_moved, pin_moved, worker_decides
-from minidl.explore.world import CRASHED, CREW, LIFE, PHASE, READY, RESULTS, Pin, State, Worker, World
+from minidl.explore.world import CRASHED, CREW, LIFE, LOCK, PHASE, READY, RESULTS, Pin, State, Worker, World
 from minidl.protocol import (
     Action,
     LoaderEvent,
@@ -46,7 +48,7 @@ MAIN: Final = (-1, 0)
 PIN_THREAD: Final = (-1, 1)
 WAKER: Final = (-1, 2)
 
-KILLED, TERMINATED, FAILED = -9, -15, 1
+KILLED, FAILED = -9, 1
 POLL, JOIN_OVER = "poll", "join over"
 RAN_OUT: Final = (POLL, JOIN_OVER)
 """Steps that a run without a crash must not need."""
@@ -60,6 +62,13 @@ def result_feeder(worker: int) -> tuple[int, int]:
     return (worker, 1)
 
 
+_HOW_FAR: Final = {
+    at.WRITTEN: ", its feeder in the result queue's lock",
+    at.TAKEN: ", its feeder in the result queue's lock",
+    at.HALF_WRITTEN: ", its feeder in the middle of a message",
+}
+
+
 def _silent(*event: Any) -> None:
     """Hear nothing."""
 
@@ -67,9 +76,10 @@ def _silent(*event: Any) -> None:
 class Model:
     """One configuration under one protocol."""
 
-    def __init__(self, configuration: Configuration, protocol: Protocol) -> None:
+    def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
         self.configuration = configuration
         self.protocol = protocol
+        self.reduced = reduced
         self.say: Say = _silent
         self.dispatching = Dispatching(configuration.workers, configuration.prefetch, configuration.in_order)
         self._plan = self._order_of_shutdown()
@@ -96,9 +106,10 @@ class Model:
         c = self.configuration
         crew = tuple(Worker(WorkerState.WAITING, at.RUNNING, (), self._share(i), 0) for i in range(c.workers))
         pin = Pin(PinState.WAITING, at.RUNNING) if c.pin else None
+        empty = ((),) * c.workers
         return (
-            at.NEW, LoaderState.STARTING, self.dispatching.new, 0, 0, 0, (), False, ((),) * c.workers, crew, (),
-            at.FREE, False, (), pin, False, False, False, None, not c.crashes, "",
+            at.NEW, LoaderState.STARTING, self.dispatching.new, 0, 0, 0, (), False, empty, empty, crew, (), at.FREE,
+            False, (), pin, False, False, False, None, not c.crashes, "",
         )  # fmt: skip
 
     def _share(self, worker: int) -> int:
@@ -116,6 +127,7 @@ class Model:
             act(state, out)
         for number, worker in enumerate(state[CREW]):
             if worker.place != at.GONE:
+                self._index_feeder(state, number, out)
                 self._worker(state, number, out)
                 self._result_feeder(state, number, out)
         self._pin_thread(state, out)
@@ -198,14 +210,40 @@ class Model:
             self._put_index(w, given.worker_id, given.idx)
 
     def _put_index(self, w: World, worker: int, message: int) -> None:
-        """Into an index queue, whose feeder writes it as soon as the pipe has room."""
+        """Into an index queue's buffer; if nobody reads it any more, it only takes up room."""
         room = self.configuration.index_room
-        w.put(worker, message, room)
-        feeder, about = index_feeder(worker), (max(message, -1), worker, 64)
-        if len(w.index[worker]) <= room + 1:
-            self.say(feeder, ev.INDEX_WRITE[0], *about)
-        if len(w.index[worker]) <= room:
-            self.say(feeder, ev.INDEX_WRITE[1], *about)
+        queue = w.index[worker]
+        if w.crew[worker].place == at.GONE:
+            w.queue(worker, (*queue, at.LEFTOVER)[: room + 1])
+        elif not self.reduced:
+            w.buffer(worker, (*w.unsent[worker], message))
+        else:
+            w.queue(worker, (*queue, message))
+            if len(queue) <= room:
+                self._say_index_write(worker, message, ended=len(queue) < room)
+
+    def _say_index_write(self, worker: int, message: int, *, ended: bool) -> None:
+        about = (max(message, -1), worker, 64)
+        self.say(index_feeder(worker), ev.INDEX_WRITE[0], *about)
+        if ended:
+            self.say(index_feeder(worker), ev.INDEX_WRITE[1], *about)
+
+    def _index_feeder(self, state: State, number: int, out: list[Step]) -> None:
+        """The loader's thread that writes to a worker, in two parts: a kill may come between them."""
+        w = World(state)
+        unsent, pipe = w.unsent[number], w.index[number]
+        if not unsent or w.phase in at.OVER:
+            return
+        feeder, about = f"index feeder {number}", (max(unsent[0], -1), number, 64)
+        if pipe and pipe[-1] == at.TORN:
+            self.say(index_feeder(number), ev.INDEX_WRITE[1], *about)
+            w.queue(number, (*pipe[:-1], unsent[0]))
+            w.buffer(number, unsent[1:])
+            self._took(out, w, feeder, "has written", unsent[0])
+        elif len(pipe) < self.configuration.index_room:
+            self.say(index_feeder(number), ev.INDEX_WRITE[0], *about)
+            w.queue(number, (*pipe, at.TORN))
+            self._took(out, w, feeder, "begins to write", unsent[0])
 
     def _with_user(self, state: State, out: list[Step]) -> None:
         """The user's code runs: it asks for the next batch, begins the next epoch, or ends."""
@@ -300,7 +338,7 @@ class Model:
         queue = state[READY if pin else RESULTS]
         if queue and queue[0] == at.TORN:
             queue = ()
-            if not self.protocol.bounded_result_read:
+            if state[LOCK] == at.DEAD_LOCK and not self.protocol.bounded_result_read:
                 w = World(state)
                 w.phase = at.READING
                 self.say(MAIN, ev.RESULT_READ, -1, -1, 0)
@@ -402,9 +440,16 @@ class Model:
         """An error reaches the user, who gives up."""
         if w.phase == at.GETTING:
             self._handle(w, LoaderEvent.RAISE)
+            self._say_gone(w)
             self.say(MAIN, ev.NEXT[1], -1, -1, len(w.handed), Outcome.ERROR)
             self._with_user_again(w, -1)
         self._leave(w)
+
+    def _say_gone(self, w: World) -> None:
+        """Workers that are seen to have ended; a trace tells each of them once."""
+        for number, worker in enumerate(w.crew):
+            if worker.place == at.GONE:
+                self.say(MAIN, ev.WORKER_GONE, -1, number, 0, worker.code)
 
     def _send_sentinel(self, w: World, worker: int) -> None:
         self.say(MAIN, ev.SENTINEL_PUT, -1, worker, QueueId.INDEX)
@@ -497,9 +542,7 @@ class Model:
         w = World(state)
         for signal in (15, 9) if self.protocol.killed_at_last else (15,):
             self._signal(w, signal)
-        for number, worker in enumerate(w.crew):
-            if worker.place == at.GONE:
-                self.say(MAIN, ev.WORKER_GONE, -1, number, 0, worker.code)
+        self._say_gone(w)
         left = sum(worker.place != at.GONE for worker in w.crew)
         self.say(MAIN, ev.SHUTDOWN[1], -1, -1, left)
         self._handle(w, LoaderEvent.TERMINATED)
@@ -526,7 +569,8 @@ class Model:
             if worker.place != at.GONE:
                 self.say(MAIN, ev.TERMINATE, -1, number, 0, signal)
                 if worker.place != at.STOPPED or signal == 9:
-                    w.end(number, -signal, self.configuration.index_room)
+                    # torch's handler of SIGTERM in a worker exits with 0
+                    w.end(number, KILLED if signal == 9 else 0, self.configuration.index_room)
 
     # --- The loader's process: how Python exits -----------------------------------------------------------------------
     def _exit(self, state: State, out: list[Step]) -> None:
@@ -576,9 +620,12 @@ class Model:
         if worker.place == at.LEFT:
             self._after_loop(state, number, out)
         elif worker.place == at.JOINING:
-            if not worker.out:
+            if not worker.out and (self.reduced or not self._holds(w, number)):
                 self._ended(w, number)
                 self._took(out, w, f"worker {number}", "ends")
+        elif worker.place == at.FETCHING:
+            self._fetched(w, number)
+            self._took(out, w, f"worker {number}", "has fetched", worker.task)
         elif worker.place == at.RUNNING:
             self._in_loop(state, number, out)
 
@@ -590,7 +637,7 @@ class Model:
         if queue and not torn:
             self._take(w, number, queue)
             self._took(out, w, f"worker {number}", "takes", queue[0])
-        elif torn and not self.protocol.bounded_index_read:
+        elif torn and orphan and not self.protocol.bounded_index_read:
             w.worker(number, place=at.BLOCKED)
             self._took(out, w, f"worker {number}", "begins to read a torn message")
             return
@@ -604,7 +651,7 @@ class Model:
     def _take(self, w: World, number: int, queue: tuple[int, ...]) -> None:
         message = queue[0]
         w.queue(number, queue[1:])
-        if len(queue) > self.configuration.index_room:
+        if self.reduced and len(queue) > self.configuration.index_room:
             self._say_written(number, queue)
         me = (number, 0)
         if at.resumed(message) >= 0:
@@ -644,8 +691,12 @@ class Model:
             w.worker(number, place=at.LEFT)
             return
         if action is Action.FETCH:
-            self._fetch(w, number, message)
-        elif action is Action.RESUME:
+            self.say(me, ev.FETCH[0], message, number, 1)
+            w.worker(number, place=at.FETCHING, task=message)
+            if self.reduced:
+                self._fetched(w, number)
+            return
+        if action is Action.RESUME:
             epoch = at.resumed(message)
             self.say(me, ev.RESUME_ACK, -1, number, epoch)
             w.worker(number, out=(*worker.out, at.result(at.ACK, epoch, number)), left=self._share(number))
@@ -653,17 +704,19 @@ class Model:
             self.say(me, ev.DONE_EVENT_SEEN, message, number, DoneEvent.WORKERS)
         self.say(me, ev.INDEX_GET[0], -1, number)
 
-    def _fetch(self, w: World, number: int, task: int) -> None:
+    def _fetched(self, w: World, number: int) -> None:
+        """A worker has its batch, and puts it into its buffer."""
         me, worker = (number, 0), w.crew[number]
-        ends = self.configuration.streams is not None and not worker.left
+        streams = self.configuration.streams is not None
+        ends = streams and not worker.left
         outcome = Outcome.EXHAUSTED if ends else Outcome.DATA
-        self.say(me, ev.FETCH[0], task, number, 1)
-        self.say(me, ev.FETCH[1], task, number, outcome)
-        self.say(me, ev.RESULT_PUT, task, number, outcome)
+        self.say(me, ev.FETCH[1], worker.task, number, outcome)
+        self.say(me, ev.RESULT_PUT, worker.task, number, outcome)
         life, _ = worker_decides(worker.life, WorkerEvent.ITERATION_END if ends else WorkerEvent.FETCHED)
-        sent = at.result(at.EXHAUSTED if ends else at.DATA, task, number)
-        left = worker.left - (self.configuration.streams is not None and not ends)
-        w.worker(number, life=life, out=(*worker.out, sent), left=left)
+        sent = at.result(at.EXHAUSTED if ends else at.DATA, worker.task, number)
+        left = worker.left - (streams and not ends)
+        w.worker(number, life=life, out=(*worker.out, sent), left=left, place=at.RUNNING, task=-1)
+        self.say(me, ev.INDEX_GET[0], -1, number)
 
     def _after_loop(self, state: State, number: int, out: list[Step]) -> None:
         """Out of the loop: end at once, or wait until the feeder thread has written everything."""
@@ -689,68 +742,108 @@ class Model:
             w.lock = at.FREE
         w.end(number, 0, self.configuration.index_room)
 
+    @staticmethod
+    def _holds(w: World, number: int) -> bool:
+        """Whether the worker's feeder holds the result queue's lock (reduced: may hold it still)."""
+        return w.lock >= 0 and w.lock % at.TAKEN == number
+
     def _cut_off(self, w: World, number: int, code: int) -> Iterator[tuple[str, World]]:
         """Each state in which a worker's process may end while its feeder thread runs."""
-        worker, state = w.crew[number], w.freeze()
-        mine = w.lock == number
-        plain = World(state)
-        plain.lock = at.FREE if mine else w.lock
-        plain.end(number, code, self.configuration.index_room)
-        yield "", plain
-        could_take = w.lock != at.DEAD_LOCK and bool(worker.out) and worker.place != at.STOPPED
-        if mine or could_take:
-            holding = World(plain.freeze())
-            holding.lock = at.DEAD_LOCK
-            yield ", its feeder in the result queue's lock", holding
-        if could_take and (not w.results or w.results[-1] != at.TORN):
-            torn = World(plain.freeze())
-            torn.lock = at.DEAD_LOCK
-            torn.results = (*w.results, at.TORN)
-            yield ", its feeder in the middle of a message", torn
+        room, state = self.configuration.index_room, w.freeze()
+        ended = World(state)
+        ended.end(number, code, room)
+        holds = self._holds(w, number)
+        if not self.reduced:
+            ended.lock = at.DEAD_LOCK if holds else w.lock
+            yield _HOW_FAR[w.lock - number] if holds else "", ended
+            return
+        ended.lock = at.FREE if holds else w.lock
+        yield "", ended
+        may_take = w.lock != at.DEAD_LOCK and bool(w.crew[number].out) and w.crew[number].place != at.STOPPED
+        if holds or may_take:
+            ended.lock = at.DEAD_LOCK
+            yield _HOW_FAR[at.WRITTEN], ended
+        if may_take:
+            ended.results = (*w.results, at.TORN)
+            yield _HOW_FAR[at.HALF_WRITTEN], ended
 
     # --- Feeder threads that write to the result queue ----------------------------------------------------------------
-    def _may_write(self, state: State) -> bool:
-        w = World(state)
-        return w.lock != at.DEAD_LOCK and len(w.results) < self.configuration.result_room
+    def _may_write(self, w: World) -> bool:
+        free = w.lock != at.DEAD_LOCK if self.reduced else w.lock == at.FREE
+        return free and len(w.results) < self.configuration.result_room
 
     def _result_feeder(self, state: State, number: int, out: list[Step]) -> None:
-        worker = state[CREW][number]
-        if not worker.out or worker.place == at.STOPPED or not self._may_write(state):
-            return
+        """A worker's thread that writes its results: lock, one part, the other, unlock."""
         w = World(state)
-        kind, task, _ = at.parts(worker.out[0])
+        worker, who = w.crew[number], f"worker {number}'s feeder"
+        if worker.place == at.STOPPED:
+            return
+        if self.reduced:
+            if worker.out and self._may_write(w):
+                self._begin_write(w, number)
+                task = self._end_write(w, number)
+                self._took(out, w, who, "writes", task)
+        elif w.lock == at.FREE and worker.out:
+            w.lock = number + at.TAKEN
+            self._took(out, w, who, "takes the lock")
+        elif w.lock == number + at.TAKEN and len(w.results) < self.configuration.result_room:
+            self._begin_write(w, number)
+            self._took(out, w, who, "begins to write", at.parts(worker.out[0])[1])
+        elif w.lock == number + at.HALF_WRITTEN:
+            task = self._end_write(w, number)
+            self._took(out, w, who, "has written", task)
+        elif w.lock == number:
+            w.lock = at.FREE
+            self._took(out, w, who, "lets go of the lock")
+
+    def _begin_write(self, w: World, number: int) -> None:
+        kind, task, _ = at.parts(w.crew[number].out[0])
         about = (-1 if kind == at.ACK else task, number)
-        thread = result_feeder(number)
         if kind != at.ACK:
-            self.say(thread, ev.RESULT_PICKLE[0], *about)
-            self.say(thread, ev.RESULT_PICKLE[1], *about, 64)
-        self.say(thread, ev.RESULT_WRITE[0], *about, 64)
-        self.say(thread, ev.RESULT_WRITE[1], *about, 64)
-        w.results = (*w.results, worker.out[0])
+            self.say(result_feeder(number), ev.RESULT_PICKLE[0], *about)
+            self.say(result_feeder(number), ev.RESULT_PICKLE[1], *about, 64)
+        self.say(result_feeder(number), ev.RESULT_WRITE[0], *about, 64)
+        w.results = (*w.results, at.TORN)
+        w.lock = number + at.HALF_WRITTEN
+
+    def _end_write(self, w: World, number: int) -> int:
+        """The second part is written; the task."""
+        out = w.crew[number].out
+        kind, task, _ = at.parts(out[0])
+        self.say(result_feeder(number), ev.RESULT_WRITE[1], -1 if kind == at.ACK else task, number, 64)
+        w.results = (*w.results[:-1], out[0])
         w.lock = number
-        w.worker(number, out=worker.out[1:])
-        self._took(out, w, f"worker {number}'s feeder", "writes", task)
+        w.worker(number, out=out[1:])
+        return task
 
     # --- The pin thread: pin_memory.py --------------------------------------------------------------------------------
     def _pin_thread(self, state: State, out: list[Step]) -> None:
         w = World(state)
-        if w.wake and w.phase not in at.OVER and self._may_write(state):
-            self.say(WAKER, ev.RESULT_WRITE[0], -1, -1, 16)
-            self.say(WAKER, ev.RESULT_WRITE[1], -1, -1, 16)
-            w.wake, w.lock, w.results = False, at.LOADERS_LOCK, (*w.results, at.result(at.WAKE, 0, 0))
-            self._took(out, w, "loader's feeder", "writes the pin thread's sentinel")
-            w = World(state)
+        if w.phase not in at.OVER:
+            self._waker(state, out)
         if w.pin is None or w.pin.life is PinState.ENDED or w.pin.place != at.RUNNING or not w.results:
             return
         message = w.results[0]
         if message == at.TORN:
-            if not self.protocol.bounded_result_read:
+            if w.lock == at.DEAD_LOCK and not self.protocol.bounded_result_read:
                 w.pin = w.pin._replace(place=at.BLOCKED)
                 self._took(out, w, "pin thread", "begins to read a torn message")
             return
         w.results = w.results[1:]
         self._pin(w, message)
         self._took(out, w, "pin thread", "receives", at.parts(message)[1])
+
+    def _waker(self, state: State, out: list[Step]) -> None:
+        """The loader's thread that writes the pin thread's sentinel into the result queue."""
+        w = World(state)
+        if w.wake and self._may_write(w):
+            self.say(WAKER, ev.RESULT_WRITE[0], -1, -1, 16)
+            self.say(WAKER, ev.RESULT_WRITE[1], -1, -1, 16)
+            w.wake, w.lock, w.results = False, at.LOADERS_LOCK, (*w.results, at.result(at.WAKE, 0, 0))
+            self._took(out, w, "loader's feeder", "writes the pin thread's sentinel")
+        elif w.lock == at.LOADERS_LOCK and not self.reduced:
+            w.lock = at.FREE
+            self._took(out, w, "loader's feeder", "lets go of the lock")
 
     def _pin(self, w: World, message: int) -> None:
         assert w.pin is not None
@@ -829,7 +922,10 @@ class Model:
         elif kind is Crash.WORKER_STOPPED:
             w.worker(number, place=at.STOPPED)
             self._took(out, w, who, "is stopped")
-        elif w.crew[number].place == at.RUNNING and w.index[number] and w.index[number][0] >= 0:
+        elif w.crew[number].place == at.FETCHING:
+            w.worker(number, place=at.STUCK)
+            self._took(out, w, who, "is stuck in its dataset", w.crew[number].task)
+        elif self.reduced and w.crew[number].place == at.RUNNING and w.index[number] and w.index[number][0] >= 0:
             task = w.index[number][0]
             w.queue(number, w.index[number][1:])
             self.say((number, 0), ev.INDEX_GET[1], task, number, Message.TASK, 1)
@@ -839,22 +935,23 @@ class Model:
 
     def _loader_killed(self, state: State, out: list[Step]) -> None:
         """The process is gone, with its threads; its feeders may have been in the middle of something."""
-        room = self.configuration.index_room
         w = World(state)
         if w.phase == at.TELL_WORKERS and not self.protocol.lock_free_event:
             held = self._without_loader(w)
             held.event_dead = True
             self._took(out, held, "loader", "is killed in the lock of the done event")
         self._took(out, self._without_loader(w), "loader", "is killed")
-        if w.wake and w.lock != at.DEAD_LOCK:
-            for torn in (False, True):
-                cut = self._without_loader(w)
-                cut.lock = at.DEAD_LOCK
-                cut.results = (*w.results, at.TORN) if torn else w.results
-                self._took(out, cut, "loader", "is killed, its feeder in the result queue's lock")
+        torns = [False, True] if w.wake and (self.reduced or w.lock == at.FREE) and w.lock != at.DEAD_LOCK else []
+        if w.lock == at.LOADERS_LOCK and self.reduced:
+            torns = [False, *torns[1:]]
+        for torn in torns:
+            cut = self._without_loader(w)
+            cut.lock = at.DEAD_LOCK
+            cut.results = (*w.results, at.TORN) if torn else w.results
+            self._took(out, cut, "loader", f"is killed{_HOW_FAR[at.HALF_WRITTEN if torn else at.WRITTEN]}")
         for number, queue in enumerate(w.index):
-            if w.crew[number].place != at.GONE:
-                for kept in range(min(len(queue), room + 1)):
+            if self.reduced and w.crew[number].place != at.GONE:
+                for kept in range(min(len(queue), self.configuration.index_room + 1)):
                     cut = self._without_loader(w)
                     cut.queue(number, (*queue[:kept], at.TORN))
                     self._took(out, cut, "loader", f"is killed in the middle of a message to worker {number}", kept)
@@ -866,6 +963,9 @@ class Model:
         out.drawn, out.missing, out.handed, out.ready, out.wake = 0, 0, (), (), False
         for number, queue in enumerate(w.index):
             out.queue(number, queue[: self.configuration.index_room])
+            out.buffer(number, ())
+        if not self.reduced and out.lock == at.LOADERS_LOCK:
+            out.lock = at.DEAD_LOCK
         return out
 
     def _pin_crashes(self, state: State, kind: Crash, out: list[Step]) -> None:

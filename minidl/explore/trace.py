@@ -48,7 +48,7 @@ class Telling(Model):
     """A model that keeps the events of each step it offers."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.configuration, model.protocol)
+        super().__init__(model.configuration, model.protocol, reduced=model.reduced)
         self.told: dict[Step, list[Told]] = {}
         self._heard: list[Told] = []
         self.say = self._hear
@@ -65,8 +65,11 @@ def told_by_step(model: Model, run: Run) -> list[list[Told]]:
     """The events of each step of a run."""
     telling = Telling(model)
     out = []
+    gone: set[int] = set()
     for before, label, after in zip(run.states[:-1], run.labels, run.states[1:], strict=True):
-        out.append(told(telling, before, label, after))
+        events = told(telling, before, label, after)
+        out.append([event for event in events if event[1] != ev.WORKER_GONE or event[2][1] not in gone])
+        gone |= {event[2][1] for event in events if event[1] == ev.WORKER_GONE}
     return out
 
 

@@ -3,9 +3,8 @@
 `World(state)` is a state laid open to be changed, `freeze()` closes it again. Messages are small integers. What is
 decided is not kept here: it is asked of the live loader's own classes, see `decisions`.
 
-A queue's buffer, its feeder thread and its pipe are told apart only where it can matter: a message that the pipe has
-room for counts as written unless its writer is killed, and then each place at which the kill may have come is a step
-of its own.
+A message that is half written is TORN in its pipe, and so it stays if its writer dies. The lock of the result queue
+says who holds it, and how far he is.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ State = tuple[Any, ...]
 # --- What is in an index queue: a task's number, or one of these ------------------------------------------------------
 SENTINEL: Final = -1
 TORN: Final = -2
-"""The first part of a message whose writer was killed. In either kind of queue; nothing ever follows it there."""
+"""The first part of a message, of which the rest may or may not follow. In either kind of queue, always the last."""
 LEFTOVER: Final = -3
 """A message to a worker that is gone: it only takes up room."""
 _RESUME: Final = -10
@@ -53,24 +52,25 @@ def parts(message: int) -> tuple[int, int, int]:
 # --- The lock that writers of the result queue share ------------------------------------------------------------------
 FREE: Final = -1
 DEAD_LOCK: Final = -2
-"""Its holder is dead. A number from 0 is the worker that wrote last, and may or may not have let go."""
+"""Its holder is dead. From 0: its holder, a worker or the loader's own feeder thread; added to it, how far that is."""
 LOADERS_LOCK: Final = 7
-"""The loader's own feeder wrote last: the pin thread's sentinel."""
+WRITTEN, TAKEN, HALF_WRITTEN = 0, 10, 20
 
 # --- Where actors are -------------------------------------------------------------------------------------------------
-RUNNING, LEFT, JOINING, STUCK, BLOCKED, STOPPED, GONE = (
-    "running", "has left its loop", "joins its feeder", "stuck in its dataset", "blocked", "stopped", "gone",
+RUNNING, FETCHING, LEFT, JOINING, STUCK, BLOCKED, STOPPED, GONE = (
+    "running", "fetches", "has left its loop", "joins its feeder", "stuck in its dataset", "blocked", "stopped", "gone",
 )  # fmt: skip
 
 
 class Worker(NamedTuple):
-    """A worker: its lifecycle's state, where it is, results not yet written, its stream's rest, its exit code."""
+    """A worker: its lifecycle's state, where it is, results not yet written, its stream's rest, exit code, and task."""
 
     life: WorkerState
     place: str
     out: tuple[int, ...]
     left: int
     code: int
+    task: int = -1
 
 
 class Pin(NamedTuple):
@@ -93,7 +93,7 @@ OVER: Final = (ENDED, KILLED)
 
 
 _FIELDS = (
-    "phase", "life", "decisions", "epoch", "drawn", "missing", "handed", "closed", "index", "crew", "results",
+    "phase", "life", "decisions", "epoch", "drawn", "missing", "handed", "closed", "unsent", "index", "crew", "results",
     "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "crashed", "fault",
 )  # fmt: skip
 
@@ -111,7 +111,8 @@ class World:
     missing: int  # acknowledgements that are waited for
     handed: tuple[int, ...]  # tasks handed out in this epoch
     closed: bool  # a shutdown has begun
-    index: tuple[tuple[int, ...], ...]  # each worker's queue
+    unsent: tuple[tuple[int, ...], ...]  # what the index queues' feeder threads have still to write
+    index: tuple[tuple[int, ...], ...]  # what is in each index queue's pipe
     crew: tuple[Worker, ...]
     results: tuple[int, ...]  # the result pipe
     lock: int
@@ -128,16 +129,16 @@ class World:
     def __init__(self, state: State) -> None:
         (
             self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
-            self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told, self.done,
-            self.event_dead, self.frozen, self.crashed, self.fault,
+            self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
+            self.done, self.event_dead, self.frozen, self.crashed, self.fault,
         ) = state  # fmt: skip
 
     def freeze(self) -> State:
         """The state."""
         return (
             self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
-            self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told, self.done,
-            self.event_dead, self.frozen, self.crashed, self.fault,
+            self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
+            self.done, self.event_dead, self.frozen, self.crashed, self.fault,
         )  # fmt: skip
 
     def worker(self, number: int, **changes: Any) -> None:
@@ -146,22 +147,21 @@ class World:
         self.crew = (*crew[:number], crew[number]._replace(**changes), *crew[number + 1 :])
 
     def queue(self, number: int, messages: tuple[int, ...]) -> None:
-        """Replace what is in one worker's index queue."""
+        """Replace what is in one index queue's pipe."""
         self.index = (*self.index[:number], messages, *self.index[number + 1 :])
 
-    def put(self, number: int, message: int, room: int) -> None:
-        """Put into an index queue; that of a dead worker fills its pipe, and no more than that is told."""
-        queue = self.index[number]
-        if self.crew[number].place != GONE:
-            self.queue(number, (*queue, message))
-        elif len(queue) <= room:
-            self.queue(number, (*queue, LEFTOVER))
+    def buffer(self, number: int, messages: tuple[int, ...]) -> None:
+        """Replace what an index queue's feeder has still to write."""
+        self.unsent = (*self.unsent[:number], messages, *self.unsent[number + 1 :])
 
     def end(self, number: int, code: int, room: int) -> None:
-        """A worker's process ends; what its queue still holds only takes up room."""
+        """A worker's process ends; what is in its queue only takes up room, and more than fills it is not counted."""
         worker = self.crew[number]
-        self.worker(number, place=GONE, out=(), left=0, code=code, life=WorkerState.ENDED if code == 0 else worker.life)
-        self.queue(number, (LEFTOVER,) * min(len(self.index[number]), room + 1))
+        life = WorkerState.ENDED if code == 0 else worker.life
+        self.worker(number, place=GONE, out=(), left=0, code=code, life=life, task=-1)
+        waiting = len(self.index[number]) + len(self.unsent[number])
+        self.queue(number, (LEFTOVER,) * min(waiting, room + 1))
+        self.buffer(number, ())
 
     @property
     def nobody(self) -> bool:
@@ -169,7 +169,7 @@ class World:
         return all(worker.place == GONE for worker in self.crew)
 
 
-PHASE, LIFE, CREW, RESULTS, READY, CRASHED, FAULT = map(
-    _FIELDS.index, ("phase", "life", "crew", "results", "ready", "crashed", "fault")
+PHASE, LIFE, CREW, RESULTS, LOCK, READY, CRASHED, FAULT = map(
+    _FIELDS.index, ("phase", "life", "crew", "results", "lock", "ready", "crashed", "fault")
 )
 """Places in a State."""
