@@ -214,8 +214,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 def test_colour_changes_nothing_but_colour(hung: Trace) -> None:
     coloured = render(hung, colour=True)
     assert ANSI.sub("", coloured) == render(hung, colour=False)
-    teal = nearest_256(EVENTS[ev.FETCH[0]].colour)
-    assert f"\x1b[48;5;{teal};" in coloured
+    green = nearest_256(EVENTS[ev.SAMPLE[0]].colour)
+    assert f"\x1b[48;5;{green};" in coloured
     waiting = next(line for line in coloured.splitlines() if line.startswith("worker 0"))
     assert waiting.endswith(">>>>"), "an idle worker that waits for its next task is no alarm"
 

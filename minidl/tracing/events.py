@@ -266,15 +266,16 @@ _TEAL, _GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
     "#b5532a",
     "#7a5cc0",
 )
+"""Of instants. Each span has a colour of its own, also for who sees red and green as one: a test measures it."""
 
 # --- The loader's thread: epochs, sampling, sending -------------------------------------------------------------------
 EPOCH = _span(
-    10, "epoch", Track.LOADER, _GREY, "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
+    10, "epoch", Track.LOADER, "#9c8b74", "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
     "one pass over the loader, from the iterator's (re)start to its end",
     "iterators:_reset", "dataloader:_reset", "1 §2.4.3",
 )  # fmt: skip
 SAMPLER_NEXT = _span(
-    12, "sampler_next", Track.LOADER, _BLUE, "task", ("", "count:indices first_index"),
+    12, "sampler_next", Track.LOADER, "#0072b2", "task", ("", "count:indices first_index"),
     "the sampler is asked for the next task's indices; the end's count is 0 where it had none",
     "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
 )  # fmt: skip
@@ -289,29 +290,29 @@ INDEX_PUT = _instant(
     "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
 )  # fmt: skip
 INDEX_WRITE = _span(
-    16, "index_write", Track.FEEDER, _OLIVE, "task worker", ("bytes:B", "bytes:B"),
+    16, "index_write", Track.FEEDER, "#1f7a8c", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3",
 )  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
-    20, "index_get", Track.WORKER, _GREY, "task worker", ("", "message:Message count:indices"),
+    20, "index_get", Track.WORKER, "#8a8f98", "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
     "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
 )  # fmt: skip
 FETCH = _span(
-    22, "fetch", Track.WORKER, _TEAL, "task worker", ("count:samples", "outcome:Outcome"),
+    22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome"),
     "the fetcher makes the task's batch: samples, then collation",
     "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", stage="fetch",
 )  # fmt: skip
 SAMPLE = _span(
-    24, "sample", Track.WORKER, _TEAL, "task worker", ("position index", "position index"),
+    24, "sample", Track.WORKER, "#117733", "task worker", ("position index", "position index"),
     "the dataset is asked for one sample; index is -1 where the key is no integer",
     "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
 )  # fmt: skip
 COLLATE = _span(
-    26, "collate", Track.WORKER, _GREEN, "task worker", ("count:samples", ""),
+    26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", ""),
     "collate_fn joins the samples into a batch",
     "collate:collate", "_utils.collate:collate", "4 collate", stage="collate",
 )  # fmt: skip
@@ -321,7 +322,7 @@ SHM_ALLOC = _instant(
     "collate:new_shared", "_utils.collate:collate_tensor_fn", "3",
 )  # fmt: skip
 SHM_COPY = _span(
-    30, "shm_copy", Track.FEEDER, _PINK, "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
+    30, "shm_copy", Track.FEEDER, "#e8853a", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
     "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3", stage="copy",
 )  # fmt: skip
@@ -331,19 +332,19 @@ RESULT_PUT = _instant(
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
 )  # fmt: skip
 RESULT_PICKLE = _span(
-    34, "result_pickle", Track.FEEDER, _OLIVE, "task worker", ("", "bytes:B tensors copied:B"),
+    34, "result_pickle", Track.FEEDER, "#b07ac4", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="pickle",
 )  # fmt: skip
 RESULT_WRITE = _span(
-    36, "result_write", Track.FEEDER, _OLIVE, "task worker", ("bytes:B", "bytes:B"),
+    36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="write",
 )  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
-    40, "result_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    40, "result_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "a result is waited for; worker and task of the begin are those that the loader needs next, where it knows them",
     "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
@@ -353,12 +354,12 @@ RESULT_READ = _instant(
     "transport.message:load_result", "multiprocessing.queues:get", "3",
 )  # fmt: skip
 RESULT_REBUILD = _span(
-    44, "result_rebuild", Track.LOADER, _OLIVE, "task worker", ("bytes:B", "tensors shared:B"),
+    44, "result_rebuild", Track.LOADER, "#d8738a", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
     "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3", stage="rebuild",
 )  # fmt: skip
 PIN = _span(
-    46, "pin", Track.PIN, _VIOLET, "task worker", ("bytes:B simulated", "bytes:B simulated"),
+    46, "pin", Track.PIN, "#6a4fb3", "task worker", ("bytes:B simulated", "bytes:B simulated"),
     "the batch is copied into page-locked memory",
     "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
 )  # fmt: skip
@@ -368,7 +369,7 @@ READY_PUT = _instant(
     "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
 )  # fmt: skip
 READY_GET = _span(
-    50, "ready_get", Track.LOADER, _OLIVE, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    50, "ready_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
     "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
@@ -388,7 +389,7 @@ RCVD_ADVANCE = _instant(
     "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
 )  # fmt: skip
 NEXT = _span(
-    56, "next", Track.LOADER, _GREY, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
+    56, "next", Track.LOADER, "#5e7a99", "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
     "iterators:__next__", "dataloader:__next__", "1 §2.3.2",
 )  # fmt: skip
@@ -398,14 +399,14 @@ YIELD = _instant(
     "iterators:_process_data", "dataloader:_process_data", "1 §2.4.7",
 )  # fmt: skip
 CONSUMER = _span(
-    60, "consumer", Track.CONSUMER, _GREY, "task", ("yielded:batches", ""),
+    60, "consumer", Track.CONSUMER, "#56b4e9", "task", ("yielded:batches", ""),
     "the user's own code between two calls of next: the training step",
     "iterators:__next__", "", "1 §2.5", stage="consumer",
 )  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
-    70, "worker_start", Track.LOADER, _GREY, "worker", ("", "pid"),
+    70, "worker_start", Track.LOADER, "#8f8f2e", "worker", ("", "pid"),
     "the loader starts the worker's process",
     "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
 )  # fmt: skip
@@ -467,7 +468,7 @@ TASK_ERROR = _instant(
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
-    90, "shutdown", Track.LOADER, _RED, "", ("", "still_alive:workers"),
+    90, "shutdown", Track.LOADER, "#6e2c12", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
     "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown", stage="shutdown",
 )  # fmt: skip
@@ -492,7 +493,7 @@ SENTINEL_GET = _instant(
     "worker:event_of", "_utils.worker:_worker_loop", "4 shutdown",
 )  # fmt: skip
 JOIN = _span(
-    96, "join", Track.LOADER, _RED, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
+    96, "join", Track.LOADER, "#d55e00", "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
     "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
 )  # fmt: skip
@@ -514,38 +515,38 @@ TERMINATE = _instant(
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
-    110, "h2d", Track.CONSUMER, _OLIVE, "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
+    110, "h2d", Track.CONSUMER, "#a65628", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
     "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
     "how many batches are enqueued and not handed out, and the number by which the device's own events know this one",
     "device:_enqueue", "", "1 §2.5", stage="h2d",
 )  # fmt: skip
 COPY = _span(
-    112, "copy", Track.DEVICE, _OLIVE, "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
+    112, "copy", Track.DEVICE, "#f2a65a", "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
     "the batch's copies on the side stream, by the device's clock",
     "streams:copy", "", "1 §2.5", stage="device copy",
 )  # fmt: skip
 TRANSFORM = _span(
-    114, "transform", Track.DEVICE, _TEAL, "task", ("turn simulated", "turn simulated"),
+    114, "transform", Track.DEVICE, "#2c5fa8", "task", ("turn simulated", "turn simulated"),
     "the batch's transform on the side stream, by the device's clock",
     "streams:transform", "", "1 §2.5", stage="transform",
 )  # fmt: skip
 DEVICE_WAIT = _span(
-    116, "device_wait", Track.DEVICE, _GREY, "task", ("turn simulated", "turn simulated"),
+    116, "device_wait", Track.DEVICE, "#7d6a8c", "task", ("turn simulated", "turn simulated"),
     "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
     "streams:hand_over", "", "1 §2.5", stage="device wait",
 )  # fmt: skip
 COMPUTE = _span(
-    118, "compute", Track.CONSUMER, _GREEN, "task", ("text:string", "text:string"),
+    118, "compute", Track.CONSUMER, "#00795a", "task", ("text:string", "text:string"),
     "what the user has marked with minidl.span; task is that of the batch handed out last",
     "tracing.spans:__enter__", "", "", stage="compute",
 )  # fmt: skip
 DEVICE_COMPUTE = _span(
-    120, "device_compute", Track.DEVICE, _GREEN, "task", ("text:string simulated", "text:string simulated"),
+    120, "device_compute", Track.DEVICE, "#1f9e77", "task", ("text:string simulated", "text:string simulated"),
     "the same in the consumer's stream, by the device's clock",
     "tracing.spans:__enter__", "", "", stage="device compute",
 )  # fmt: skip
 HOST_WAIT = _span(
-    122, "host_wait", Track.CONSUMER, _GREY, "", ("simulated", "simulated"),
+    122, "host_wait", Track.CONSUMER, "#8c6bb1", "", ("simulated", "simulated"),
     "the host waits, since the device is too many batches behind: this bounds the device's memory",
     "device:_retire", "", "1 §2.5", stage="host wait",
 )  # fmt: skip

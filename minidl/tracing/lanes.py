@@ -198,24 +198,9 @@ _COMES_EARLY = _table([ev.SAMPLER_NEXT[0], ev.TASK_ASSIGNED])  # their batch is 
 # --- How a kind of span is drawn --------------------------------------------------------------------------------------
 @cache
 def paint(code: int) -> Paint:
-    """Label and colour of the spans that begin with `code`. KeyError for a code that the table has not.
-
-    Kinds that share the table's colour and track are told apart by lightness.
-    """
+    """Label and colour of the spans that begin with `code`. KeyError for a code that the table has not."""
     event = EVENTS[code]
-    label = event.stage or event.name
-    if code in _SOFT:
-        return Paint(label, event.colour, True)
-    same = [
-        c for c, e in EVENTS.items()
-        if e.phase is Phase.BEGIN and (e.track, e.colour) == (event.track, event.colour) and c not in _SOFT
-    ]  # fmt: skip
-    return Paint(label, _lighter(event.colour, 0.5 * same.index(code) / max(2, len(same))), False)
-
-
-def _lighter(colour: str, by: float) -> str:
-    parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-    return "#" + "".join(f"{round(part + (255 - part) * by * 1.4):02x}" for part in parts)
+    return Paint(event.stage or event.name, event.colour, code in _SOFT)
 
 
 def simulated_column(code: int) -> str:
