@@ -12,6 +12,7 @@ import collections
 import difflib
 import functools
 import itertools
+import multiprocessing
 import re
 import shutil
 import sys
@@ -27,6 +28,8 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
+from minidl import fetch, iterators, shutdown, worker
+from minidl.dispatcher import Dispatcher
 from minidl.tracing import events as ev
 from minidl.tracing.check import check
 from minidl.tracing.events import EVENTS, Ending, Message, Phase, Track
@@ -440,20 +443,21 @@ class Comparison:
     unexplained: list[str] = field(default_factory=list)
 
 
-def run(case: Case, side: str, folder: Path) -> tuple[Any, Run]:
+def run(case: Case, side: str, folder: Path, sound: bool = True) -> tuple[Any, Run]:
+    """What the program returned, and its trace, which breaks no rule if it is of a sound loader."""
     lib, context = (torch.utils.data, minidl.observe(case.method)) if side == TORCH else (minidl, case.method)
     torch.manual_seed(0)
     with minidl.trace(folder / side):
         seen = case.program(lib, context)
     trace = read_trace(folder / side)
     assert not trace.problems
-    assert not check(trace), "\n".join(map(str, check(trace)))
+    assert not sound or not check(trace), "\n".join(map(str, check(trace)))
     return seen, Run(trace, case.ordered, case.free)
 
 
-def compare(case: Case, folder: Path) -> Comparison:
-    theirs, torch_run = run(case, TORCH, folder)
-    ours, our_run = run(case, OURS, folder)
+def compare(case: Case, folder: Path, sound: bool = True) -> Comparison:
+    theirs, torch_run = run(case, TORCH, folder, sound)
+    ours, our_run = run(case, OURS, folder, sound)
     assert repr(ours) == repr(theirs)
     out = Comparison(case.name, torch_run.events + our_run.events)
     for row in DIFFERENCES:
@@ -468,7 +472,10 @@ def compare(case: Case, folder: Path) -> Comparison:
 
 
 def uses_field(what: str, trace: Trace) -> int:
+    """In how many events the field was not compared."""
     name, _, wanted = what.partition(".")
+    if name == "collate" and all(facts["dataset_kind"] == "map" for facts in trace.loaders.values()):
+        return 0
     rows = [event for event in EVENTS.values() if event.name == name and wanted in {spec.name for spec in event.fields}]
     return sum(int((trace.events["code"] == event.code).sum()) for event in rows)
 
@@ -509,6 +516,13 @@ def table(results: Sequence[Comparison]) -> str:
 # --- The tests --------------------------------------------------------------------------------------------------------
 _results: list[Comparison] = []
 
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server_knows_torch() -> None:
+    """Its children then start in no time; where it runs already, slowly."""
+    multiprocessing.set_forkserver_preload(["torch.utils.data", "minidl"])
+
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -519,6 +533,79 @@ def test_both_loaders_do_the_same(case: Case, tmp_path: Path) -> None:
     assert not result.unexplained, table([result])
 
 
+# --- A loader that is broken ------------------------------------------------------------------------------------------
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def sentinels_twice(patch: pytest.MonkeyPatch) -> None:
+    mark = iterators._MultiProcessingDataLoaderIter._mark_worker_as_unavailable
+
+    def twice(self: Any, worker_id: int) -> None:
+        mark(self, worker_id)
+        mark(self, worker_id)
+
+    patch.setattr(iterators._MultiProcessingDataLoaderIter, "_mark_worker_as_unavailable", twice)
+
+
+def one_task_less(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Dispatcher, "capacity", property(lambda self: self.prefetch_factor * self.num_workers - 1))
+
+
+def the_other_worker_first(patch: pytest.MonkeyPatch) -> None:
+    reset = Dispatcher.reset
+
+    def shifted(self: Dispatcher) -> None:
+        reset(self)
+        next(self._cycle)
+
+    patch.setattr(Dispatcher, "reset", shifted)
+
+
+def another_seed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(worker.WorkerSpec, "seed", property(lambda self: self.base_seed))
+
+
+def no_goodbye(patch: pytest.MonkeyPatch) -> None:
+    """Workers are not joined before their queues are closed."""
+
+    def close_first(iterator: Any) -> None:
+        for queue in iterator._index_queues:
+            queue.cancel_join_thread()
+        join(iterator)
+
+    join = shutdown.join_workers
+    patch.setattr(shutdown, "join_workers", close_first)
+
+
+def a_copy_more(patch: pytest.MonkeyPatch) -> None:
+    """Batches are collated in private memory."""
+    collate = minidl.default_collate
+    patch.setattr(fetch._MapDatasetFetcher, "fetch", lambda self, index: collate(self._samples(index)).clone())
+
+
+BROKEN: Final[dict[str, tuple[Break, str]]] = {
+    "sentinels twice": (sentinels_twice, "sentinel_put"),
+    "one task less": (one_task_less, "task_assigned"),
+    "the other worker first": (the_other_worker_first, "index_put"),
+    "another seed": (another_seed, "worker_ready"),
+    "queues closed early": (no_goodbye, "cancel_join_thread"),
+    "one copy more": (a_copy_more, "shm_copy"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_loader_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the comparison alone, in the events where it is broken."""
+    broken, shown = BROKEN[name]
+    broken(monkeypatch)
+    case = Case(
+        "broken", lambda lib, context: len(epochs(lib, context, wl.Tensors(12), num_workers=2, batch_size=2)[0])
+    )
+    found = compare(case, tmp_path, sound=False).unexplained
+    assert any(f"'{shown}'" in text for text in found), found
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
 def test_every_difference_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     """Also shows the table, with -s."""
     if len(_results) < len(CASES):
