@@ -13,6 +13,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +117,22 @@ def several() -> None:
     first._iterator._shutdown_workers()
 
 
+def reordered() -> None:
+    """Task 0 waits until task 1 lies in the reorder buffer."""
+    gate = PLACE / "gate"
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(6, gate), num_workers=2))
+
+    def open_gate() -> None:
+        while len(iterator._task_info.get(1, ())) < 2:
+            time.sleep(0.001)
+        gate.touch()
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    drain(iterator)
+    opener.join()
+
+
 def skipped() -> None:
     """Tasks that a worker finds in its queue when it is told that it is over."""
     iterator: Any = iter(minidl.DataLoader(wl.At(20, 1, wl.wait_for_the_end), num_workers=1, prefetch_factor=4))
@@ -147,7 +165,7 @@ import minidl, workloads as wl
 if __name__ == "__main__":
     for method, place in zip(("spawn", "forkserver"), sys.argv[1:]):
         with minidl.trace(place):
-            loader = minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=2, multiprocessing_context=method)
+            loader = minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=1, multiprocessing_context=method)
             assert len(list(loader)) == 4
 """
 
@@ -184,6 +202,7 @@ RUNS: dict[str, Run] = {
     "unpicklable batch": lambda: loop(wl.At(12, 3, wl.Unpicklable), collate_fn=wl.as_list),
     "timeout": timed_out,
     "killed worker": killed_worker,
+    "reordered": reordered,
     "skipped tasks": skipped,
     "several loaders": several,
 }

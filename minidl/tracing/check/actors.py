@@ -61,7 +61,7 @@ def resume(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "messages",
-    "a sentinel or a new epoch's message is received once for each time that it was sent, and later",
+    "a new epoch is announced once; it, and a sentinel, is received once for each time that it was sent, and later",
     "An actor acted on a message that nobody sent.",
     needs="all",
 )
@@ -74,7 +74,12 @@ def messages(loader: LoaderView) -> Iterator[Violation]:
         loader.pick(ev.RESUME_ACK),
         *((loader.messages(ev.RESULT_GET[1], Message.RESUME),) if loader.records(ev.RESULT_GET[1]) else ()),
     )
-    for worker in np.unique(loader.worker[np.concatenate([told, heard, *resumed])]).tolist():
+    everybody = np.unique(loader.worker[np.concatenate([told, heard, *resumed])]).tolist()
+    for worker in (worker for worker in everybody if worker not in loader.lacks.absent):
+        puts = loader.of_worker(resumed[0], worker)
+        for before, row in itertools.pairwise(puts.tolist()):
+            if loader.x[row] == loader.x[before]:
+                yield loader.broken("messages", f"it has been told of epoch {loader.x[row]} already", row, before)
         for which in QueueId:
             both = (rows[(loader.worker[rows] == worker) & (loader.x[rows] == which)] for rows in (told, heard))
             yield from _answered(loader, *both)
@@ -106,7 +111,8 @@ def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
     for signals, after in (
         (told, loader.pick(ev.INDEX_PUT, ev.RESUME_PUT)),
         (heard, work),
-        (loader.pick(ev.WORKER_EXIT), work),
+        (loader.pick(ev.WORKER_EXIT), np.union1d(work, loader.pick(ev.WORKER_EXIT))),
+        (told[~np.isin(loader.worker[told], loader.worker[loader.pick(ev.FOUND_DEAD)])], told),
     ):
         for message in signals:
             for row in loader.of_worker(after[after > message], int(loader.worker[message]))[:1]:
@@ -199,15 +205,15 @@ def done_first(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "told-first",
-    "a worker is waited for only after it has been told to leave, or sent a signal",
+    "a worker is waited for only after it has been told to leave, was sent a signal, or is known to be dead",
     "The loader waits for a worker that waits for a task: the exit takes as long as the join's timeout.",
     needs="all",
 )
 def told_first(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.SENTINEL_PUT):
         return
-    told = loader.pick(ev.SENTINEL_PUT, ev.TERMINATE)
-    told = told[(loader.code[told] == ev.TERMINATE) | (loader.x[told] == QueueId.INDEX)]
+    told = loader.pick(ev.SENTINEL_PUT, ev.TERMINATE, ev.FOUND_DEAD, ev.WORKER_GONE)
+    told = told[(loader.code[told] != ev.SENTINEL_PUT) | (loader.x[told] == QueueId.INDEX)]
     waits = loader.pick(ev.JOIN[0])
     for row in waits[loader.x[waits] == Actor.WORKER]:
         worker = int(loader.worker[row])

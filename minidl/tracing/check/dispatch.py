@@ -120,17 +120,17 @@ def reorder(loader: LoaderView) -> Iterator[Violation]:
         return
     for row in loader.pick(ev.REORDER_STORE)[: None if not loader.in_order else 0]:
         yield loader.broken("reorder", "without in_order nothing waits for its turn", row)
+    pops, stores = loader.stage(ev.REORDER_POP), loader.stage(ev.REORDER_STORE)
+    stored = loader.match(pops, stores)
+    for row in pops[((stored < 0) | (stored > pops)) & loader.whole_epoch(pops)]:
+        missing = f"reorder_store of task {loader.task[row]}"
+        yield loader.broken("reorder", "this task is not in the reorder buffer", row, missing=missing)
     both = loader.pick(ev.EPOCH[0], ev.REORDER_STORE, ev.REORDER_POP)
     depth = np.where(loader.code == ev.EPOCH[0], 0, loader.y)
     rows, before = _neighbours(loader, both)
     for at in np.flatnonzero(depth[rows] != depth[before] + np.where(loader.code[rows] == ev.REORDER_STORE, 1, -1)):
         told = f"its depth is {depth[rows[at]]}, after {depth[before[at]]}"
         yield loader.broken("reorder", told, rows[at], before[at])
-    pops, stores = loader.stage(ev.REORDER_POP), loader.stage(ev.REORDER_STORE)
-    stored = loader.match(pops, stores)
-    for row in pops[((stored < 0) | (stored > pops)) & loader.whole_epoch(pops)]:
-        missing = f"reorder_store of task {loader.task[row]}"
-        yield loader.broken("reorder", "this task is not in the reorder buffer", row, missing=missing)
     yields = loader.stage(ev.YIELD)
     stored, popped = loader.match(yields, stores), loader.match(yields, pops)
     for at in np.flatnonzero((stored >= 0) & ((popped < 0) | (popped > yields))):

@@ -14,7 +14,7 @@ from minidl.tracing.events import Ending, Outcome
 
 _WAY: Final = (
     *(ev.TASK_ASSIGNED, ev.INDEX_PUT, ev.INDEX_GET[1], ev.FETCH[0], ev.FETCH[1], ev.RESULT_PUT),
-    *(ev.RESULT_PICKLE[0], ev.RESULT_PICKLE[1], ev.RESULT_WRITE[0], ev.RESULT_GET[1]),
+    *(*ev.RESULT_PICKLE, ev.RESULT_WRITE[0], *ev.RESULT_REBUILD, ev.RESULT_GET[1]),
     *(ev.PIN[0], ev.PIN[1], ev.READY_PUT, ev.READY_GET[1], ev.YIELD),
 )
 """What happens to a task, in order. A stage may be left out only as `_may_skip` says."""
@@ -31,8 +31,8 @@ def way(loader: LoaderView) -> tuple[int, ...]:
 
 
 def _may_skip(code: int) -> bool:
-    """Errors are not fetched (a worker's init has failed) and not pinned; the feeder's stages are optional detail."""
-    return code in (*ev.FETCH, *ev.PIN, *ev.RESULT_PICKLE, *ev.RESULT_WRITE)
+    """Errors are not fetched (a worker's init has failed) and not pinned; how a message travels is optional detail."""
+    return code in (*ev.FETCH, *ev.PIN, *ev.RESULT_PICKLE, *ev.RESULT_WRITE, *ev.RESULT_REBUILD)
 
 
 def _of_task(loader: LoaderView, code: int, row: int) -> str:
@@ -66,24 +66,25 @@ def sequence(loader: LoaderView) -> Iterator[Violation]:
 def indices(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.SAMPLER_NEXT[1]):
         return
+    drawn = loader.stage(ev.SAMPLER_NEXT[1])
+    rows = loader.stage(ev.TASK_ASSIGNED if loader.multiprocess else ev.FETCH[0])
+    rows = rows[loader.whole_task(rows)]
+    for row in rows[_last_of_task(loader, rows, drawn) < 0]:
+        missing = _of_task(loader, ev.SAMPLER_NEXT[1], row)
+        yield loader.broken("indices", "its indices were never drawn from the sampler", row, missing=missing)
     chain = [(ev.SAMPLER_NEXT[1], loader.x), (ev.FETCH[0], loader.x)]
     if loader.multiprocess:
         chain[1:1] = [(ev.INDEX_PUT, loader.x), (ev.INDEX_GET[1], loader.y)]
-    for (before, had), (after, has) in itertools.pairwise((c, v) for c, v in chain if len(loader.pick(c))):
+    for (before, had), (after, has) in itertools.pairwise(chain):
         rows = loader.stage(after)
-        rows = rows[loader.whole_task(rows)]
         come = _last_of_task(loader, rows, loader.stage(before))
-        if before == ev.SAMPLER_NEXT[1]:
-            for row in rows[come < 0]:
-                told = "its indices were never drawn from the sampler"
-                yield loader.broken("indices", told, row, missing=_of_task(loader, before, row))
         rows, come = rows[come >= 0], come[come >= 0]
         for at in np.flatnonzero(had[come] != has[rows]):
             told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
             yield loader.broken("indices", told, rows[at], come[at])
     samples = loader.stage(ev.SAMPLE[0])
     samples = samples[(loader.x[samples] == 0) & (loader.y[samples] >= 0)]
-    come = _last_of_task(loader, samples, loader.stage(ev.SAMPLER_NEXT[1]))
+    come = _last_of_task(loader, samples, drawn)
     samples, come = samples[come >= 0], come[come >= 0]
     for at in np.flatnonzero((loader.y[come] >= 0) & (loader.y[samples] != loader.y[come])):
         told = f"sample {loader.y[samples[at]]}; the sampler's first is {loader.y[come[at]]}"
@@ -172,14 +173,13 @@ def whole_way(loader: LoaderView) -> Iterator[Violation]:
         come = loader.match(rows, loader.stage(before))
         for row in rows[come < 0]:
             yield loader.broken("whole-way", "nothing it could come from", row, missing=_of_task(loader, before, row))
-    if not loader.records(ev.FETCH[1]):
-        return
-    for code in (ev.RESULT_PUT, ev.YIELD) if loader.multiprocess else (ev.YIELD,):
-        data = loader.stage(code)
-        data = data[(loader.x[data] == Outcome.DATA) & loader.whole_task(data)]
-        for row in data[loader.match(data, loader.stage(ev.FETCH[1])) < 0]:
-            missing = _of_task(loader, ev.FETCH[1], row)
-            yield loader.broken("whole-way", "data that no fetch has made", row, missing=missing)
+    of_data = [(ev.FETCH[1], ev.RESULT_PUT if loader.multiprocess else ev.YIELD, "data that no fetch has made")]
+    of_data += [(ev.PIN[1], ev.READY_PUT, "data that is not pinned")]
+    for before, after, told in of_data:
+        data = loader.stage(after)
+        data = data[(loader.x[data] == Outcome.DATA) & loader.whole_task(data) & loader.records(before)]
+        for row in data[loader.match(data, loader.stage(before)) < 0]:
+            yield loader.broken("whole-way", told, row, missing=_of_task(loader, before, row))
 
 
 def _pairs(loader: LoaderView) -> Iterator[tuple[int, int]]:
@@ -189,6 +189,8 @@ def _pairs(loader: LoaderView) -> Iterator[tuple[int, int]]:
         before = next((code for code in reversed(stages[:place]) if not _may_skip(code)), None)
         if before is not None:
             yield before, after
+    if len(loader.pick(ev.RESULT_REBUILD[1])):
+        yield ev.RESULT_REBUILD[1], ev.RESULT_GET[1]
     if loader.multiprocess:
         beside = ((ev.INDEX_GET[1], ev.DONE_EVENT_SEEN), (loader.received, ev.REORDER_STORE))
         for before, after in (*beside, (loader.received, ev.WORKER_EXHAUSTED)):
