@@ -489,6 +489,12 @@ def test_a_worker_that_left_nothing_is_missed(small: Path) -> None:
     assert words(read_trace(small)) == "the worker with pid 7 was started and has recorded nothing"
 
 
+def test_a_worker_that_could_not_be_started_is_not_missed(tmp_path: Path) -> None:
+    """Its start ended without a process: the pid in the event is 0."""
+    write_process(tmp_path, [{"code": ev.WORKER_START[0], "worker": 0}, {"code": ev.WORKER_START[1], "worker": 0}])
+    assert not [problem for problem in read_trace(tmp_path).problems if "was started" in problem]
+
+
 @pytest.mark.parametrize(
     ("missing", "problem"),
     [
@@ -573,7 +579,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 def test_directories_that_are_no_trace(tmp_path: Path, small: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match=r"empty is an empty directory: a trace has a manifest.json in it"):
+    with pytest.raises(TraceError, match=r"empty is an empty directory: .*Record one with minidl run --trace .*empty"):
         read_trace(tmp_path / "empty")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").touch()

@@ -680,7 +680,13 @@ def test_a_run_that_died_before_it_recorded_anything_is_over(tmp_path: Path) -> 
 
 
 def test_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"is an empty directory: .*Record one with minidl run --trace"):
+        follow(tmp_path, out=io.StringIO())
     with pytest.raises(TraceError, match=r"No such file.*give the directory of a trace"):
+        Follower(tmp_path / "none").read()
+    (tmp_path / "run-1").mkdir()
+    create(tmp_path / "run-1")
+    with pytest.raises(TraceError, match=r"is no trace but holds 1: give one of them: run-1"):
         follow(tmp_path, out=io.StringIO())
 
 

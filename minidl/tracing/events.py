@@ -256,8 +256,7 @@ def _span(
     return code, code + 1
 
 
-_TEAL, _GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
-    "#2a6a6a",
+_GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
     "#43a97d",
     "#b5a642",
     "#c940a8",

@@ -118,7 +118,7 @@ class Process:
 
 
 @dataclass
-class _Files:
+class Files:
     """A trace's files as bytes, wherever they came from; side and events files by their process's stem."""
 
     manifest: bytes | None = None
@@ -144,11 +144,11 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 # --- Where the bytes come from ----------------------------------------------------------------------------------------
-def _read_directory(place: Path) -> _Files:
+def _read_directory(place: Path) -> Files:
     names = sorted(os.listdir(place))
     if not any(_MEMBER.fullmatch(name) for name in names):
-        raise TraceError(_no_trace_in(place, names))
-    files = _Files()
+        raise TraceError(no_trace_in(place, names))
+    files = Files()
     for name in names:
         match = _MEMBER.fullmatch(name)
         if match is None or not (place / name).is_file():
@@ -177,7 +177,7 @@ def _agreed(first: bytes, second: bytes) -> bytes:
     return first[:HEADER_BYTES] + np.where(same[:, None], slots[0], np.uint64(0)).tobytes()
 
 
-def _file(files: _Files, match: re.Match[str], data: bytes) -> None:
+def _file(files: Files, match: re.Match[str], data: bytes) -> None:
     if match["attachment"]:
         files.attachments.append(Attachment(match["attachment"], data))
     elif match[2] is None:
@@ -186,25 +186,29 @@ def _file(files: _Files, match: re.Match[str], data: bytes) -> None:
         (files.events if match[2] == EVENTS_SUFFIX else files.side)[match[1]] = data
 
 
-def _no_trace_in(place: Path, names: list[str]) -> str:
+def no_trace_in(place: Path, names: list[str]) -> str:
+    """What to say of a directory with these names in it, which is no trace's."""
     inner = [n for n in names if (place / n / MANIFEST).is_file()]
     packed = [n for n in names if n.endswith(PACKED_SUFFIX)]
     if inner or packed:
         found = inner + packed
         return f"{place} is no trace but holds {len(found)}: give one of them: {', '.join(found[:8])}"
     if not names:
-        return f"{place} is an empty directory: a trace has a {MANIFEST} in it"
+        return (
+            f"{place} is an empty directory: no trace has been begun there. Record one with minidl run --trace {place} "
+            f"SCRIPT, or by MINIDL_TRACE={place} in the environment of the job"
+        )
     return f"{place} is no trace: it has no {MANIFEST}, but {', '.join(names[:4])}"
 
 
-def _read_packed(place: Path) -> _Files:
+def _read_packed(place: Path) -> Files:
     with place.open("rb") as file:
         start = file.read(512)
         if start[:2] != b"\x1f\x8b":
             raise TraceError(_foreign(place, start))
         file.seek(0)
         plain, problem = _unzip(file)
-    files = _Files(problems=[f"{place.name}: {problem}"] if problem else [])
+    files = Files(problems=[f"{place.name}: {problem}"] if problem else [])
     for name, data in _members(plain, files.problems):
         match = _MEMBER.fullmatch(name)
         if match is None:
@@ -267,7 +271,7 @@ class Trace:
     problems: what the trace lacks, in words.
     """
 
-    def __init__(self, path: Path, files: _Files) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self.problems: list[str] = list(files.problems)
         self.manifest: dict[str, Any] = self._read_manifest(files.manifest)
@@ -277,7 +281,7 @@ class Trace:
         self.loaders: dict[int, dict[str, Any]] = {}
         self.attachments: list[Attachment] = sorted(files.attachments, key=lambda one: one.name)
         self._lines: list[dict[str, Any]] = []
-        self._files = _Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
+        self._files = Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
         for stem in sorted(files.side.keys() | files.events.keys(), key=_start_of):
             process = Process(pid=int(stem.split("-")[0]), start_ns=_start_of(stem)[0], file=stem)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, RECORD
 from minidl.tracing.ledger import size
-from minidl.tracing.reader import Process, Trace, _Files, read_trace
+from minidl.tracing.reader import Files, Process, Trace, no_trace_in, read_trace
 from minidl.tracing.recorder import (
     EVENTS_SUFFIX,
     HEADER,
@@ -425,7 +425,7 @@ class _View:
         ]
         known = {worker.pid for worker in found}
         for row in self.own[self.own["code"] == ev.WORKER_START[1]]:
-            if int(row["x"]) not in known:
+            if row["x"] and int(row["x"]) not in known:  # 0: it could not be started
                 silent = self._since("starting, has recorded nothing", row["time"])
                 found.append(self._worker_now(int(row["worker"]), int(row["x"]), False, silent, None))
         return sorted(found, key=lambda worker: worker.worker)
@@ -562,10 +562,12 @@ class Follower:
         """The trace, with these events alone, and whether its processes are there."""
         try:
             names = sorted(os.listdir(self.directory))
+            if MANIFEST not in names:
+                raise TraceError(no_trace_in(self.directory, names))
             manifest = (self.directory / MANIFEST).read_bytes()
         except OSError as error:
             raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
-        files = _Files(manifest=manifest)
+        files = Files(manifest=manifest)
         for name in names:
             if name.endswith(SIDE_SUFFIX):
                 files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
