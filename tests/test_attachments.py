@@ -139,6 +139,19 @@ def test_what_has_no_description_is_left_out(first: bytes, problem: str) -> None
     assert problem in one.line
 
 
+def test_args_stay_valid_json_whatever_they_are() -> None:
+    odd = b'{"a":NaN,"b":-Infinity,"c":1e999,"d":' + b"[" * 500 + b"]" * 500 + b',"e":{"f":1},"g":0.5,"h":null}'
+    first = FIRST.replace(b'"begun_ns"', b'"odd":[NaN],"begun_ns"')
+    one = Attachment(
+        NAME, first + chunk(TRACKS, NAMES, ROWS).replace(b'"args":{}', b'"args":{"0":' + odd + b"}") + closing()
+    )
+    assert one.slices.args[0] == {
+        "a": "NaN", "b": "-Infinity", "c": "1e999", "d": "[" * 500 + "]" * 500, "e": '{"f": 1}', "g": 0.5, "h": None,
+    }  # fmt: skip
+    assert one.about["odd"] == '["NaN"]'
+    assert one.problems == []
+
+
 def made(path: Path, **files: bytes) -> Path:
     made_trace.write(path, made_trace.Run(**made_trace.HEALTHY))
     for name, data in files.items():

@@ -258,11 +258,24 @@ ODD_EVENTS: list[Any] = [
 ]  # fmt: skip
 
 
+DEEP: Any = []
+for _ in range(200):
+    DEEP = [DEEP]
+
+
 def test_events_that_make_no_sense_are_left_out(trace: Path, tmp_path: Path) -> None:
-    merge([trace, put(tmp_path, document(*ODD_EVENTS, slice_of("good", 10, 20, stack="</script>", f=0.5)))])
+    merge(
+        [
+            trace,
+            put(
+                tmp_path,
+                document(*ODD_EVENTS, slice_of("good", 10, 20, stack="</script>", f=0.5, n=[[1, 0.5]], deep=DEEP)),
+            ),
+        ]
+    )
     slices = read_trace(trace).attachments[0].slices
     assert [slices.names[n].name for n in slices.rows["name"]] == ["['n']", "good"]
-    assert slices.args == {1: {"stack": "</script>", "f": 0.5}}
+    assert slices.args == {1: {"stack": "</script>", "f": 0.5, "n": "[[1, 0.5]]", "deep": "[" * 201 + "]" * 201}}
     assert slices.tracks[0].title == "['</script>']"
 
 

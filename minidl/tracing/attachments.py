@@ -13,6 +13,7 @@ sense, and reading executes nothing. It is read when asked for, since it may be 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class Attachment:
 
     def _describe(self) -> dict[str, Any]:
         try:
-            about = json.loads(self._head())
+            about = _loads(self._head())
         except OSError as error:
             self._first_problem = f"cannot be read: {error.strerror}"
             return {}
@@ -147,7 +148,7 @@ class Attachment:
         if about["attachment"] != FORMAT:
             self._first_problem = f"is of format {about['attachment']}, and this minidl reads {FORMAT}: left out"
             return {}
-        return about
+        return _shallow(about)
 
     def _head(self) -> bytes:
         if isinstance(self.source, bytes):
@@ -257,7 +258,7 @@ class _Reader:
     def _take(self, text: bytes) -> bool:
         """Take in one line; False where it makes no sense."""
         try:
-            content = json.loads(text)
+            content = _loads(text)
             if "begin" in content:
                 self._take_slices(content)
             elif "arrows" in content:
@@ -282,7 +283,7 @@ class _Reader:
         rows["name"] = places(self.names, names)[_column(content["name"], len(names))]
         if len(rows) and int(rows["end"].max()) >= LATEST:
             raise ValueError("a time beyond all clocks")
-        args = {self.count + int(place): dict(values) for place, values in content["args"].items()}
+        args = {self.count + int(place): _shallow(values) for place, values in content["args"].items()}
         if any(not self.count <= place < self.count + len(rows) for place in args):
             raise ValueError("args of no slice")
         self.out.args |= args
@@ -294,6 +295,21 @@ class _Reader:
         self.out.rows = np.concatenate(self.parts) if self.parts else self.out.rows
         self.out.arrows = [pair for pair in self.out.arrows if all(0 <= end < self.count for end in pair)]
         return self.out
+
+
+def _loads(text: bytes) -> Any:
+    """What JSON says, but for numbers that JSON has not (NaN, Infinity), which stay texts: a viewer would choke."""
+    return json.loads(text, parse_constant=str, parse_float=_finite)
+
+
+def _finite(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits
+
+
+def _shallow(values: dict[str, Any]) -> dict[str, Any]:
+    """With lists and objects as texts: whatever they are, who writes them again is in no danger."""
+    return {key: json.dumps(one) if isinstance(one, (list, dict)) else one for key, one in values.items()}
 
 
 def places(known: dict[Any, int], own: list[Any]) -> Ints:

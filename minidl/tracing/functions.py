@@ -155,7 +155,8 @@ class FunctionRecorder:
         titles = {e["tid"]: e["args"]["name"] for e in calls if e["ph"] == "M" and e["name"] == "thread_name"}
         # viztracer may have asked for a new thread's name before the thread had one.
         titles |= {thread.native_id: thread.name for thread in threading.enumerate()}
-        mine = [e for e in calls if e["ph"] == "X" and e["tid"] != self._saver.native_id]
+        savers = self._saver.native_id
+        mine = [e for e in calls if e["ph"] == "X" and e["tid"] != savers]
         if not mine:
             return []
         tracks = {tid: n for n, tid in enumerate(dict.fromkeys(e["tid"] for e in mine))}

@@ -320,9 +320,10 @@ def _ns(us: object) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of args as JSON has it."""
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+    """A value of args as JSON has it; lists and objects as text."""
+    if isinstance(value, (list, dict)):
+        try:
+            return json.dumps(value, default=float)
+        except (ValueError, RecursionError):
+            return "?"
+    return float(value) if isinstance(value, Decimal) else value
