@@ -151,6 +151,7 @@ class _DeviceIter:
         self._in_flight: deque[_Flight | _Failure] = deque()
         self._in_use: deque[tuple[Mark, Any]] = deque()
         self._source: Any = None
+        self._ready: Mark | None = None  # behind the copy of the batch that was handed out last
         self._handed_out = False
         self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
         self._inner: Iterator[Any] | None = iter(owner.loader)
@@ -213,7 +214,7 @@ class _DeviceIter:
     def _hand_over(self, flight: _Flight | _Failure) -> Any:
         if isinstance(flight, _Failure):
             raise flight.error
-        self._source, self._handed_out = flight.source, True
+        self._source, self._ready, self._handed_out = flight.source, flight.ready, True
         return self._stream.hand_over(flight.copied, flight.ready)
 
     def _end(self) -> None:
@@ -223,11 +224,11 @@ class _DeviceIter:
         """
         self._closed = True
         self._inner = None
-        flights = [flight for flight in self._in_flight if isinstance(flight, _Flight)]
-        self._in_flight.clear()
+        last = [self._ready, *(flight.ready for flight in self._in_flight if isinstance(flight, _Flight))][-1]
         deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-        while any(not flight.ready.done() for flight in flights) and time.monotonic() < deadline:
+        while last is not None and not last.done() and time.monotonic() < deadline:
             time.sleep(POLL)
+        self._in_flight.clear()
         self._stream.close()
         self._in_use.clear()
         self._source = None

@@ -462,6 +462,22 @@ def test_close_in_the_middle_ends_the_stream_and_the_loaders_iterator() -> None:
     iterator.close()
 
 
+def test_close_closes_an_iterator_that_others_hold() -> None:
+    class Held(Closable):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            self.batches = super().__iter__()
+            return self  # type: ignore[return-value]
+
+        def __next__(self) -> torch.Tensor:
+            return next(self.batches)
+
+    source = Held(5)
+    iterator = iter(DeviceLoader(source, SIMULATED))
+    next(iterator)
+    iterator.close()
+    assert source.closed == 1
+
+
 def test_with_closes_the_loader_and_what_iterates_over_it() -> None:
     source = Closable(9)
     with DeviceLoader(source, SIMULATED) as loader:
@@ -1096,3 +1112,198 @@ def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> No
     assert "the device is simulated" in ledger(trace).text()
     assert ledger(trace).batches["avoidable"].sum() == 0
     assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def cuda() -> torch.device:
+    """The GPU, with all that its first use opens and keeps."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.ones(8, 8, device=device) @ torch.ones(8, 8).pin_memory().to(device, non_blocking=True)
+    torch.cuda.synchronize()
+    return device
+
+
+def busy(device: torch.device, times: int = 8) -> torch.Tensor:
+    """Keep the current stream busy for some milliseconds."""
+    factor = torch.ones(4096, 4096, device=device) / 4096
+    product = factor
+    for _ in range(times):
+        product = product @ factor
+    return product
+
+
+def filled(count: int, size: int, pin: bool = True) -> list[torch.Tensor]:
+    """Batches of `size` float32, all of batch n being n."""
+    batches = [torch.full((size,), float(number)) for number in range(count)]
+    return [batch.pin_memory() for batch in batches] if pin else batches
+
+
+@gpu
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gpu_batches_are_the_loaders_own(cuda: torch.device, pin: bool, workers: int) -> None:
+    inner = minidl.DataLoader(Tensors(20), 2, num_workers=workers, pin_memory=pin)
+    with DeviceLoader(inner, "cuda", transform=lambda batch: batch + 1) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert {batch.device for batch in batches} == {cuda}
+            assert numbers(batches) == [2.0 * n + 1 for n in range(10)]
+
+
+@gpu
+def test_gpu_nests_of_every_kind(cuda: torch.device) -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    sparse = torch.eye(3).to_sparse()
+    there = torch.full((2,), 7.0, device=cuda)
+    given = {
+        "packed": packed,
+        "sparse": sparse,
+        "pair": Pair(torch.ones(2), "b"),
+        "there": there,
+        "thing": Thing(there),
+    }
+    (batch,) = DeviceLoader([given], "cuda")
+    assert {tensor.device for tensor in tensors_in(batch) if tensor is not batch["packed"].batch_sizes} == {cuda}
+    assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(3))
+    assert (float(batch["there"][0]), float(batch["thing"].x[0]), batch["pair"].b) == (7.0, 8.0, "b")
+
+
+@gpu
+@pytest.mark.parametrize("transform", [None, lambda batch: batch * 1])
+def test_gpu_a_batch_is_used_after_its_copy_and_kept_while_it_is_used(cuda: torch.device, transform: Any) -> None:
+    """The consumer's stream is busy, and each batch is dropped at once: its memory must not go to the next copy."""
+    source = filled(4, 8 << 20) * 16
+    sums = []
+    for batch in DeviceLoader(source, "cuda", transform=transform):
+        busy(cuda, 2)
+        sums.append(batch.double().mean())
+        del batch
+    assert [float(value) for value in sums] == [float(number) for number in range(4)] * 16
+
+
+@gpu
+def test_gpu_the_stream_that_is_current_at_next_is_the_one_that_waits(cuda: torch.device) -> None:
+    sums, mine = [], torch.cuda.Stream()
+    with torch.cuda.stream(mine):
+        for batch in DeviceLoader(filled(4, 8 << 20) * 4, "cuda"):
+            sums.append(batch.double().mean())
+    torch.cuda.synchronize()
+    assert [float(value) for value in sums] == [0, 1, 2, 3] * 4
+
+
+@gpu
+def test_gpu_tensors_made_there_just_now_are_waited_for(cuda: torch.device) -> None:
+    def source() -> Iterator[torch.Tensor]:
+        for _ in range(8):
+            yield busy(cuda, 8)[:1024, :1024].clone()
+
+    for batch in DeviceLoader(source(), "cuda", transform=lambda batch: batch * 2):
+        assert torch.allclose(batch, torch.full_like(batch, 2 / 4096))
+
+
+@gpu
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_gpu_memory_is_bounded_by_the_depth(cuda: torch.device, prefetch: int) -> None:
+    size = 32 << 20
+    source = [torch.ones(size // 4).pin_memory()] * 40
+    busy(cuda, 1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    work = 4 * 4096 * 4096 * 4
+    for batch in DeviceLoader(source, "cuda", prefetch):
+        busy(cuda, 4)
+        del batch
+    torch.cuda.synchronize()
+    grown = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    assert grown <= (2 * prefetch + 2) * size + work
+
+
+@gpu
+def test_gpu_breaking_off_with_copies_under_way_is_safe(cuda: torch.device) -> None:
+    for _ in range(20):
+        for batch in DeviceLoader(filled(4, 4 << 20), "cuda", 3):
+            busy(cuda, 1)
+            kept = batch
+            break
+        gc.collect()
+        assert float(kept.double().mean()) == 0
+    torch.cuda.synchronize()
+
+
+@gpu
+def test_gpu_augmentation_is_that_of_the_cpu(cuda: torch.device) -> None:
+    images = [torch.randint(0, 256, (16, 40, 44, 3), dtype=torch.uint8).pin_memory() for _ in range(4)]
+    here = Augment(32, seed=5)
+    for image, batch in zip(images, DeviceLoader(images, "cuda", transform=Augment(32, seed=5)), strict=True):
+        assert batch.device == cuda
+        assert torch.allclose(batch.cpu(), here(image), atol=1e-5)
+
+
+@gpu
+def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, tmp_path: Path) -> None:
+    from minidl.tracing.device_use import device_use
+
+    busy(cuda)
+    with minidl.trace(tmp_path / "t"):
+        inner = minidl.DataLoader(Tensors(64), 4, num_workers=2, pin_memory=True)
+        for _ in DeviceLoader(inner, "cuda", transform=lambda batch: batch * 2):
+            with minidl.span("forward", device="cuda"):
+                busy(cuda, 8)
+    trace = minidl.read_trace(tmp_path / "t")
+    assert minidl_check(trace) == []
+    steps = {name: of(trace, name) for name in ("h2d", "copy", "transform", "device_wait", "device_compute")}
+    assert all(spans["task"].tolist() == list(range(16)) for spans in steps.values())
+    assert steps["h2d"]["by"].sum() == 0, "all of it was pinned"
+    assert steps["copy"]["bx"].tolist() == [4 * 8 * 4] * 16
+    calibrations = trace.select("clock_calibration")
+    error = int(calibrations["y"].max())
+    assert 0 < error < 200_000
+    assert (steps["copy"]["begin"] >= steps["h2d"]["begin"] - 2 * error).all()
+    assert (steps["device_compute"]["begin"] >= steps["device_wait"]["end"] - 2 * error).all()
+    use = device_use(trace, int(steps["copy"]["loader"][0]))
+    assert use is not None
+    assert not use.simulated
+    assert not any("simulated" in name for name in trace.threads.values())
+
+
+@gpu
+def test_gpu_copies_are_hidden_behind_compute_that_is_long_enough(cuda: torch.device, tmp_path: Path) -> None:
+    from minidl.tracing.device_use import device_use
+
+    source = filled(4, 4 << 20) * 10
+    list(DeviceLoader(source, "cuda"))
+    busy(cuda)
+    with minidl.trace(tmp_path / "t"):
+        for _ in DeviceLoader(source, "cuda"):
+            with minidl.span("compute", device="cuda"):
+                busy(cuda, 8)
+    trace = minidl.read_trace(tmp_path / "t")
+    use = device_use(trace, int(trace.select("h2d")["loader"][0]))
+    assert use is not None
+    assert use.hidden_share > 0.9
+    assert trace.select("host_wait").size > 0, "the host was held back"
+
+
+@gpu
+def test_gpu_a_calibrated_clock_keeps_time(cuda: torch.device) -> None:
+    """A mark that is placed and waited for lies between two looks at the host's clock, wherever it is placed."""
+    clock = DeviceClock(open_device("cuda"), Pen())
+    for _ in range(50):
+        before = time.monotonic_ns()
+        mark = clock.device.mark(True)
+        mark.wait()
+        after = time.monotonic_ns()
+        at = clock.calibration.host_time(mark)
+        assert before - 2 * clock.calibration.error - 5_000 <= at <= after + 2 * clock.calibration.error + 5_000
+        time.sleep(0.002)
+        clock.keep_time()
+
+
+@gpu
+def test_gpu_an_accelerator_is_asked_for_by_name_number_or_device(cuda: torch.device) -> None:
+    assert open_device("cuda").device == open_device(cuda.index).device == open_device(cuda).device == cuda
+    with pytest.raises(ValueError, match="'cpu': the accelerator here is 'cuda'"):
+        open_device("cpu")
