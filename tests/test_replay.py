@@ -15,7 +15,9 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +30,18 @@ import torch.utils.data
 from made_trace import Run
 from oracle_trace import write_process
 from test_page import CHROMIUM, EVIL, FLAGS, Parsed
-from workloads import BOUND, At, Gate, Numbers, Stream, Tensors, command_and_environment, kill_myself, touch
+from workloads import (
+    BOUND,
+    At,
+    Gate,
+    Numbers,
+    Stream,
+    Tensors,
+    kill_myself,
+    pids_said_by,
+    started,
+    touch,
+)
 
 import minidl
 from minidl import cli
@@ -139,19 +152,26 @@ def test_the_state_is_the_live_loaders_at_every_moment(
 
 
 def test_the_state_is_the_live_loaders_while_it_waits_and_batches_lie_in_the_reorder_buffer(tmp_path: Path) -> None:
-    import threading
-
     gate = tmp_path / "gate"
     said: list[tuple[int, dict[str, Any], list[int]]] = []
 
+    def quiet() -> bool:
+        """Two batches lie in the reorder buffer, and the loader and worker 1 have sat down to wait."""
+        events = read_trace(tmp_path / "t").events
+        last = {int(row["tid"]): int(row["code"]) for row in events}
+        workers = {int(row["worker"]): int(row["tid"]) for row in events[events["code"] == ev.WORKER_READY]}
+        stored = int((events["code"] == ev.REORDER_STORE).sum())
+        waits = last.get(main) == ev.RESULT_GET[0] and last.get(workers.get(1, 0)) == ev.INDEX_GET[0]
+        return stored == 2 and waits
+
     def ask(iterator: Any) -> None:
         deadline = time.monotonic() + BOUND
-        while sum(len(info) == 2 for info in iterator._task_info.values()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(0.05)  # the loader sits at the empty queue by then; if not, the test asks a little less
+        while not quiet() and time.monotonic() < deadline:
+            time.sleep(0.01)
         said.append((time.monotonic_ns(), live(iterator), [worker.pid for worker in iterator._workers]))
         touch(str(gate))
 
+    main = threading.get_native_id()
     with minidl.trace(tmp_path / "t"):
         iterator = iter(minidl.DataLoader(Gate(16, gate), batch_size=2, num_workers=2))
         asker = threading.Thread(target=ask, args=(iterator,))
@@ -174,6 +194,18 @@ def test_the_state_is_the_live_loaders_while_it_waits_and_batches_lie_in_the_reo
         assert [message.task for message in stuck.index_queue] == [2]
         assert (idle.state, idle.index_queue) == (WorkerState.WAITING, ())
         at.to(len(at))
+
+
+def test_counts_begin_anew_before_persistent_workers_are_told_of_the_epoch(tmp_path: Path) -> None:
+    trace, _ = recorded(tmp_path / "t", batch_size=2, **LOADERS["persistent"])
+    at = replay(trace)
+    resuming = [state for state in at.walk() if state.loader is LoaderState.RESUMING]
+    assert resuming
+    assert {(state.send_idx, state.rcvd_idx, state.tasks_outstanding) for state in resuming} == {(0, 0, 0)}
+    told = {(m.worker, m.kind) for state in resuming for worker in state.workers for m in worker.index_queue}
+    assert {(worker, Message.RESUME) for worker in range(2)} <= told
+    answers = {(m.worker, m.stage) for s in resuming for m in s.result_queue if m.kind is Message.RESUME}
+    assert {(worker, stage) for worker in range(2) for stage in (Stage.ENQUEUED, Stage.WRITING, Stage.READ)} <= answers
 
 
 def test_going_back_is_going_forward_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +377,37 @@ def test_a_killed_run_is_replayed_to_where_it_stopped(tmp_path: Path) -> None:
     assert any("the run did not end" in line for line in render(at))
     with pytest.raises(KeyError, match=r"worker 5 has not been heard of; there are \[0, 1\]"):
         state.worker(5)
+
+
+KILLED = """
+import sys, minidl, workloads
+def thing():
+    workloads.touch(sys.argv[2])
+    workloads.hang()
+with minidl.trace(sys.argv[1]):
+    for batch in minidl.DataLoader(workloads.At(40, 6, thing), batch_size=2, num_workers=2):
+        print(*batch.tolist(), flush=True)
+"""
+
+
+def test_a_run_that_is_killed_with_all_its_workers(tmp_path: Path) -> None:
+    program = started(KILLED, tmp_path / "t", tmp_path / "hangs")
+    try:
+        assert [pids_said_by(program) for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+        deadline = time.monotonic() + BOUND
+        while not (tmp_path / "hangs").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+    at = replay(tmp_path / "t")
+    assert [state.violation for state in at.walk() if state.violation] == []
+    assert (at.ending, at.batches, at.state.rcvd_idx, at.state.yielded) == ("", 3, 3, 3)
+    assert at.state.worker(1).doing == "in sample 6 of task 3 (place 1)"
+    assert at.state.known
+    assert at.previous_batch().consumer == 2
+    assert at.state == replay(at.trace).to_batch(2)
 
 
 def test_a_worker_that_is_killed(tmp_path: Path) -> None:
@@ -530,21 +593,33 @@ def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.Ca
 
 
 class Terminal:
-    """`minidl replay` on a terminal of its own."""
+    """`minidl replay` on a terminal of its own, in a child that is forked, as to import torch takes seconds."""
 
     def __init__(self, *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
-        self.slave = slave
-        self.before = termios.tcgetattr(slave)
-        script = "import sys; from minidl import cli; sys.exit(cli.main(['replay', *sys.argv[1:]]))"
-        command, environment = command_and_environment(script, *arguments, TERM="xterm", NO_COLOR="1")
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment,
-                                        start_new_session=True, preexec_fn=self._own)  # fmt: skip
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
         self.shown = ""
+        self.code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._be_the_child(*arguments)
 
-    def _own(self) -> None:
-        fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
+    def _be_the_child(self, *arguments: str) -> None:
+        code: Any = 99
+        try:
+            os.setsid()
+            fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
+            for fd in (0, 1, 2):
+                os.dup2(self.slave, fd)
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.environ["NO_COLOR"] = "1"
+            code = cli.main(["replay", *arguments])
+        except SystemExit as left:
+            code = left.code
+        finally:
+            os._exit(code)
 
     def wait_for(self, pattern: str) -> str:
         """Read until the pattern is shown, behind what was read before; what matched."""
@@ -553,8 +628,6 @@ class Terminal:
             assert time.monotonic() < deadline, f"{pattern!r} is not shown; last: {self.shown[-2000:]!r}"
             if select.select([self.master], [], [], 0.2)[0]:
                 self.shown += os.read(self.master, 65536).decode()
-            else:
-                assert self.process.poll() is None or "\x1b[?1049l" in self.shown, f"it ended: {self.shown[-2000:]!r}"
         self.shown = self.shown[found.end() :]
         return found[0]
 
@@ -564,14 +637,14 @@ class Terminal:
     def end(self) -> int:
         """Its exit code; the terminal is as it was before."""
         self.wait_for(r"\x1b\[\?25h\x1b\[\?1049l")
-        code = self.process.wait(BOUND)
+        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         assert termios.tcgetattr(self.slave) == self.before
-        return code
+        return self.code
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         os.close(self.master)
         os.close(self.slave)
 
@@ -613,7 +686,7 @@ def test_the_terminal_is_put_back(terminal: Terminal, how: str) -> None:
     if how == "Ctrl-C":
         terminal.type("\x03")
     else:
-        terminal.process.send_signal(signal.SIGTERM)
+        os.kill(terminal.pid, signal.SIGTERM)
     assert terminal.end() == (130 if how == "Ctrl-C" else 128 + signal.SIGTERM)
 
 

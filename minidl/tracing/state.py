@@ -320,6 +320,32 @@ _IN_PIPE: Final = (Stage.WRITING, Stage.WRITTEN)
 _UNREAD: Final = (Stage.ENQUEUED, Stage.PICKLING, Stage.PICKLED, *_IN_PIPE, Stage.READ, Stage.REBUILDING)
 
 
+@dataclass(slots=True)
+class _Worker:
+    """A worker while it is followed: most events change one, so it is changed in place; see `WorkerNow`."""
+
+    worker: int
+    pid: int = 0
+    state: WorkerState = WorkerState.STARTING
+    activity: Activity = Activity.STARTING
+    task: int = -1
+    position: int = -1
+    index: int = -1
+    making: int = 0
+    index_queue: list[Queued] = field(default_factory=list)
+    exit_code: int | None = None
+
+    def __copy__(self) -> _Worker:
+        return replace(self, index_queue=list(self.index_queue))
+
+    def now(self) -> WorkerNow:
+        """As it is now."""
+        return WorkerNow(
+            self.worker, self.pid, self.state, self.activity, self.task, self.position, self.index, self.making,
+            tuple(self.index_queue), self.exit_code,
+        )  # fmt: skip
+
+
 class Follower:
     """One loader's state, event by event. rows: its events in causal order, a part of `trace.events`."""
 
@@ -355,7 +381,7 @@ class Follower:
         self.waiting_for: int | None = None
         self.consumer: int | None = None
         self.yielded = 0
-        self.workers: dict[int, WorkerNow] = {}
+        self.workers: dict[int, _Worker] = {}
         self.pipe: list[Queued] = []
         self.outbox: list[Queued] = []  # results that their feeder threads have not begun to write
         self.ready: list[Queued] = []
@@ -374,7 +400,7 @@ class Follower:
             loader_life=copy.copy(self.loader_life),
             worker_lives=lives,
             pin_life=copy.copy(self.pin_life),
-            workers=dict(self.workers),
+            workers={number: copy.copy(worker) for number, worker in self.workers.items()},
             pipe=list(self.pipe),
             outbox=list(self.outbox),
             ready=list(self.ready),
@@ -406,7 +432,8 @@ class Follower:
         """From this epoch's begin on nothing is missing; at that moment every queue is empty."""
         self.partial, self.note = False, ""
         self.pipe, self.outbox, self.ready = [], [], []
-        self.workers = {number: replace(worker, index_queue=()) for number, worker in self.workers.items()}
+        for worker in self.workers.values():
+            worker.index_queue.clear()
 
     def _violated(self, what: str) -> None:
         if not self.partial:
@@ -427,9 +454,7 @@ class Follower:
         if life is None:
             life = self.worker_lives[number] = WorkerReplay(number, self.done_set_at)
         self._live("worker", life, _WORKER_FORCED, code, event)
-        worker = self._worker(number)
-        if worker.state is not life.life.state:
-            self.workers[number] = replace(worker, state=life.life.state)
+        self._worker(number).state = life.life.state
 
     # --- what is decided
     def _decide(self, code: int, event: Row) -> None:
@@ -491,10 +516,8 @@ class Follower:
         self.pipe, self.outbox, self.ready = (
             [m for m in queue if not 0 <= m.task < rcvd_idx] for queue in (self.pipe, self.outbox, self.ready)
         )
-        for number, worker in self.workers.items():
-            kept = tuple(m for m in worker.index_queue if not 0 <= m.task < rcvd_idx)
-            if len(kept) != len(worker.index_queue):
-                self.workers[number] = replace(worker, index_queue=kept)
+        for worker in self.workers.values():
+            worker.index_queue[:] = [m for m in worker.index_queue if not 0 <= m.task < rcvd_idx]
 
     # --- the state
     def state(self) -> ProtocolState:
@@ -510,7 +533,7 @@ class Follower:
             waiting_for=self.waiting_for,
             consumer=self.consumer,
             yielded=self.yielded,
-            workers=tuple(self.workers[number] for number in sorted(self.workers)),
+            workers=tuple(self.workers[number].now() for number in sorted(self.workers)),
             result_queue=(*self.pipe, *self.outbox),
             pin=None if self.pin is None else replace(self.pin, state=self.pin_life.life.state),
             ready_queue=tuple(self.ready),
@@ -550,49 +573,46 @@ class Follower:
         return waiting + sum(worker.making for worker in self.workers.values())
 
     # --- workers and their index queues
-    def _worker(self, number: int) -> WorkerNow:
+    def _worker(self, number: int) -> _Worker:
         worker = self.workers.get(number)
         if worker is None:
-            own = {"pid": self.pid, "state": WorkerState.WAITING} if number < 0 else {}
-            worker = self.workers[number] = WorkerNow(number, **own)  # type: ignore[arg-type]
+            worker = self.workers[number] = _Worker(number)
+            if number < 0:  # the loader's own process, which has no lifecycle of a worker's
+                worker.pid, worker.state = self.pid, WorkerState.WAITING
         return worker
 
-    def _work(self, event: Row, activity: Activity, **now: Any) -> None:
-        """What the main thread of the event's worker does from here on."""
+    def _work(self, event: Row, activity: Activity, position: int = -1, index: int = -1) -> _Worker | None:
+        """What the main thread of the event's worker does from here on; the worker, if the event's number is one."""
         number = event["worker"]
-        if 0 <= number < MOST_WORKERS or (number == -1 and activity in _ALONE):
-            now = {"task": event["task"], "position": -1, "index": -1} | now
-            if number < 0:  # it has no lifecycle of a worker's
-                now["state"] = WorkerState.WAITING if activity is Activity.READY else WorkerState.FETCHING
-            self.workers[number] = replace(self._worker(number), activity=activity, **now)
+        if not (0 <= number < MOST_WORKERS or (number == -1 and activity in _ALONE)):
+            return None
+        worker = self._worker(number)
+        worker.activity, worker.task, worker.position, worker.index = activity, event["task"], position, index
+        if number < 0:
+            worker.state = WorkerState.WAITING if activity is Activity.READY else WorkerState.FETCHING
+        return worker
 
     def _put_index(self, event: Row, message: Message) -> None:
         number = event["worker"]
         if 0 <= number < MOST_WORKERS:
-            worker = self._worker(number)
-            entry = Queued(message, event["task"], number)
-            self.workers[number] = replace(worker, index_queue=(*worker.index_queue, entry))
+            self._worker(number).index_queue.append(Queued(message, event["task"], number))
 
     def _write_index(self, event: Row, before: Stage, after: Stage) -> None:
         worker = self.workers.get(event["worker"])
-        if worker is None:
-            return
-        for at, entry in enumerate(worker.index_queue):
-            if entry.stage is before and entry.task == event["task"]:
-                written = replace(entry, stage=after, payload=event["x"])
-                entries = (*worker.index_queue[:at], written, *worker.index_queue[at + 1 :])
-                self.workers[worker.worker] = replace(worker, index_queue=entries)
+        for at, entry in enumerate(() if worker is None else worker.index_queue):
+            if worker is not None and entry.stage is before and entry.task == event["task"]:
+                worker.index_queue[at] = replace(entry, stage=after, payload=event["x"])
                 return
 
     def _take_index(self, number: int, kind: Message, task: int, *, surely: bool = True) -> None:
         """A message leaves the index queue; it should be the first one there."""
         worker = self.workers.get(number)
-        entries = () if worker is None else worker.index_queue
+        entries = [] if worker is None else worker.index_queue
         for at, entry in enumerate(entries):
             if entry.kind is kind and entry.task == task:
                 if at and surely:
                     self._violated(f"{entry.name} leaves worker {number}'s index queue before {entries[0].name}")
-                self.workers[number] = replace(self._worker(number), index_queue=entries[:at] + entries[at + 1 :])
+                del entries[at]
                 return
         if surely:
             what = f"task {task}" if task >= 0 else kind.name.lower()
@@ -607,20 +627,29 @@ class Follower:
         self._work(event, Activity.TAKEN if message == Message.TASK else Activity.READY)
 
     def _sampled(self, event: Row) -> None:
-        self._work(event, Activity.SAMPLE, position=event["x"], index=event["y"])
+        self._work(event, Activity.SAMPLE, event["x"], event["y"])
 
     def _worker_started(self, event: Row) -> None:
-        self._work(event, Activity.STARTING, pid=event["x"] or self._worker(event["worker"]).pid)
+        worker = self.workers.get(event["worker"])
+        if worker is not None and event["x"]:  # what it does is told by itself, perhaps before this
+            worker.pid = event["x"]
 
     def _worker_ready(self, event: Row) -> None:
-        self._work(event, Activity.READY, pid=event["x"])
+        worker = self._work(event, Activity.READY)
+        if worker is not None:
+            worker.pid = event["x"]
 
     def _worker_gone(self, event: Row) -> None:
-        self._work(event, Activity.GONE, pid=event["x"], exit_code=event["y"], task=-1)
+        self._gone(event, event["x"], event["y"])
 
     def _found_dead(self, event: Row) -> None:
         if event["x"] == Actor.WORKER:
-            self._work(event, Activity.GONE, pid=event["y"], exit_code=event["z"], task=-1)
+            self._gone(event, event["y"], event["z"])
+
+    def _gone(self, event: Row, pid: int, exit_code: int) -> None:
+        worker = self._work(event, Activity.GONE)
+        if worker is not None:
+            worker.pid, worker.exit_code, worker.task = pid, exit_code, -1
 
     # --- results
     def _shm(self, event: Row) -> None:
@@ -628,14 +657,14 @@ class Follower:
         if event["task"] < 0 or not 0 <= event["worker"] < MOST_WORKERS:
             return
         if not self._change(self.outbox, event, shared=event["x"]):
-            worker = self._worker(event["worker"])
-            self.workers[worker.worker] = replace(worker, making=worker.making + event["x"])
+            self._worker(event["worker"]).making += event["x"]
 
     def _put_result(self, event: Row) -> None:
-        worker = self.workers.get(event["worker"])
-        shared = 0 if worker is None else worker.making
+        worker = self._work(event, Activity.ANSWERED)
+        shared = 0
+        if worker is not None:
+            shared, worker.making = worker.making, 0
         self.outbox.append(Queued(Message.RESULT, event["task"], event["worker"], shared=shared))
-        self._work(event, Activity.ANSWERED, making=0)
 
     def _acknowledge(self, event: Row) -> None:
         self.outbox.append(Queued(Message.RESUME, -1, event["worker"]))

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
-from minidl.tracing.events import EVENTS, Field, Outcome, Phase
+from minidl.tracing.events import EVENTS, Event, Field, Outcome, Phase
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.state import Follower, ProtocolState, Queued, Row, WorkerNow
@@ -371,8 +371,13 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     if told.name in ("found_dead", "join") and worker < 0:
         values["worker"] = ""
     pretence = " (simulated)" if values.get("simulated") == 1 else ""
-    words = _WORDS.get(told.code) or f"{told.name.replace('_', ' ')}{_PHASES[told.phase]}"
+    words = _WORDS.get(told.code) or _plainly(told)
     return " ".join(words.format_map(values).split()) + pretence
+
+
+def _plainly(told: Event) -> str:
+    """For an event without words of its own: its name, and its task."""
+    return told.name.replace("_", " ") + (" of task {task}" if told.has_task else "") + _PHASES[told.phase]
 
 
 _PHASES: Final = {Phase.BEGIN: " begins", Phase.END: " ends", Phase.INSTANT: ""}
