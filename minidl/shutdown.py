@@ -130,8 +130,11 @@ def join_workers(iterator: _MultiProcessingDataLoaderIter) -> None:
 def end_leftovers(iterator: _MultiProcessingDataLoaderIter) -> None:
     """Terminate, and at last kill, whoever did not leave; then forget the workers' pids.
 
-    The pids are forgotten last, so that a worker killed while it is waited for still raises through SIGCHLD.
+    The pids are forgotten last, so that a worker killed while it is waited for still raises through SIGCHLD. Where that
+    came before the pin thread was told to end, it is told here.
     """
+    if hasattr(iterator, "_pin_memory_thread") and not iterator._pin_memory_thread_done_event.is_set():
+        iterator._pin_memory_thread_done_event.set()
     if iterator._worker_pids_set:
         _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl
-from minidl import cli, protocol, signals
+from minidl import cli, protocol, shutdown, signals
 from minidl.dispatcher import Dispatcher, DispatchError, Signal
 from minidl.explore import decisions, trace
 from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM, UPSTREAM_LACKS, Configuration, Crash
@@ -207,6 +207,7 @@ KINDS = {
     "lock-free-event": {"hang", "orphan"},
     "leavers-checked": {"hang"},
     "bounded-pin-join": {"hang"},
+    "pin-told-at-last": {"rule"},
     "kill-at-last": {"rule"},
     "cancel-join-results-when-orphaned": {"orphan"},
 }
@@ -474,6 +475,23 @@ def test_orphans_leave_though_their_results_fill_the_pipe() -> None:
         program.kill()
         program.wait(wl.BOUND)
     wl.wait_until_gone(pids)
+
+
+def test_the_pin_thread_ends_though_the_shutdown_is_interrupted_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGCHLD's handler, or by Ctrl-C: nobody would shut down a second time."""
+    wl.impatient(monkeypatch)
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=1, pin_memory=True))
+
+    def interrupt(iterator: Any) -> None:
+        raise RuntimeError("DataLoader worker is killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutdown, "stop_pin_memory_thread", interrupt)
+        with pytest.raises(RuntimeError, match="is killed"):
+            iterator.close()
+    iterator._pin_memory_thread.join(wl.BOUND)
+    assert not iterator._pin_memory_thread.is_alive()
 
 
 def test_what_is_bad_is_told_in_words() -> None:

@@ -30,7 +30,8 @@ class Configuration:
     streams: batches in each worker's share of an iterable dataset; None for a map-style one of `tasks` batches.
     epochs: more than one only with persistent workers. index_room, result_room: messages that a pipe holds.
     may_break: the user may leave an epoch after any batch. exits: the interpreter exits while somebody still holds the
-    iterator, which nobody has closed. timeout: the user has set one. slow: a join may run out of
+    iterator, which nobody has closed. heard: it is the main thread that iterates, so that a worker's death interrupts
+    it at once (SIGCHLD); else it has to look. timeout: the user has set one. slow: a join may run out of
     time though who is joined could still end by itself.
     """
 
@@ -47,6 +48,7 @@ class Configuration:
     result_room: int = 2
     may_break: bool = False
     exits: bool = False
+    heard: bool = False
     crashes: tuple[Crash, ...] = ()
     timeout: bool = False
     slow: bool = False
@@ -60,6 +62,7 @@ class Configuration:
         parts += ["out of order"] if not self.in_order else []
         parts += ["may break"] if self.may_break else []
         parts += ["exits unclosed"] if self.exits else []
+        parts += ["SIGCHLD"] if self.heard else []
         parts += ["user's timeout"] if self.timeout else []
         parts += ["slow workers"] if self.slow else []
         parts += [f"crash: {', '.join(crash.value for crash in self.crashes)}"] if self.crashes else []
@@ -75,6 +78,7 @@ class Protocol:
     wake_pin: bool = True
     workers_done: bool = True
     pin_done: bool = True
+    pin_told_at_last: bool = True
     watchdog: bool = True
     loader_timeout: bool = True
     worker_timeout: bool = True
@@ -105,7 +109,7 @@ class Protocol:
 OURS: Final = Protocol()
 UPSTREAM_LACKS: Final = (
     *("bounded_result_read", "bounded_index_read", "lock_free_event", "leavers_checked", "bounded_pin_join"),
-    *("killed_at_last", "cancel_results_when_orphaned"),
+    *("killed_at_last", "cancel_results_when_orphaned", "pin_told_at_last"),
 )
 UPSTREAM: Final = OURS.without(*UPSTREAM_LACKS)
 
@@ -133,6 +137,10 @@ CONFIGURATIONS: Final = (
     _C("stuck", timeout=True, may_break=True, crashes=(Crash.WORKER_STUCK, Crash.WORKER_STOPPED)),
     _C("stuck, pinned", timeout=True, pin=True, may_break=True,
        crashes=(Crash.WORKER_STUCK, Crash.WORKER_STOPPED, Crash.PIN_STUCK)),
+    _C("heard", heard=True, tasks=6, may_break=True, crashes=(Crash.WORKER_KILLED,)),
+    _C("heard, pinned", heard=True, pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,)),
+    _C("heard, persistent", heard=True, persistent=True, epochs=2, may_break=True, crashes=(Crash.WORKER_KILLED,)),
+    _C("heard, streams", heard=True, streams=(0, 2), may_break=True, crashes=(Crash.WORKER_KILLED,)),
     _C("slow", slow=True, pin=True, may_break=True, crashes=_ANY_PINNED),
 )  # fmt: skip
 """From the smallest of its kind on; each with a crash of any one actor at any step, unless it says otherwise."""

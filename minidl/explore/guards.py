@@ -26,6 +26,7 @@ STUCK_PIN = C("pin thread stuck", pin=True, may_break=True, timeout=True, crashe
 DEAD_PIN = C("pin thread dies", pin=True, crashes=(Crash.PIN_DIES,))
 KILLED_LOADER = C("loader killed", crashes=(Crash.LOADER_KILLED,), may_break=True)
 ORPHANED_WRITER = C("loader killed, narrow pipe", crashes=(Crash.LOADER_KILLED,), result_room=1)
+HEARD = C("worker killed, SIGCHLD, pinned", heard=True, pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,))
 STUCK_WORKER = C("stuck worker", timeout=True, crashes=(Crash.WORKER_STUCK,))
 STOPPED_WORKER = C("stopped worker", timeout=True, crashes=(Crash.WORKER_STOPPED,))
 UNCLOSED = C("exit unclosed, narrow pipe", exits=True, may_break=True, index_room=1)
@@ -92,6 +93,8 @@ _LIST = (
           "iterators:_raise_if_worker_died", "", (KILLED_STREAM,)),
     Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
           "shutdown:stop_pin_memory_thread", "", (STUCK_PIN,)),
+    Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though SIGCHLD interrupted the shutdown before",
+          "shutdown:end_leftovers", "", (HEARD,)),
     Guard("kill-at-last", "killed_at_last", "ends a worker that SIGTERM does not reach",
           "shutdown:end_leftovers", "", (STOPPED_WORKER,)),
     Guard("cancel-join-results-when-orphaned", "cancel_results_when_orphaned",

@@ -23,7 +23,7 @@ from minidl.dispatcher import EPOCH_END, Assignment, Deliver, DispatchError
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash, Protocol
 from minidl.explore.decisions import STATUS, Dispatching, loader_moved, pin_moved, worker_decides
-from minidl.explore.world import CRASHED, CREW, LIFE, LOCK, PHASE, READY, RESULTS, Pin, State, Worker, World
+from minidl.explore.world import CRASHED, CREW, LIFE, LOCK, PHASE, READY, RESULTS, SIGNALLED, Pin, State, Worker, World
 from minidl.protocol import (
     Action,
     LoaderEvent,
@@ -69,6 +69,10 @@ _HOW_FAR: Final = {
 }
 
 
+_INTERRUPTIBLE: Final = (at.NEW, at.IDLE, at.GETTING, at.RESUMING, at.READING)
+_SHUTTING_DOWN: Final = (at.STOP_PIN, at.JOIN_PIN, at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS)
+
+
 def _silent(*event: Any) -> None:
     """Hear nothing."""
 
@@ -109,7 +113,7 @@ class Model:
         empty = ((),) * c.workers
         return (
             at.NEW, LoaderState.STARTING, self.dispatching.new, 0, 0, 0, (), False, empty, empty, crew, (), at.FREE,
-            False, (), pin, False, False, False, None, not c.crashes, "",
+            False, (), pin, False, False, False, None, False, not c.crashes, "",
         )  # fmt: skip
 
     def _share(self, worker: int) -> int:
@@ -122,7 +126,7 @@ class Model:
     def steps(self, state: State) -> list[Step]:
         """What the actors can do next, crashes left out; nothing, in a run that is over or that hangs."""
         out: list[Step] = []
-        act = self._phases.get(state[PHASE])
+        act = self._interrupted if state[SIGNALLED] else self._phases.get(state[PHASE])
         if act is not None:
             act(state, out)
         for number, worker in enumerate(state[CREW]):
@@ -438,12 +442,24 @@ class Model:
 
     def _raise(self, w: World) -> None:
         """An error reaches the user, who gives up."""
-        if w.phase == at.GETTING:
+        if w.life is LoaderState.WAITING:
             self._handle(w, LoaderEvent.RAISE)
             self._say_gone(w)
             self.say(MAIN, ev.NEXT[1], -1, -1, len(w.handed), Outcome.ERROR)
             self._with_user_again(w, -1)
         self._leave(w)
+
+    def _interrupted(self, state: State, out: list[Step]) -> None:
+        """SIGCHLD's handler raises, wherever the main thread is: a shutdown goes on to its end at once."""
+        w = World(state)
+        w.signalled = False
+        if w.phase in (at.GETTING, at.RESUMING):
+            self._say_nothing_came(w)
+        if w.phase in _SHUTTING_DOWN:
+            w.phase = at.TERMINATE
+        else:
+            self._raise(w)
+        self._took(out, w, "loader", "is interrupted by SIGCHLD")
 
     def _say_gone(self, w: World) -> None:
         """Workers that are seen to have ended; a trace tells each of them once."""
@@ -540,6 +556,9 @@ class Model:
 
     def _terminate(self, state: State, out: list[Step]) -> None:
         w = World(state)
+        if w.pin is not None and self.protocol.pin_done and self.protocol.pin_told_at_last and not w.pin_told:
+            self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.PIN_THREAD)
+            w.pin_told = True
         for signal in (15, 9) if self.protocol.killed_at_last else (15,):
             self._signal(w, signal)
         self._say_gone(w)
@@ -547,13 +566,7 @@ class Model:
         self.say(MAIN, ev.SHUTDOWN[1], -1, -1, left)
         self._handle(w, LoaderEvent.TERMINATED)
         self._go_on(w)
-        if (
-            w.pin is not None
-            and w.pin.life is not PinState.ENDED
-            and w.pin.place != at.STUCK
-            and w.frozen is None
-            and not self.configuration.slow
-        ):
+        if self._pin_left(w):
             w.fault = "the shutdown leaves the pin thread behind"
         if left:
             w.fault = f"the shutdown leaves {left} worker(s) behind"
@@ -561,8 +574,10 @@ class Model:
 
     def _pin_left(self, w: World) -> bool:
         """Whether the pin thread runs on, though it could have ended by itself."""
-        excused = w.frozen is not None or self.configuration.slow
-        return w.pin is not None and w.pin.life is not PinState.ENDED and w.pin.place != at.STUCK and not excused
+        if w.pin is None or w.pin.life is PinState.ENDED or w.pin.place == at.STUCK:
+            return False
+        ends_later = self.configuration.slow or (self.configuration.heard and w.pin_told and w.pin.place == at.RUNNING)
+        return w.frozen is None and not ends_later
 
     def _signal(self, w: World, signal: int) -> None:
         for number, worker in enumerate(w.crew):
@@ -899,7 +914,7 @@ class Model:
 
     def _joins_over(self, state: State, out: list[Step]) -> None:
         w = World(state)
-        if w.phase == at.JOIN_PIN and self.protocol.bounded_pin_join and self.protocol.bounded_joins:
+        if w.phase == at.JOIN_PIN and self.protocol.bounded_pin_join:
             self._pin_joined(w, 0)
             self._took(out, w, "loader", JOIN_OVER)
         elif w.phase == at.JOIN_WORKERS and self.protocol.bounded_joins and not w.nobody:
@@ -912,11 +927,13 @@ class Model:
         w.crashed = True
         who = f"worker {number}"
         if kind is Crash.WORKER_KILLED:
+            heard = self.configuration.heard and (w.phase in _INTERRUPTIBLE or w.phase in _SHUTTING_DOWN)
             for how, variant in self._cut_off(w, number, KILLED):
+                variant.signalled = heard
                 self._took(out, variant, who, f"is killed{how}")
             asks = w.crew[number].place == at.RUNNING and bool(w.index[number]) and w.index[number][0] >= at.SENTINEL
             if asks and not self.protocol.lock_free_event and not w.event_dead:
-                w.event_dead = True
+                w.event_dead, w.signalled = True, heard
                 w.end(number, KILLED, self.configuration.index_room)
                 self._took(out, w, who, "is killed in the lock of the done event")
         elif kind is Crash.WORKER_STOPPED:

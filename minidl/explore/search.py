@@ -35,7 +35,10 @@ class Bad:
 
 @dataclass
 class Found:
-    """What `explore` has seen. runs_end: no state can come back. bad: the violations, each kind once."""
+    """What `explore` has seen: states, steps between them, states in which a run ends, and what is bad.
+
+    seconds: of processor time.
+    """
 
     states: int = 0
     steps: int = 0
@@ -85,7 +88,7 @@ _PLACES = {
 
 def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = False) -> Found:
     """Visit every reachable state; stops at the first bad one unless `all_bad`."""
-    found, began = Found(), time.monotonic()
+    found, began = Found(), time.process_time()
     open_now: dict[State, bool] = {model.initial: True}  # True: on the path from the beginning
     path: list[tuple[State, Iterator[Step]]] = []
 
@@ -117,7 +120,7 @@ def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = F
         else:
             open_now[state] = False
             path.pop()
-    found.seconds = time.monotonic() - began
+    found.seconds = time.process_time() - began
     return found
 
 

@@ -94,7 +94,7 @@ OVER: Final = (ENDED, KILLED)
 
 _FIELDS = (
     "phase", "life", "decisions", "epoch", "drawn", "missing", "handed", "closed", "unsent", "index", "crew", "results",
-    "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "crashed", "fault",
+    "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "signalled", "crashed", "fault",
 )  # fmt: skip
 
 
@@ -123,6 +123,7 @@ class World:
     done: bool
     event_dead: bool  # the lock of the workers' done event is held by a dead process
     frozen: int | None  # the index queue whose lock a stopped feeder holds, -1 for none; None while Python still runs
+    signalled: bool  # SIGCHLD has come, and its handler is about to raise
     crashed: bool  # the one crash of a run has been
     fault: str  # what has gone wrong, in words
 
@@ -130,7 +131,7 @@ class World:
         (
             self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
             self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
-            self.done, self.event_dead, self.frozen, self.crashed, self.fault,
+            self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
         ) = state  # fmt: skip
 
     def freeze(self) -> State:
@@ -138,7 +139,7 @@ class World:
         return (
             self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
             self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
-            self.done, self.event_dead, self.frozen, self.crashed, self.fault,
+            self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
         )  # fmt: skip
 
     def worker(self, number: int, **changes: Any) -> None:
@@ -169,7 +170,7 @@ class World:
         return all(worker.place == GONE for worker in self.crew)
 
 
-PHASE, LIFE, CREW, RESULTS, LOCK, READY, CRASHED, FAULT = map(
-    _FIELDS.index, ("phase", "life", "crew", "results", "lock", "ready", "crashed", "fault")
+PHASE, LIFE, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, FAULT = map(
+    _FIELDS.index, ("phase", "life", "crew", "results", "lock", "ready", "signalled", "crashed", "fault")
 )
 """Places in a State."""
