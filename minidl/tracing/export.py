@@ -10,7 +10,8 @@ loader: two loaders that are iterated together would otherwise overlap in part, 
 the user has named (`minidl.span`) has that name. `COUNTERS` says how counters are derived. What other recorders saw
 (`Trace.attachments`) is drawn on tracks of its own, under the threads that it is of.
 
-Times are monotonic microseconds since the first event, exact to the nanosecond. The viewer picks its colours by name.
+Times are monotonic microseconds since the first event, exact to the nanosecond. The viewer picks its colours by name
+and heeds no `cname`, so the colours of `lanes.paint` cannot be had there.
 """
 
 from __future__ import annotations
