@@ -47,11 +47,12 @@ import minidl
 from minidl import cli
 from minidl.protocol import LoaderState, WorkerState
 from minidl.tracing import events as ev
+from minidl.tracing import stepper_page
 from minidl.tracing.events import Message
 from minidl.tracing.reader import Trace, read_trace
-from minidl.tracing.state import ProtocolState, Stage
-from minidl.tracing.stepper import Replay, causal_order, changes, describe, replay
-from minidl.tracing.stepper_page import MOST_EVENTS, picture
+from minidl.tracing.state import Follower, ProtocolState, Stage
+from minidl.tracing.stepper import EVERY, Replay, causal_order, changes, describe, replay
+from minidl.tracing.stepper_page import picture
 from minidl.tracing.stepper_terminal import render
 
 DISPATCH = ("send_idx", "rcvd_idx", "task_info", "tasks_outstanding", "workers_num_tasks", "workers_status")
@@ -226,6 +227,21 @@ def test_going_back_is_going_forward_mirrored(tmp_path: Path, monkeypatch: pytes
     for position in rng.integers(0, len(at) + 1, 300).tolist():
         assert at.to(position) == there[position]
         assert at.changed == told[position]
+
+
+def test_a_step_back_follows_no_more_than_a_block_of_events_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=80)))
+    assert len(at) > 4 * EVERY
+    at.to(len(at))
+    followed: list[int] = []
+    step = Follower.step
+    monkeypatch.setattr(Follower, "step", lambda self, event: followed.append(1) or step(self, event))
+    for go in (at.back, lambda: at.to(3 * EVERY), at.back, lambda: at.to(2 * EVERY - 1), at.forward):
+        followed.clear()
+        go()
+        assert len(followed) <= EVERY
 
 
 # --- Where to go ------------------------------------------------------------------------------------------------------
@@ -720,18 +736,19 @@ def test_the_page_has_the_states_of_the_replay(tmp_path: Path) -> None:
     assert any(state["pin"] and state["pin"]["simulated"] for state in states)
 
 
-def test_a_page_holds_a_window_and_says_which(tmp_path: Path) -> None:
-    at = replay(made(tmp_path / "t", Run(batches=200)))
-    assert len(at) > MOST_EVENTS
+def test_a_page_holds_a_window_and_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper_page, "MOST_EVENTS", 400)
+    at = replay(made(tmp_path / "t", Run(batches=40)))
+    assert len(at) > 1200
     at.to(len(at) // 2)
     page = told(at.html())
-    assert (page["begin"], len(page["words"])) == (len(at) // 2 - MOST_EVENTS // 2, MOST_EVENTS + 1)
+    assert (page["begin"], len(page["words"])) == (len(at) // 2 - 200, 401)
     assert page["begin"] + page["at"] == at.position
-    assert page["handed_out"] + len(page["batches"]) < page["all_batches"] == 200
+    assert page["handed_out"] + len(page["batches"]) < page["all_batches"] == 40
     part = told(at.html(begin=100, end=120))
     assert (part["begin"], len(part["words"]), part["at"]) == (100, 21, 20)
     assert part["base"] == json.loads(json.dumps(picture(at.to(100))))
-    assert len(at.html()) < 600_000
+    assert len(at.html()) < 60_000
     with pytest.raises(IndexError, match="positions 5 to 99999: this replay has 0 to"):
         at.html(begin=5, end=99999)
 
