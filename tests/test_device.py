@@ -891,6 +891,33 @@ def test_each_enqueued_batch_leaves_or_is_accounted_for(tmp_path: Path) -> None:
     assert trace.select("h2d", ev.Phase.END)["x"].tolist() == [1, 2, 3], "never more than the depth"
 
 
+def test_a_batch_keeps_its_tasks_number_though_others_failed(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(minidl.DataLoader(Tensors(8, bad=(3,)), 2, num_workers=2), SIMULATED))
+        for _ in range(4):
+            with contextlib.suppress(KeyError):
+                next(iterator)
+        assert list(iterator) == []
+    trace = minidl.read_trace(tmp_path / "t")
+    assert of(trace, "h2d")["task"].tolist() == [0, 2, 3]
+
+
+def test_what_is_under_way_when_a_trace_ends_is_in_it(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        assert batch[0] == 0 or gate.wait(LIMIT)
+        return batch
+
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(ones(3), SIMULATED, 3, transform))
+        next(iterator)
+        gate.set()
+    trace = minidl.read_trace(tmp_path / "t")
+    iterator.close()
+    assert (of(trace, "transform")["end"] > 0).sum() == 3
+
+
 def test_an_error_leaves_the_stage_as_one(tmp_path: Path) -> None:
     def transform(batch: torch.Tensor) -> torch.Tensor:
         raise ValueError("cannot")
