@@ -105,6 +105,7 @@ DERIVED: Final[dict[str, str]] = {
 
 UNSEEN: Final[dict[str, str]] = {
     "sampler_next": "the sampler is asked by the loader itself",
+    "share": "the sampler is iterated by the loader itself",
     "sample": "the dataset is asked by torch's fetcher",
     "pin": "torch's thread calls torch",
     "pin_start": "torch's thread",
@@ -113,6 +114,10 @@ UNSEEN: Final[dict[str, str]] = {
     "ready_get": "a queue.Queue of the loader's own",
 }
 """Event -> why no queue, event or process shows it. Such an event is not in the trace."""
+
+
+UNSEEN_BEHIND_PIN: Final = ("next", "consumer", "reorder_store", "reorder_pop", "timed_out")
+"""Not seen either where memory is pinned: the loader gets its batches from a queue of its own then."""
 
 
 # --- The context ------------------------------------------------------------------------------------------------------
@@ -245,7 +250,8 @@ class ObservedPorts(TracedPorts):
         self.loader_side = _Loader(self, iterator)
         pen = recorder.start(self.config)
         pen.role("loader", loader=self.loader)
-        pen.describe("loader", loader=self.loader, observed=True, unseen=sorted(UNSEEN), **_facts(iterator))
+        unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
+        pen.describe("loader", loader=self.loader, observed=True, unseen=sorted(unseen), **_facts(iterator))
 
     def enter(self, worker_id: int, seed: int) -> _Worker:
         """In a worker's process."""
@@ -278,8 +284,9 @@ class ObservedPorts(TracedPorts):
 class _Loader:
     """Follows one iterator in its own process. Upstream: what `_MultiProcessingDataLoaderIter` counts.
 
-    `tasks` is the iterator's own `_task_info` of this epoch: it keeps what is sent and not yielded, and stays with us
-    when a new epoch gives the iterator a new one. So it shows which batches have been handed out since the last call.
+    `tasks` is the iterator's own `_task_info` of this epoch, `status` its `_workers_status`: what is sent and not yielded,
+    and who has data left. They stay with us when a new epoch gives the iterator new ones, so they show what has been
+    handed out since the last call.
     """
 
     def __init__(self, ports: ObservedPorts, iterator: Any) -> None:
@@ -300,11 +307,14 @@ class _Loader:
     def new_epoch(self) -> None:
         """Forget the last epoch."""
         self.tasks: dict[int, Any] = {}
+        self.status: list[bool] = []
         self.workers: dict[int, int] = {}  # task -> worker
         self.kept: dict[int, ev.Outcome] = {}  # the reorder buffer, as told
         self.in_hand: list[tuple[int, ev.Outcome]] = []  # received in turn or popped, and not told as yielded
         self.send_idx = self.rcvd_idx = self.yielded = 0
         self.results = 0  # received, of whatever kind
+        self.ends: list[int] = []  # tasks answered with the end of a worker's data, as the pin thread has seen
+        self.ended = 0  # workers of which the loader knows that
         self.last = -1  # the task yielded last
         self.sampled_all = False  # a batch was yielded and no task sent for it
 
@@ -316,7 +326,7 @@ class _Loader:
         return int(getattr(self.iterator(), "_tasks_outstanding", self.send_idx - self.results))
 
     def active(self) -> int:
-        return sum(getattr(self.iterator(), "_workers_status", []))
+        return sum(self.status)
 
     def batches(self) -> int | None:
         return getattr(self.iterator(), "_num_yielded", None)
@@ -328,6 +338,9 @@ class _Loader:
         batches: the loader's own count of yields. What it lacks is lost: the sampler failed while a batch's successor
         was to be sent, and the batch in hand went with it.
         """
+        if self.pinned:
+            self.catch_up_pinned()
+            return
         gone = sorted(task for task in self.kept if task not in self.tasks)
         coming = [*self.in_hand, *((task, self.kept[task]) for task in gone)]
         certain = [task for task, outcome in coming[: len(coming) - all_but] if outcome is ev.Outcome.DATA]
@@ -349,6 +362,31 @@ class _Loader:
         self.sampled_all = self.in_order and (self.sampled_all or len(self.in_hand) > all_but)
         self.hand_out(all_but)
 
+    def catch_up_pinned(self) -> None:
+        """Where torch's pin thread receives, what the loader no longer keeps is all that it shows of its batches."""
+        for task in sorted(task for task in self.kept if task not in self.tasks):
+            outcome = self.kept.pop(task)
+            if self.in_order or task == self.rcvd_idx:
+                self.rcvd_idx = task + 1
+                self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding())
+            self.in_hand.append((task, outcome))
+            self.hand_out()
+        for worker, active in enumerate(self.status):
+            if not active:
+                self.data_ended(worker)
+
+    def data_ended(self, worker: int) -> None:
+        """The loader has learnt from the pin thread that a worker's data have ended."""
+        for task in [task for task in self.ends if self.workers.get(task) == worker]:
+            self.ends.remove(task)
+            self.ended += 1
+            self.emit(ev.WORKER_EXHAUSTED, task, worker, self.num_workers - self.ended)
+
+    def telling_to_leave(self, worker: int) -> None:
+        if self.pinned and not self.shutting_down:
+            self.catch_up_pinned()
+            self.data_ended(worker)
+
     def hand_out(self, all_but: int = 0) -> None:
         """Emit the yields of what is in hand."""
         while len(self.in_hand) > all_but:
@@ -360,7 +398,7 @@ class _Loader:
 
     # --- next() and the consumer, in turn
     def begin_next(self) -> None:
-        if not self.in_next:
+        if not self.in_next and not self.pinned:
             self.end_consumer()
             self.in_next = True
             self.emit(ev.NEXT[0], self.rcvd_idx, x=self.rcvd_idx)
@@ -394,6 +432,7 @@ class _Loader:
             self.epoch += 1
             self.new_epoch()
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
+            self.status = getattr(self.iterator(), "_workers_status", self.status)
             self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
 
     def primed(self) -> None:
@@ -410,7 +449,7 @@ class _Loader:
         self.fail()
         self.in_epoch = False
         ending = ev.Ending.CLOSED if self.tasks else ev.Ending.EXHAUSTED
-        if ending is ev.Ending.EXHAUSTED and not self.pinned:
+        if ending is ev.Ending.EXHAUSTED:
             self.begin_next()
             if self.rcvd_idx < self.send_idx:
                 self.rcvd_idx = self.send_idx
@@ -424,8 +463,7 @@ class _Loader:
     def sending(self, idx: int, worker: int, index: Any) -> None:
         """A task is about to be put; where a batch is in hand, for that batch, which is yielded afterwards."""
         self.begin_epoch()
-        if not self.pinned:
-            self.catch_up(self.batches(), all_but=1)
+        self.catch_up(self.batches(), all_but=1)
         self.sampled_all = False
         self.workers[idx] = worker
         self.send_idx = idx + 1
@@ -465,8 +503,15 @@ class _Loader:
 
     def received(self, task: int, worker: int, outcome: ev.Outcome) -> None:
         """A result has come; what the loader does about it follows from whose turn it is."""
-        if not self.in_epoch or self.pinned:
-            return  # a leftover of the last epoch, or the pin thread's affair
+        if not self.in_epoch:
+            return  # a leftover of the last epoch
+        if self.pinned:
+            # By the pin thread; the loader has yet to receive it.
+            if outcome is ev.Outcome.EXHAUSTED:
+                self.ends.append(task)
+            else:
+                self.kept[task] = outcome
+            return
         self.results += 1
         if outcome is ev.Outcome.EXHAUSTED:
             self.emit(ev.WORKER_EXHAUSTED, task, worker, self.active() - 1)
@@ -792,6 +837,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
             loader.sent()
             return
         if message is None:
+            loader.telling_to_leave(self.worker_id)
             self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
         elif isinstance(message, _ResumeIteration):
             loader.resuming(self.worker_id)
@@ -839,9 +885,14 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self._watch()
         worker, number = self.ports.worker_side, self.ports.loader
-        if worker is None or not _is_pair(message):
-            if message == (None, None):  # the loader wakes the pin thread
-                self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
+        if worker is None:  # the loader wakes the pin thread, which it has told to stop, and then waits for it
+            self.ports.loader_side.begin_shutdown()
+            self._emit(ev.DONE_EVENT_SET, x=ev.DoneEvent.PIN_THREAD)
+            self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
+            self.inner.put(message, *args, **kwargs)
+            self._emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD)
+            self.joining = True
+        elif not _is_pair(message):
             self.inner.put(message, *args, **kwargs)
         elif isinstance(message[0], _ResumeIteration):
             worker.resumes()
@@ -849,6 +900,14 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
         else:
             worker.answers(*message)
             self.inner.put(_Answer(message, number, message[0], worker.worker_id), *args, **kwargs)
+
+    joining = False
+
+    def cancel_join_thread(self) -> None:
+        if self.joining:
+            self.joining = False
+            self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
+        super().cancel_join_thread()
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         self._watch()
