@@ -167,12 +167,14 @@ def test_the_state_is_the_live_loaders_while_it_waits_and_batches_lie_in_the_reo
 
     def ask(iterator: Any) -> None:
         deadline = time.monotonic() + BOUND
-        while not quiet() and time.monotonic() < deadline:
+        while not (calm := quiet()) and time.monotonic() < deadline:
             time.sleep(0.01)
+        were_calm.append(calm)
         said.append((time.monotonic_ns(), live(iterator), [worker.pid for worker in iterator._workers]))
         touch(str(gate))
 
     main = threading.get_native_id()
+    were_calm: list[bool] = []
     with minidl.trace(tmp_path / "t"):
         iterator = iter(minidl.DataLoader(Gate(16, gate), batch_size=2, num_workers=2))
         asker = threading.Thread(target=ask, args=(iterator,))
@@ -183,6 +185,7 @@ def test_the_state_is_the_live_loaders_while_it_waits_and_batches_lie_in_the_reo
         del iterator
     trace = read_trace(tmp_path / "t")
     at = replay(trace)
+    assert were_calm == [True]
     ((moment, dispatched, pids),) = said
     for _ in range(2):
         state = at.at(seconds(trace, moment))

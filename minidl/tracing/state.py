@@ -419,11 +419,11 @@ class Follower:
         if code in _DISPATCH or (code == ev.INDEX_PUT and self.exact is None):
             self._decide(code, event)
         if code in _LOADER:
-            self._live("loader", self.loader_life, _LOADER_FORCED, code, event)
+            self._live(self.loader_life, _LOADER_FORCED, code, event)
         if code in _WORKER and 0 <= event["worker"] < MOST_WORKERS:
             self._worker_lives(code, event)
         if code in _PIN and self.pinned:
-            self._live("pin", self.pin_life, _PIN_FORCED, code, event)
+            self._live(self.pin_life, _PIN_FORCED, code, event)
         handler = _HANDLERS.get(code)
         if handler is not None:
             handler(self, event)
@@ -440,7 +440,7 @@ class Follower:
             lacking = "; but events of this trace were lost" if self.lossy else ""
             self.violation = f"{self.violation}; {what}" if self.violation else what + lacking
 
-    def _live(self, who: str, replayed: Any, forced: Mapping[int, Any], code: int, event: Row) -> None:
+    def _live(self, replayed: Any, forced: Mapping[int, Any], code: int, event: Row) -> None:
         """Move an actor's lifecycle; where it refuses, by what the event says of its state."""
         try:
             replayed.step(event)
@@ -453,7 +453,7 @@ class Follower:
         life = self.worker_lives.get(number)
         if life is None:
             life = self.worker_lives[number] = WorkerReplay(number, self.done_set_at)
-        self._live("worker", life, _WORKER_FORCED, code, event)
+        self._live(life, _WORKER_FORCED, code, event)
         self._worker(number).state = life.life.state
 
     # --- what is decided
