@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", metavar="NAME", help="only this configuration (see --list); may be given repeatedly")
     add("--guard", action="append", metavar="NAME", help="only the shortest run that goes wrong without this guard")
     add("--upstream", action="store_true", help="torch's protocol instead: where has it holes?")
+    add("--follow", type=Path, metavar="TRACE", help="can the model do what a live loader was recorded doing?")
     add("--list", action="store_true", help="name the configurations and the guards")
     add("-o", "--output", type=Path, metavar="DIR", help="write each run that goes wrong as a trace into DIR/NAME")
 
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _list()
         return OK
+    if arguments.follow is not None:
+        return _follow(arguments.follow)
     protocol = UPSTREAM if arguments.upstream else OURS
     chosen = [c for c in CONFIGURATIONS if not arguments.quick or c.name in QUICK]
     if arguments.only:
@@ -77,6 +80,26 @@ def _list() -> None:
         print(f"{configuration.name:<26} {configuration.describe()}")
     for guard in GUARDS.values():
         print(f"{guard.name:<34} {guard.purpose}; ours {guard.ours}; torch {guard.upstream or 'has none'}")
+
+
+def _follow(path: Path) -> int:
+    """Whether each recorded loader's run is a run of the model; 1 where one is not."""
+    from minidl.explore.configurations import Crash
+    from minidl.explore.follow import configuration_of, follow
+    from minidl.tracing.reader import read_trace
+
+    trace, lost = read_trace(path), 0
+    for loader, facts in trace.loaders.items():
+        if not facts.get("num_workers"):
+            print(f"loader {loader}: has no workers, and so nothing to explore")
+            continue
+        crashes = (Crash.WORKER_KILLED,) if len(trace.select("found_dead")) else ()
+        followed = follow(trace, loader, crashes)
+        lost += not followed
+        how = f"not followed; no run of the model goes on with {followed.lost}" if followed.lost else "followed"
+        about = configuration_of(trace, loader, crashes).describe()
+        print(f"loader {loader} ({about}): {followed.events} events {how}")
+    return FOUND if lost else OK
 
 
 def _explore(chosen: list[Configuration], full: set[str], protocol: Protocol, output: Path | None) -> int:

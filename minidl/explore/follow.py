@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.explore.configurations import OURS, Configuration, Crash
-from minidl.explore.model import MAIN, PIN_THREAD, Model, result_feeder
+from minidl.explore.model import Model
+from minidl.explore.steps import MAIN, PIN_THREAD, result_feeder
 from minidl.explore.trace import Telling, Thread, Told, told
 from minidl.explore.world import State
 from minidl.tracing import events as ev

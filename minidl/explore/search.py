@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from minidl.explore import world as at
-from minidl.explore.model import RAN_OUT, Label, Model, Step
+from minidl.explore.model import Model
+from minidl.explore.steps import RAN_OUT, Label, Step
 from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, State
 
 Progress = Callable[[int], None]

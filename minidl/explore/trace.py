@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from minidl.explore.configurations import OURS
-from minidl.explore.model import MAIN, PIN_THREAD, Label, Model, Step
+from minidl.explore.model import Model
 from minidl.explore.search import Run
+from minidl.explore.steps import MAIN, PIN_THREAD, Label, Step
 from minidl.explore.world import State, World
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, FORMAT_VERSION, PACK

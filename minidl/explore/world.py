@@ -35,6 +35,11 @@ def resumed(message: int) -> int:
     return _RESUME - message
 
 
+def named(message: int) -> str:
+    """An index queue's message in words."""
+    return f"task {message}" if message >= 0 else "the sentinel" if message == SENTINEL else "the new epoch's message"
+
+
 # --- What is in the result queue: what, of which worker, for which task (or epoch) ------------------------------------
 DATA, EXHAUSTED, ACK, WAKE = range(4)
 

@@ -1,0 +1,93 @@
+"""What the parts of the model share: what a step is, who tells its events, how a step is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from minidl.explore import world as at
+from minidl.explore.configurations import Configuration, Protocol
+from minidl.explore.world import State, World
+from minidl.tracing import events as ev
+from minidl.tracing.events import Message, Outcome, QueueId
+
+Label = tuple[str, str, int]
+"""Who takes the step, what it does, and with which worker, task or variant (-1 = none)."""
+
+Step = tuple[Label, State]
+Say = Callable[..., None]
+
+MAIN: Final = (-1, 0)
+"""Process and thread of an event: the loader's main thread. A worker's process has the worker's number."""
+PIN_THREAD: Final = (-1, 1)
+WAKER: Final = (-1, 2)
+
+KILLED, FAILED = -9, 1
+POLL, JOIN_OVER = "poll", "join over"
+RAN_OUT: Final = (POLL, JOIN_OVER)
+"""Steps that a run without a crash must not need."""
+
+
+def index_feeder(worker: int) -> tuple[int, int]:
+    """The loader's thread that writes to a worker."""
+    return (-1, 3 + worker)
+
+
+def result_feeder(worker: int) -> tuple[int, int]:
+    """A worker's thread that writes its results."""
+    return (worker, 1)
+
+
+HOW_FAR: Final = {
+    at.WRITTEN: ", its feeder in the result queue's lock",
+    at.TAKEN: ", its feeder in the result queue's lock",
+    at.HALF_WRITTEN: ", its feeder in the middle of a message",
+}
+
+
+INTERRUPTIBLE: Final = (at.NEW, at.IDLE, at.GETTING, at.RESUMING, at.READING)
+SHUTTING_DOWN: Final = (at.STOP_PIN, at.JOIN_PIN, at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS)
+
+
+def _silent(*event: Any) -> None:
+    """Hear nothing."""
+
+
+class Acting:
+    """A part of the model: one configuration under one protocol.
+
+    `reduced` merges steps that only one actor can tell apart, see `model`. `say`, where it is set, hears the events
+    that a step stands for: who tells it (process and thread), and the arguments of `Recorder.emit` without the loader.
+    """
+
+    def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
+        self.configuration = configuration
+        self.protocol = protocol
+        self.reduced = reduced
+        self.say: Say = _silent
+
+    def _took(self, out: list[Step], world: World, who: str, what: str, which: int = -1) -> None:
+        out.append(((who, what, which), world.freeze()))
+
+    def _share(self, worker: int) -> int:
+        return 0 if self.configuration.streams is None else self.configuration.streams[worker]
+
+    def _may_write(self, w: World) -> bool:
+        free = w.lock != at.DEAD_LOCK if self.reduced else w.lock == at.FREE
+        return free and len(w.results) < self.configuration.result_room
+
+    def _say_read(self, thread: tuple[int, int], kind: int, task: int, worker: int) -> None:
+        self.say(thread, ev.RESULT_READ, -1, -1, 64)
+        if kind in (at.DATA, at.EXHAUSTED):
+            self.say(thread, ev.RESULT_REBUILD[0], task, worker, 64)
+            self.say(thread, ev.RESULT_REBUILD[1], task, worker, 0, 0)
+
+    def _say_got(self, thread: tuple[int, int], code: int, kind: int, task: int, worker: int) -> None:
+        if kind == at.ACK:
+            self.say(thread, code, -1, worker, Message.RESUME)
+        elif kind == at.WAKE:
+            self.say(thread, code, -1, -1, Message.SENTINEL)
+            self.say(thread, ev.SENTINEL_GET, -1, -1, QueueId.RESULT)
+        else:
+            outcome = Outcome.EXHAUSTED if kind == at.EXHAUSTED else Outcome.DATA
+            self.say(thread, code, task, worker, Message.RESULT, outcome)
