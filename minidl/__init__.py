@@ -32,6 +32,7 @@ from minidl.tracing.instrument import trace, trace_from_environment
 from minidl.tracing.observe import observe
 from minidl.tracing.page import html
 from minidl.tracing.picture import timeline
+from minidl.tracing.ranks import align_clocks
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
 from minidl.tracing.spans import span
@@ -62,6 +63,7 @@ __all__ = [
     "TraceError",
     "WeightedRandomSampler",
     "WorkerInfo",
+    "align_clocks",
     "_BaseDataLoaderIter",
     "_DatasetKind",
     "_MultiProcessingDataLoaderIter",

@@ -274,8 +274,9 @@ EPOCH = _span(
     "iterators:_reset", "dataloader:_reset", "1 §2.4.3",
 )  # fmt: skip
 SAMPLER_NEXT = _span(
-    12, "sampler_next", Track.LOADER, "#0072b2", "task", ("", "count:indices first_index"),
-    "the sampler is asked for the next task's indices; the end's count is 0 where it had none",
+    12, "sampler_next", Track.LOADER, "#0072b2", "task", ("", "count:indices first_index digest"),
+    "the sampler is asked for the next task's indices; the end's count is 0 where it had none; digest stands for the "
+    "indices and their order, 0 = none",
     "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
 )  # fmt: skip
 TASK_ASSIGNED = _instant(
@@ -569,4 +570,11 @@ CLOCK_CALIBRATION = _instant(
     "a mark of the device was bracketed by the host's clock: it lay at `reference`, give or take `error`; drift: how "
     "far the two clocks have gone apart since the last one",
     "tracing.device_clock:calibrate", "", "",
+)  # fmt: skip
+
+# --- Several ranks ----------------------------------------------------------------------------------------------------
+SHARE = _instant(
+    130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
+    "a sampler that deals out shares is about to be iterated: the epoch that it was told, whose share, of how many",
+    "distributed:set_epoch", "distributed:set_epoch", "2 §3.1",
 )  # fmt: skip

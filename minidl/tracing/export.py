@@ -17,6 +17,7 @@ and heeds no `cname`, so the colours of `lanes.paint` cannot be had there.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,7 +143,7 @@ class _View:
         self.start = int(self.events["time"][0]) if len(self.events) else 0
         self.pids = _distinct_pids(trace.processes)
         self.home = self._homes()
-        self.several = len(self.home) > 1
+        self.of_rank = Counter(trace.processes[process].rank for process in self.home.values())
         self.lanes: dict[tuple[int, int, int], int] = {}  # (process, tid, loader) -> number of the consumer's track
 
     def pick(self, *codes: int) -> Rows:
@@ -164,7 +165,11 @@ class _View:
 
     def of(self, what: str, loader: int) -> str:
         """`what`, with the loader's number before it where there are several loaders."""
-        return f"loader {loader}: {what}" if self.several else what
+        return f"loader {loader}: {what}" if self.several(self.home.get(loader, 0)) else what
+
+    def several(self, process: int) -> bool:
+        """Does the process's rank have several loaders?"""
+        return bool(self.trace.processes) and self.of_rank[self.trace.processes[process].rank] > 1
 
     def lane(self, process: int, tid: int, loader: int) -> int:
         """The pseudo-thread of the loader's consumer in that thread."""
@@ -307,15 +312,15 @@ def process_titles(trace: Trace) -> list[str]:
     """Name and pid of each process, as the viewer titles them: the loaders' own, what guests saw, then the workers."""
     view = _View(trace)
     order = sorted(range(len(trace.processes)), key=lambda i: (*_rank(trace.processes[i]), i))
-    titles = [f"{_process_name(view, trace.processes[i])} {view.pids[i]}" for i in order]
+    titles = [f"{_process_name(view, i)} {view.pids[i]}" for i in order]
     workers = sum(process.worker >= 0 for process in trace.processes)
     titles[len(titles) - workers : len(titles) - workers] = [f"{t} {pid}" for t, pid in view.guests.processes.items()]
     return titles
 
 
-def _rank(process: Process) -> tuple[bool, int, int]:
+def _rank(process: Process) -> tuple[int, bool, int, int]:
     """Where a process belongs; one that runs several loaders knows only the last one's number."""
-    return process.worker >= 0, process.loader, process.worker
+    return process.rank, process.worker >= 0, process.loader, process.worker
 
 
 def _metadata(view: _View) -> list[str]:
@@ -325,8 +330,8 @@ def _metadata(view: _View) -> list[str]:
         out.append(_json({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}))
 
     ranks = sorted({_rank(process) for process in view.trace.processes})
-    for pid, process in zip(view.pids, view.trace.processes, strict=True):
-        name("process_name", pid, 0, name=_process_name(view, process))
+    for index, (pid, process) in enumerate(zip(view.pids, view.trace.processes, strict=True)):
+        name("process_name", pid, 0, name=_process_name(view, index))
         name("process_sort_index", pid, 0, sort_index=ranks.index(_rank(process)))
         if process.note:
             name("process_labels", pid, 0, labels=process.note)
@@ -344,11 +349,13 @@ def _metadata(view: _View) -> list[str]:
     return out
 
 
-def _process_name(view: _View, process: Process) -> str:
-    rank = view.trace.manifest.get("rank")
+def _process_name(view: _View, index: int) -> str:
+    process, rank = view.trace.processes[index], view.trace.manifest.get("rank")
     what = process.role if process.worker < 0 else f"{process.role} {process.worker}"
-    if view.several and process.worker >= 0:
+    if view.several(index) and process.worker >= 0:
         what += f" of loader {process.loader}"
+    if process.rank >= 0:
+        return f"rank {process.rank} \N{MIDDLE DOT} {what}"
     return what if rank is None else f"{what} (rank {rank})"
 
 
@@ -499,7 +506,7 @@ class _Args:
 
     def add_fields(self, rows: Rows, event: Event, own: Iterable[str]) -> None:
         """Loader, task, worker, and the event's own fields."""
-        if self.view.several:
+        if len(self.view.home) > 1:
             self.add("loader", rows["loader"])
         if event.has_task:
             self.add("task", rows["task"])

@@ -89,6 +89,19 @@ def _first(index: Any) -> int:
     return first if isinstance(first, int) else -1
 
 
+def _digest(index: Any) -> int:
+    """A number for the indices and their order, the same in each process; 0 where they are no integers.
+
+    Without an event for each sample, it tells whether two epochs, or two ranks, had the same ones.
+    """
+    if not isinstance(index, (list, tuple)):
+        return 0
+    try:
+        return hash(tuple(index)) if _first(index) >= 0 else 0
+    except TypeError:
+        return 0
+
+
 def _outcome(data: Any) -> ev.Outcome:
     if isinstance(data, WorkerExhausted):
         return ev.Outcome.EXHAUSTED
@@ -133,6 +146,10 @@ class TracedPorts(ports.Ports):
         pen.describe("loader", loader=self.loader, **_facts(iterator))
 
     def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+        share = getattr(sampler, "sampler", sampler)
+        numbers = [getattr(share, name, None) for name in ("epoch", "rank", "num_replicas")]
+        if all(type(number) is int for number in numbers):
+            self.emit(ev.SHARE, self.loader, -1, -1, *numbers)
         self.sampling = TracedSampler(self, iter(sampler))
         return self.sampling
 
@@ -246,7 +263,10 @@ class TracedPorts(ports.Ports):
 
 def _facts(iterator: Any) -> dict[str, Any]:
     """An iterator's parameters, for the trace's reader."""
+    share = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
     return {
+        "dataloader": _dataloader(iterator._index_sampler),
+        "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
         "num_workers": iterator._num_workers,
@@ -258,9 +278,40 @@ def _facts(iterator: Any) -> dict[str, Any]:
         "timeout_s": iterator._timeout,
         "batch_size": getattr(iterator._index_sampler, "batch_size", None),
         "drop_last": iterator._drop_last,
-        "sampler": type(getattr(iterator._index_sampler, "sampler", iterator._index_sampler)).__qualname__,
+        "sampler": type(share).__qualname__,
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
+        **{
+            f"sampler_{name}": value
+            for name in ("shuffle", "seed", "drop_last")
+            if isinstance(value := getattr(share, name, None), int)
+        },
+        **_place_in_group(),
     }
+
+
+_dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _dataloader(index_sampler: Any) -> int:
+    """A number that the iterators of one DataLoader have in common, by its index sampler; 0 = unknown."""
+    try:
+        return _dataloaders.setdefault(index_sampler, len(_dataloaders) + 1)
+    except TypeError:
+        return 0
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # whatever the user's own __len__ raises: it was not asked for by the user
+        return None
+
+
+def _place_in_group() -> dict[str, int]:
+    """This process's rank, where it is in a process group."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return {}
+    return {"rank": torch.distributed.get_rank(), "world_size": torch.distributed.get_world_size()}
 
 
 # --- The pure classes, watched ----------------------------------------------------------------------------------------
@@ -498,12 +549,12 @@ class TracedSampler:
         ports = self.ports
         task = ports.decisions.send_idx if ports.decisions is not None else self.task
         ports.emit(ev.SAMPLER_NEXT[0], ports.loader, task)
-        count, first = 0, -1
+        count, first, digest = 0, -1, 0
         try:
             index = next(self.inner)
-            count, first = _count(index), _first(index)
+            count, first, digest = _count(index), _first(index), _digest(index)
         finally:
-            ports.emit(ev.SAMPLER_NEXT[1], ports.loader, task, -1, count, first)
+            ports.emit(ev.SAMPLER_NEXT[1], ports.loader, task, -1, count, first, digest)
         self.task += 1
         if ports.alone and ports.fetching is not None:
             ports.fetching.begin(task, index)
@@ -937,6 +988,11 @@ def trace_from_environment() -> None:
 
 
 def _ports_from_environment() -> ports.Ports:
+    pen = _pen_from_environment()
+    return ports.Ports() if pen is None else _new_ports(pen.config)
+
+
+def _pen_from_environment() -> recorder.Recorder | None:
     pen = recorder.active()
     if pen is None:
         try:
@@ -944,9 +1000,14 @@ def _ports_from_environment() -> ports.Ports:
         except (OSError, TraceError, ValueError) as error:
             print(f"minidl: MINIDL_TRACE: no trace is recorded: {error}", file=sys.stderr)
             ports.use(ports.Ports)
-            return ports.Ports()
+            return None
         print(f"minidl: recording to {pen.config.directory}", file=sys.stderr)
-    return _new_ports(pen.config)
+    return pen
+
+
+def pen() -> recorder.Recorder | None:
+    """This process's recorder, begun where MINIDL_TRACE asks for a trace that has not begun; None without a trace."""
+    return recorder.active() or (_pen_from_environment() if os.environ.get("MINIDL_TRACE") else None)
 
 
 def _config_from_environment() -> TraceConfig:

@@ -446,11 +446,14 @@ class _Crew:
                 number = len(slots)
                 slots.append((home, int(last[group]), [group]))
             slot_of[group] = number
+        rank_of = [trace.processes[owner].rank for owner, _, _ in slots]
+        order = sorted(range(len(slots)), key=rank_of.__getitem__)
         named = []
-        for _, _, groups in slots:
-            loaders = tuple(self.home[group][1] for group in groups)
-            named.append(Slot(_loaders(loaders), loaders))
-        return slot_of, tuple(named)
+        for number in order:
+            loaders = tuple(self.home[group][1] for group in slots[number][2])
+            of = "" if rank_of[number] < 0 else f"rank {rank_of[number]} \N{MIDDLE DOT} "
+            named.append(Slot(of + _loaders(loaders), loaders))
+        return np.argsort(order)[slot_of], tuple(named)
 
     def of(self, rows: Rows) -> Ints:
         """Index in `pairs` of each row's process and loader."""

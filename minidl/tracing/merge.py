@@ -1,8 +1,9 @@
-"""`minidl merge`: put what others recorded into a trace.
+"""`minidl merge`: put what others recorded into a trace, or join the traces of several ranks.
 
 Interface: `merge(paths, output)` looks at what its arguments are and does what can be done with them: a trace and
 profiles of it, as torch.profiler's `export_chrome_trace` writes them (.json, .json.gz), become that trace with the
-profiles attached. `profile(path, trace)` alone reads one profile, on the trace's clock.
+profiles attached; several traces, or a directory of them, are ranks of one run (see `ranks`). `profile(path, trace)`
+alone reads one profile, on the trace's clock.
 
 A profile's times are wall-clock times. They become CLOCK_MONOTONIC by the offset between the two clocks that every
 process of the trace noted when it began, and the run when it ended; the attachment states how well those agree. A
@@ -15,6 +16,7 @@ import argparse
 import gzip
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ import numpy as np
 from minidl.tracing import attachments
 from minidl.tracing.attachments import LATEST, SLICE, Attachment, Name, Rows, Track
 from minidl.tracing.reader import PACKED_SUFFIX, Trace, TraceError, read_trace
+from minidl.tracing.recorder import MANIFEST
 
 _ON_DEVICE: Final = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"}
 """Categories of slices whose pid is a device's number, and whose tid is a stream's."""
@@ -46,9 +49,13 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace's directory, or a packed file")
-    parser.add_argument("others", type=Path, nargs="+", metavar="PROFILE", help="what torch.profiler exported of it")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a packed trace, and leave TRACE alone")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a directory that holds one of each rank")
+    parser.add_argument(
+        "others", type=Path, nargs="*", metavar="OTHER", help="what torch.profiler exported of it, or other ranks"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="where it goes: a .minidl file; for ranks, or a directory"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,12 +72,25 @@ def merge(paths: Sequence[Path], output: Path | None = None) -> Path:
     """
     traces = [path for path in paths if _is_trace(path)]
     profiles = [path for path in paths if path not in traces]
+    if not profiles and (len(traces) > 1 or (traces[0].is_dir() and not (traces[0] / MANIFEST).is_file())):
+        return _join_ranks(traces, output)
     if len(traces) != 1 or not profiles:
         raise TraceError(
             f"merge takes one trace and profiles of it, and these are {len(traces)} traces and {len(profiles)} other "
             "files: give a trace's directory or packed file, then what torch.profiler exported of the same run"
         )
     return _merge_profiles(traces[0], profiles, output)
+
+
+def _join_ranks(paths: Sequence[Path], output: Path | None) -> Path:
+    from minidl.tracing import ranks
+
+    if output is None:
+        raise TraceError("merge: say with -o where the joined trace of the ranks should go")
+    joined, lacks = ranks.join(paths, output)
+    for text in lacks:
+        print(f"minidl: {text}", file=sys.stderr)
+    return joined
 
 
 def _is_trace(path: Path) -> bool:

@@ -95,7 +95,8 @@ _ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.
 class Process:
     """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded.
 
-    whole_from: CLOCK_MONOTONIC ns of the oldest event, where older ones were overwritten; else 0.
+    whole_from: CLOCK_MONOTONIC ns of the oldest event, where older ones were overwritten; else 0. rank: where the trace
+    joins several; else -1.
     """
 
     pid: int
@@ -107,14 +108,16 @@ class Process:
     events: int = 0
     lost: int = 0
     whole_from: int = 0
+    rank: int = -1
     file: str = ""
     note: str = ""
     header: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
-        """For messages: "worker 2 (pid 71)"."""
-        return f"{self.role}{'' if self.worker < 0 else f' {self.worker}'} (pid {self.pid})"
+        """For messages: "worker 2 (pid 71)", "rank 0 worker 2 (pid 71)"."""
+        of = "" if self.rank < 0 else f"rank {self.rank} "
+        return f"{of}{self.role}{'' if self.worker < 0 else f' {self.worker}'} (pid {self.pid})"
 
 
 @dataclass
@@ -134,13 +137,17 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     Raises TraceError where there is no trace, where there are several, or where its format is of a later minidl.
     """
     place = Path(path)
+    return Trace(place, read_files(place))
+
+
+def read_files(place: Path) -> Files:
+    """The files of the trace at `place`. Raises TraceError where there is none."""
     try:
-        files = _read_directory(place) if place.is_dir() else _read_packed(place)
+        return _read_directory(place) if place.is_dir() else _read_packed(place)
     except OSError as error:
         raise TraceError(
             f"{place}: {error.strerror or error}: give the directory or the packed file of a trace"
         ) from error
-    return Trace(place, files)
 
 
 # --- Where the bytes come from ----------------------------------------------------------------------------------------
@@ -314,6 +321,8 @@ class Trace:
                 f"{self.path} was written by minidl {writer}, format {version}; this minidl reads up to format "
                 f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"
             )
+        lacks = manifest.get("lacks")  # what was found when several traces were joined
+        self.problems += [text for text in lacks if isinstance(text, str)] if isinstance(lacks, list) else []
         return manifest
 
     def _read_side(self, index: int, data: bytes | None) -> None:
@@ -343,6 +352,7 @@ class Trace:
             process.ppid = int(facts.get("ppid", process.ppid))
             process.worker = int(facts.get("worker", process.worker))
             process.loader = int(facts.get("loader", process.loader))
+            process.rank = int(facts.get("rank", process.rank))
         elif kind == "thread":
             self.threads[process.pid, int(facts["tid"])] = _text(facts["name"])
         elif kind == "string":

@@ -109,7 +109,7 @@ class LoaderSummary:
         """The loader's part of the summary."""
         wall = f"{_s(self.wall)} from the first event to the last"
         lines = [
-            f"loader {self.number}{_params(self.params)}",
+            f"loader {self.number}{_of_rank(self.params)}{_params(self.params)}",
             f"  {_count(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
             f"  waited for data {_s(self.waited)}, consumer's own time {_s(self.consumer)}",
             *(f"  {line}" for line in self.verdict.lines()),
@@ -394,6 +394,10 @@ def _slow(step: Slow) -> str:
     what = f"sample {step.index}" if step.index >= 0 else "batch"
     worker = f", worker {step.worker}" if step.worker >= 0 else ""
     return f"{what} (task {step.task}{worker}) {step.took / 1e6:.1f} ms"
+
+
+def _of_rank(params: dict[str, Any]) -> str:
+    return f" of rank {params['rank']}" if type(params.get("rank")) is int else ""
 
 
 def _params(params: dict[str, Any]) -> str:
