@@ -143,10 +143,9 @@ def own_process(loader: LoaderView) -> Iterator[Violation]:
     rows = loader.pick(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.COLLATE, ev.RESULT_PUT, ev.WORKER_EXIT)
     rows = rows[loader.worker[rows] >= 0]
     owners = {process: worker for worker, process in reversed(loader.homes.items())}
-    table = np.full(max([-1, *loader.homes]) + 1, -1)
-    for worker, process in loader.homes.items():
-        table[worker] = process
-    for row in rows[loader.process[rows] != table[loader.worker[rows]]]:
+    workers, place = np.unique(loader.worker[rows], return_inverse=True)
+    wanted = np.array([loader.homes.get(worker, -1) for worker in workers.tolist()], np.int64)[place]
+    for row in rows[(wanted >= 0) & (loader.process[rows] != wanted)].tolist():
         worker = int(loader.worker[row])
         other = owners.get(int(loader.process[row]), -1)
         told = f"worker {worker} is {loader.trace.processes[loader.homes[worker]].name}"
@@ -157,7 +156,7 @@ def own_process(loader: LoaderView) -> Iterator[Violation]:
         for other, home in loader.homes.items():
             if home == process and other != worker:
                 late = rows[(loader.worker[rows] == other) & (loader.process[rows] == home)]
-                yield loader.broken("own-process", f"its process is worker {worker}'s", late[0])
+                yield from (loader.broken("own-process", f"its process is worker {worker}'s", row) for row in late[:1])
 
 
 @rule(
