@@ -4,15 +4,14 @@
         with minidl.span("forward", device="cuda"):
             loss = model(batch)
 
-Rules of use: spans may lie in each other. Each belongs to the batch that was handed out last. Without a trace it costs
-a function call.
+Rules of use: spans may lie in each other. Each belongs to the batch that was handed out last. Where no trace is being
+recorded when `span` is called, it costs three calls of functions that do nothing.
 """
 
 from __future__ import annotations
 
 import functools
 from types import TracebackType
-from typing import Any
 
 import torch
 from typing_extensions import Self
@@ -39,36 +38,45 @@ batch_in_use = BatchInUse()
 """That of this process; set by whoever hands a batch out."""
 
 
-class Span:
-    """A part of the user's code, from `with` on to its end."""
+class Unrecorded:
+    """A part of the user's code that no trace has."""
 
-    __slots__ = ("_about", "_device", "_name", "_pen", "_track")
-
-    def __init__(self, name: str, device: str | int | torch.device | None = None) -> None:
-        self._name = name
-        self._device = device
-        self._pen: Any = None
+    __slots__ = ()
 
     def __enter__(self) -> Self:
-        pen = recorder.active()
-        if pen is not None:
-            self._begin(pen)
         return self
-
-    def _begin(self, pen: recorder.Recorder) -> None:
-        self._pen = pen
-        self._about = batch_in_use.loader, batch_in_use.task, -1, pen.string(self._name)
-        pen.emit(ev.COMPUTE[0], *self._about)
-        self._track = None if self._device is None else _consumer_track(self._device)
-        self._mark(ev.DEVICE_COMPUTE[0])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pen is not None:
-            self._mark(ev.DEVICE_COMPUTE[1])
-            self._pen.emit(ev.COMPUTE[1], *self._about)
-            self._pen = None
+        pass
+
+
+_UNRECORDED = Unrecorded()
+
+
+class Span(Unrecorded):
+    """A part of the user's code, from `with` on to its end."""
+
+    __slots__ = ("_about", "_device", "_name", "_pen", "_track")
+
+    def __init__(self, pen: recorder.Recorder, name: str, device: str | int | torch.device | None) -> None:
+        self._pen = pen
+        self._name = name
+        self._device = device
+
+    def __enter__(self) -> Self:
+        self._about = batch_in_use.loader, batch_in_use.task, -1, self._pen.string(self._name)
+        self._pen.emit(ev.COMPUTE[0], *self._about)
+        self._track = None if self._device is None else _consumer_track(self._device)
+        self._mark(ev.DEVICE_COMPUTE[0])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mark(ev.DEVICE_COMPUTE[1])
+        self._pen.emit(ev.COMPUTE[1], *self._about)
 
     def _mark(self, code: int) -> None:
         if self._track is not None:
@@ -77,13 +85,14 @@ class Span:
             track.poll()
 
 
-def span(name: str, device: str | int | torch.device | None = None) -> Span:
+def span(name: str, device: str | int | torch.device | None = None) -> Unrecorded:
     """Mark a part of the training step: `with span("forward"):`, in the consumer's thread.
 
     device: also mark it in that device's current stream, so that the trace shows when the device did it. Where no
     trace is recorded, nothing happens. Article 1 §2.5.
     """
-    return Span(name, device)
+    pen = recorder.active()
+    return _UNRECORDED if pen is None else Span(pen, name, device)
 
 
 CONSUMER = "compute"
