@@ -394,6 +394,18 @@ def _diff_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_arguments(parser)
 
 
+def _record_suite(arguments: argparse.Namespace) -> int:
+    from minidl import recordings
+
+    return recordings.run(arguments)
+
+
+def _record_suite_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl import recordings
+
+    recordings.add_arguments(parser)
+
+
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl import bench
 
@@ -446,6 +458,10 @@ _COMMANDS = {
     ),
     "diff": _Command(
         "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments
+    ),
+    "record-suite": _Command(
+        "make every recording of traces/", "record-suite --device simulated -o traces", _record_suite,
+        _record_suite_arguments,
     ),
     "bench": _Command("measure what minidl costs beside torch", "bench --quick samplers", _bench, _bench_arguments),
     "explore": _Command(

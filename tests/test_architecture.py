@@ -24,7 +24,7 @@ ROWS = (
     {"transport", "ports", "progress", "streams"},
     {"dataloader", "iterators", "worker", "pin_memory", "shutdown", "signals", "device"},
     {"tracing"},
-    {"demo", "run", "bench", "explore", "cli", "__main__"},
+    {"demo", "run", "bench", "explore", "recordings", "cli", "__main__"},
 )
 """A module imports from its own row and the rows before it. A subpackage counts as one module."""
 

@@ -1,0 +1,347 @@
+"""The recordings: what each shows, and the program that is recorded.
+
+Interface: `SCENES`, name -> Scene. `scene.record(setting, directory)` runs the program, which ends before this returns,
+and gives the trace's place. Each scene is run in a process of its own, so it may leave killed workers and cold caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.data
+
+import minidl
+from minidl.recordings.images import Images, Shards
+from minidl.recordings.training import Setting, Training, in_the_step
+from minidl.tracing import recorder
+
+Program = Callable[[Setting], None]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One recording. record: (setting, an unused directory) -> the trace that came of it."""
+
+    name: str
+    shows: str
+    record: Callable[[Setting, Path], Path]
+
+
+SCENES: dict[str, Scene] = {}
+
+
+def tell(name: str, setting: Setting) -> None:
+    """Write into the trace what is recorded, and on which device: the table of recordings is made from this."""
+    pen = recorder.active()
+    assert pen is not None
+    accelerator = "none" if setting.simulated else torch.cuda.get_device_name()
+    cores = len(os.sched_getaffinity(0))
+    pen.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
+
+
+def _scene(name: str, shows: str) -> Callable[[Program], Program]:
+    """Make a scene of a program, which is traced from its beginning to its end."""
+
+    def declare(program: Program) -> Program:
+        def record(setting: Setting, directory: Path) -> Path:
+            setting.images()  # drawn before the trace begins
+            with minidl.trace(directory):
+                tell(name, setting)
+                program(setting)
+            return directory
+
+        SCENES[name] = Scene(name, shows, record)
+        return program
+
+    return declare
+
+
+# --- The whole pipeline, and parts of it ------------------------------------------------------------------------------
+@_scene("healthy-8-pinned", "eight workers, pinned memory, copies and augmentation on a side stream of the device")
+def _healthy(setting: Setting) -> None:
+    with setting.loader(setting.images()) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene("healthy-8-pageable", "the same without pinning: a copy from pageable memory keeps the host waiting")
+def _pageable(setting: Setting) -> None:
+    with setting.loader(setting.images(), pin_memory=False) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene("healthy-8-no-device-loader", "the same without the DeviceLoader: copy and augmentation are part of the step")
+def _no_device_loader(setting: Setting) -> None:
+    with setting.loader(setting.images()) as loader:
+        Training(setting).epoch(loader, in_the_step(setting))
+
+
+def _workers_scene(workers: int) -> None:
+    @_scene(f"workers-{workers}", f"the same training with {workers or 'no'} worker{'s' * (workers != 1)}")
+    def _some_workers(setting: Setting) -> None:
+        batches = setting.batches // 2
+        with setting.loader(setting.images(batches), workers) as loader:
+            Training(setting).epoch(setting.to_device(loader))
+
+
+for _number in (0, 1, 2, 4, 8, 12):
+    _workers_scene(_number)
+
+
+@_scene("starved-gpu", "one worker decodes to float for a step that is much faster: the device waits for data")
+def _starved(setting: Setting) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(setting.batches // 2, as_float=True), 1) as loader:
+        training.epoch(setting.to_device(loader, _unchanged))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+# --- Order ------------------------------------------------------------------------------------------------------------
+def _one_slow_sample(setting: Setting, in_order: bool) -> None:
+    slow = {setting.batch_size * 9 + 3: 0.6}  # of batch 9
+    with setting.loader(setting.images(slow=slow), 4, in_order=in_order) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene(
+    "head-of-line-in-order", "one sample takes 0.6 s longer: finished batches wait behind it, and their workers too"
+)
+def _in_order(setting: Setting) -> None:
+    _one_slow_sample(setting, True)
+
+
+@_scene("head-of-line-out-of-order", "the same sample with in_order=False: the batches behind it overtake")
+def _out_of_order(setting: Setting) -> None:
+    _one_slow_sample(setting, False)
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+def collate_in_private_memory(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A custom collate_fn that does not know of shared memory: the feeder thread copies each batch once more."""
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels)
+
+
+@_scene("collate-extra-copy", "a custom collate_fn stacks in private memory, and the feeder copies the batch once more")
+def _extra_copy(setting: Setting) -> None:
+    with setting.loader(setting.images(setting.batches // 2), 4, collate_fn=collate_in_private_memory) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene("collate-shortcut", "the default collate_fn stacks straight into shared memory")
+def _shortcut(setting: Setting) -> None:
+    with setting.loader(setting.images(setting.batches // 2), 4) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene("float-on-cpu", "workers make float32: four times the bytes through shared memory, pinning and the bus")
+def _float_on_cpu(setting: Setting) -> None:
+    with setting.loader(setting.images(setting.batches // 2, as_float=True), 8) as loader:
+        Training(setting).epoch(setting.to_device(loader, _unchanged))
+
+
+@_scene("uint8-gpu-transform", "workers send bytes; the device crops, flips and normalises on the side stream")
+def _uint8(setting: Setting) -> None:
+    with setting.loader(setting.images(setting.batches // 2), 8) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+def collate_to_many(samples: list[Any]) -> list[torch.Tensor]:
+    """Each image a tensor of its own: a segment, a descriptor and a copy to the device for each."""
+    images, labels = zip(*samples, strict=True)
+    return [*images, torch.tensor(labels)]
+
+
+def _stacked(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    *images, labels = tensors
+    return [torch.stack(images), labels]
+
+
+@_scene("many-small-tensors", "each image is sent as a tensor of its own: a segment and a descriptor for each")
+def _many(setting: Setting) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(setting.batches // 2), 4, collate_fn=collate_to_many) as loader:
+        training.epoch(setting.to_device(loader, _stacked), _as_float)
+
+
+@_scene("packed", "the same images in one tensor")
+def _packed(setting: Setting) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(setting.batches // 2), 4) as loader:
+        training.epoch(setting.to_device(loader, _unchanged), _as_float)
+
+
+def _as_float(batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = batch
+    return images.permute(0, 3, 1, 2).float() / 255, labels
+
+
+# --- Epochs -----------------------------------------------------------------------------------------------------------
+def _three_epochs(setting: Setting, persistent: bool) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(setting.batches // 4), 4, persistent_workers=persistent) as loader:
+        for _ in range(3):
+            training.epoch(setting.to_device(loader))
+
+
+@_scene("persistent", "three epochs, workers and pin thread kept")
+def _persistent(setting: Setting) -> None:
+    _three_epochs(setting, True)
+
+
+@_scene("respawn", "three epochs, workers and pin thread started anew for each")
+def _respawn(setting: Setting) -> None:
+    _three_epochs(setting, False)
+
+
+@_scene("iterable-uneven-shards", "an iterable dataset whose four workers run out of data one after the other")
+def _uneven(setting: Setting) -> None:
+    sizes = tuple(setting.batch_size * (2 + 4 * worker) for worker in range(4))
+    with setting.loader(Shards(setting.images(), sizes), 4) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+# --- Ends -------------------------------------------------------------------------------------------------------------
+@_scene("shutdown-exhausted", "the epoch ends: pin thread, sentinels, joins")
+def _exhausted(setting: Setting) -> None:
+    with setting.loader(setting.images(8), 4) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+@_scene("shutdown-closed", "closed in the middle of an epoch: what is in flight is skipped")
+def _closed(setting: Setting) -> None:
+    with setting.loader(setting.images(), 4) as loader:
+        Training(setting).epoch(itertools.islice(setting.to_device(loader), 6))
+
+
+@_scene("shutdown-error", "a sample raises: its error comes in its batch's turn, and ends the training")
+def _error(setting: Setting) -> None:
+    images = setting.images(failing=6 * setting.batch_size + 2)
+    with contextlib.suppress(ValueError), setting.loader(images, 4) as loader:
+        Training(setting).epoch(setting.to_device(loader))
+
+
+def _until_noticed(batches: Iterator[Any], training: Training, at: int, what: Callable[[], None]) -> None:
+    """Train, do something to a worker after `at` batches, and go on until the loader says that it noticed."""
+    try:
+        training.epoch(itertools.islice(batches, at))
+        what()
+        training.epoch(batches)
+    except RuntimeError as error:
+        print(f"the loader says: {error}", file=sys.stderr)
+        return
+    raise AssertionError("the loader did not notice what became of its worker")
+
+
+@_scene("worker-sigkilled", "worker 1 is killed in the middle of the epoch, and the loader finds it dead")
+def _sigkilled(setting: Setting) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(), 4) as loader:
+        iterator = iter(loader)
+        device = iter(setting.to_device(_Once(iterator)))
+        _until_noticed(device, training, 6, lambda: os.kill(iterator._workers[1].pid, signal.SIGKILL))
+
+
+@_scene("worker-sigstopped", "worker 1 is stopped: it lives, sends nothing, and the loader's timeout names it")
+def _sigstopped(setting: Setting) -> None:
+    training = Training(setting)
+    with setting.loader(setting.images(), 4, timeout=1.5) as loader:
+        iterator = iter(loader)
+        device = iter(setting.to_device(_Once(iterator)))
+        try:
+            _until_noticed(device, training, 6, lambda: os.kill(iterator._workers[1].pid, signal.SIGSTOP))
+        finally:
+            os.kill(iterator._workers[1].pid, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class _Once:
+    """An iterator as a loader, so that its workers can be reached."""
+
+    iterator: Any
+
+    def __iter__(self) -> Any:
+        return self.iterator
+
+
+class TornMessage(minidl.Dataset[Any]):
+    """Images, until the worker that is asked for `at` announces a message, writes a part of it, and is killed."""
+
+    def __init__(self, images: Images, at: int) -> None:
+        self.images = images
+        self.at = at
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            frame: Any = sys._getframe()
+            while "spec" not in frame.f_locals:  # the worker's own arguments lie on its stack
+                frame = frame.f_back
+            time.sleep(0.2)  # until the feeder thread has written what came before
+            queue = frame.f_locals["spec"].result_queue
+            queue._wlock.acquire()
+            os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"a part")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.images[index]
+
+
+@_scene(
+    "torn-message-pin-thread", "a worker is killed in the middle of a message; the pin thread waits for no rest of it"
+)
+def _torn(setting: Setting) -> None:
+    training = Training(setting)
+    dataset = TornMessage(setting.images(), 9 * setting.batch_size + 2)
+    with setting.loader(dataset, 4) as loader:
+        _until_noticed(iter(setting.to_device(loader)), training, 2, lambda: None)
+
+
+# --- Others' eyes -----------------------------------------------------------------------------------------------------
+@_scene("upstream-beside", "torch's own loader, observed from outside, and then this one on the same work")
+def _upstream(setting: Setting) -> None:
+    training = Training(setting)
+    images = setting.images(setting.batches // 2)
+    pin = not setting.simulated  # torch's loader has no pretence of it
+    theirs = torch.utils.data.DataLoader(
+        images, setting.batch_size, num_workers=4, pin_memory=pin, multiprocessing_context=minidl.observe("fork")
+    )
+    training.epoch(theirs, in_the_step(setting))
+    with setting.loader(images, 4, pin_memory=pin) as loader:
+        training.epoch(loader, in_the_step(setting))
+
+
+def _profiled(setting: Setting, directory: Path) -> Path:
+    from torch.profiler import ProfilerActivity, profile
+
+    from minidl.tracing.merge import merge
+
+    training = Training(setting)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (not setting.simulated)
+    images = setting.images(10)
+    with minidl.trace(directory), profile(activities=activities) as profiler, setting.loader(images, 4) as loader:
+        tell("with-profiler", setting)
+        training.epoch(setting.to_device(loader))
+    exported = directory.with_name("profile.json")
+    profiler.export_chrome_trace(str(exported))
+    return merge([directory, exported])
+
+
+SCENES["with-profiler"] = Scene(
+    "with-profiler",
+    "ten batches, with torch.profiler's operators and device records under the loader's lanes",
+    _profiled,
+)

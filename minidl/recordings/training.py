@@ -1,0 +1,137 @@
+"""What the recordings have in common: where they run, what is loaded, and the training that uses it.
+
+A `Setting` is a machine to record on. `train` is the loop of all of them; what differs between two recordings is said
+in `scenes`. On a device, a network is trained that keeps it busy; on the simulated one, a small one on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import minidl
+from minidl.augment import Augment
+from minidl.pin_memory import SIMULATED
+from minidl.recordings.images import CLASSES, Images, draw
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large. device: "cuda" or "simulated"; work: a directory for images and traces.
+
+    side: pixels of an image's file; crop: of what the network sees; batch_size, batches: of a usual epoch; width: the
+    network's channels; files: how many images are drawn.
+    """
+
+    device: str
+    work: Path
+    side: int
+    crop: int
+    batch_size: int
+    batches: int
+    width: int
+    files: int
+
+    @classmethod
+    def of(cls, device: str, work: Path) -> Setting:
+        """The sizes for a device: on an accelerator a step takes some ten milliseconds, and on a CPU as many."""
+        if device == SIMULATED:
+            return cls(device, work, side=192, crop=32, batch_size=8, batches=24, width=4, files=40)
+        return cls(device, work, side=256, crop=224, batch_size=64, batches=48, width=96, files=240)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is a pretence."""
+        return self.device == SIMULATED
+
+    @property
+    def compute(self) -> torch.device:
+        """Where the network is."""
+        return torch.device("cpu" if self.simulated else self.device)
+
+    def images(self, batches: int | None = None, **options: Any) -> Images:
+        """A dataset of so many batches, by default of a usual epoch."""
+        directory = draw(self.work / f"images-{self.side}", self.files, self.side)
+        return Images(directory, (self.batches if batches is None else batches) * self.batch_size, **options)
+
+    def loader(self, dataset: Any, workers: int = 8, **options: Any) -> Any:
+        """minidl's DataLoader with pinned memory, unless the options say otherwise."""
+        return minidl.DataLoader(
+            dataset, **{"batch_size": self.batch_size, "num_workers": workers, "pin_memory": True} | options
+        )
+
+    def to_device(self, loader: Iterable[Any], transform: Callable[[Any], Any] | None = None) -> minidl.DeviceLoader:
+        """Its batches on the device, normalised and augmented there."""
+        return minidl.DeviceLoader(loader, self.device, transform=transform or Augment(self.crop))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut; halves the image's side, doubles its channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False)
+        self.second = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(channels, 2 * channels, 1, stride=2, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(2 * channels) for _ in range(2)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inner = functional.relu(self.norms[0](self.first(images)))
+        return functional.relu(self.norms[1](self.second(inner)) + self.shortcut(images))
+
+
+def network(setting: Setting) -> nn.Module:
+    """A residual network with four blocks."""
+    torch.manual_seed(0)
+    width = setting.width
+    blocks = [Block(width << level) for level in range(1 if setting.simulated else 4)]
+    layers = [nn.Conv2d(3, width, 7, stride=2, padding=3), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(width << len(blocks), CLASSES)).to(setting.compute)
+
+
+class Training:
+    """A network and what it needs to learn. Warmed up, so that the first recorded step is like the others."""
+
+    def __init__(self, setting: Setting, model: nn.Module | None = None) -> None:
+        self.setting = setting
+        self.model = network(setting) if model is None else model
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        sample = torch.zeros(setting.batch_size, 3, setting.crop, setting.crop, device=setting.compute)
+        for _ in range(2):
+            self.step(sample, torch.zeros(setting.batch_size, dtype=torch.int64, device=setting.compute))
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Forwards, backwards, a step; the loss stays on the device, so that the host need not wait for it."""
+        loss = functional.cross_entropy(self.model(images), labels)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        return loss.detach()
+
+    def epoch(self, batches: Iterable[Any], prepare: Callable[[Any], Any] | None = None) -> float:
+        """Train on every batch, each in a span of its own; the mean loss. prepare: what the step does to a batch."""
+        losses = []
+        for batch in batches:
+            with minidl.span("step", device=self.setting.device):
+                images, labels = prepare(batch) if prepare is not None else batch
+                losses.append(self.step(images, labels))
+            if len(losses) > 2 and not self.setting.simulated:
+                losses[-3].item()  # as a progress bar does: the host stays within two steps of the device
+        return float(torch.stack(losses).mean()) if losses else float("nan")
+
+
+def in_the_step(setting: Setting) -> Callable[[Any], Any]:
+    """Without a DeviceLoader: the copy, and what is done to the images on the device, are part of the step."""
+    augment = Augment(setting.crop)
+
+    def prepare(batch: Any) -> Any:
+        images, labels = (tensor.to(setting.compute, non_blocking=True) for tensor in batch)
+        return augment((images, labels))
+
+    return prepare
