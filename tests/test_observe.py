@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ import minidl
 from minidl.tracing import observe as module
 from minidl.tracing import recorder
 from minidl.tracing.check import check
-from minidl.tracing.events import EVENTS, Ending, Outcome, Phase
+from minidl.tracing.events import EVENTS, DoneEvent, Ending, Outcome, Phase
 from minidl.tracing.observe import DERIVED, SEEN, UNSEEN, ObservedContext, observed_loaders
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
@@ -191,6 +192,21 @@ def test_errors_and_copies(tmp_path: Path) -> None:
     assert {int(size) for size in trace.select("shm_copy", Phase.BEGIN)["x"]} == {8, 16}
 
 
+def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A batch that can't be pickled: torch's feeder thread says so, and drops it; the loader waits in vain."""
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.At(6, 1, wl.Unpicklable), timeout=1, collate_fn=wl.as_list))
+        assert next(used) == [0]
+        with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+            next(used)
+        used._shutdown_workers()
+    assert "TypeError: this object does not travel" in capfd.readouterr().err
+    trace = read_trace(tmp_path / "t")
+    assert {violation.rule for violation in check(trace)} == {"fifo"}
+    pickled = trace.select("result_pickle", Phase.END)
+    assert list(pickled[pickled["x"] == 0]["task"]) == [1]
+
+
 def test_persistent_workers_broken_off_and_resumed(tmp_path: Path) -> None:
     """Only what was handed out is told as yielded, though the reorder buffer held more."""
     with minidl.trace(tmp_path / "t"):
@@ -256,6 +272,38 @@ def test_a_directory_of_its_own(tmp_path: Path) -> None:
     assert sorted(clean(tmp_path / "t").loaders) == [1, 2]
     with pytest.raises(TraceError, match="already holds a trace"):
         minidl.observe(trace=tmp_path / "t")
+
+
+# --- Pinned memory ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def pretended_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator whose pinned memory is a copy, so that torch starts its pin thread on any machine."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="pretended"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+
+
+@pytest.mark.usefixtures("pretended_device")
+@pytest.mark.parametrize(("persistent", "dataset"), [(False, wl.Tensors(8)), (True, wl.Stream(7))])
+def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> None:
+    """torch's pin thread receives; what the loader gets from it is seen by what it no longer keeps."""
+    with minidl.trace(tmp_path / "t"):
+        used = loader(dataset, pin_memory=True, persistent_workers=persistent, batch_size=2, collate_fn=wl.as_list)
+        seen = [len(list(used)) for _ in range(2)]
+        if persistent:
+            used._iterator._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    assert seen == [4, 4]
+    assert list(trace.select("epoch", Phase.END)["y"]) == [4, 4]
+    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.EXHAUSTED] * 2
+    assert len(trace.select("worker_exhausted")) == (4 if persistent else 0)
+    assert [int(row["x"]) for row in trace.select("done_event_set")][:2] == [DoneEvent.PIN_THREAD, DoneEvent.WORKERS]
+    (main,) = {int(tid) for tid in trace.select("index_put")["tid"]}
+    assert main not in trace.select("result_get", Phase.END)["tid"]
+    seen_kinds = {EVENTS[int(code)].name for code in trace.events["code"]}
+    assert not seen_kinds & set(trace.loaders[1]["unseen"])
 
 
 # --- How it ends ------------------------------------------------------------------------------------------------------

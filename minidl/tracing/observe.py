@@ -284,9 +284,9 @@ class ObservedPorts(TracedPorts):
 class _Loader:
     """Follows one iterator in its own process. Upstream: what `_MultiProcessingDataLoaderIter` counts.
 
-    `tasks` is the iterator's own `_task_info` of this epoch, `status` its `_workers_status`: what is sent and not yielded,
-    and who has data left. They stay with us when a new epoch gives the iterator new ones, so they show what has been
-    handed out since the last call.
+    `tasks` is the iterator's own `_task_info` of this epoch, what is sent and not yielded, and `status` its
+    `_workers_status`, who has data left. They stay with us when a new epoch gives the iterator new ones, so they show
+    what has been handed out since the last call.
     """
 
     def __init__(self, ports: ObservedPorts, iterator: Any) -> None:
