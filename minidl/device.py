@@ -169,7 +169,13 @@ class _DeviceIter:
         if not self._in_flight:
             self._end()
             raise StopIteration
-        return self._hand_over(self._in_flight.popleft())
+        try:
+            batch = self._hand_over(self._in_flight[0])
+        except Exception:
+            self._in_flight.popleft()
+            raise
+        self._in_flight.popleft()  # only now: an interrupt of the wait leaves the batch in its place
+        return batch
 
     def _retire(self) -> None:
         """The consumer is done with its batch as soon as its stream has come to here; let go of what it is done with.
@@ -214,8 +220,9 @@ class _DeviceIter:
     def _hand_over(self, flight: _Flight | _Failure) -> Any:
         if isinstance(flight, _Failure):
             raise flight.error
+        batch = self._stream.hand_over(flight.copied, flight.ready)
         self._source, self._ready, self._handed_out = flight.source, flight.ready, True
-        return self._stream.hand_over(flight.copied, flight.ready)
+        return batch
 
     def _end(self) -> None:
         """The loader has no more, or nobody wants it: end the stream's part. What is under way is waited for, not long.

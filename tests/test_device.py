@@ -405,6 +405,25 @@ def test_an_interrupt_loses_nothing_that_is_in_flight() -> None:
     assert got + numbers(iterator) == [0, 1, 2, 4, 5]
 
 
+def test_an_interrupt_while_a_copy_is_waited_for_leaves_the_batch_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wait, interrupts = SimulatedMark.wait, [KeyboardInterrupt()]
+
+    def interrupted(mark: SimulatedMark) -> None:
+        if interrupts and mark._stream is not None:
+            raise interrupts.pop()
+        wait(mark)
+
+    monkeypatch.setattr(SimulatedMark, "wait", interrupted)
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(ones(4), SIMULATED, 2))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert numbers(iterator) == [0, 1, 2, 3]
+    assert minidl_check(minidl.read_trace(tmp_path / "t")) == []
+
+
 def test_a_simulated_stream_whose_thread_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "DEAD_CHECK", 0.02)
     monkeypatch.setattr(streams, "_play", lambda work: None)

@@ -114,14 +114,18 @@ class TracedStream:
 
     def hand_over(self, tagged: _Tagged, ready: Any) -> Any:
         about = self._ports.loader, tagged.task, -1, tagged.turn, self._simulated
-        outcome = Outcome.ERROR
+        outcome = None  # and stays so where an interrupt leaves the batch in its place
         self._consumer.note(self._device.mark(True), ev.DEVICE_WAIT[0], *about)
         try:
             batch = self._inner.hand_over(tagged.copied, ready)
             outcome = Outcome.DATA
+        except Exception:
+            outcome = Outcome.ERROR
+            raise
         finally:
             self._consumer.note(self._device.mark(True), ev.DEVICE_WAIT[1], *about)
-            self._left(tagged.task, outcome)
+            if outcome is not None:
+                self._left(tagged.task, outcome)
             self._clock.poll()
         batch_in_use.set(self._ports.loader, tagged.task)
         return batch

@@ -37,12 +37,13 @@ def device_depth(loader: LoaderView) -> Iterator[Violation]:
     needs="all",
 )
 def device_order(loader: LoaderView) -> Iterator[Violation]:
-    used = loader.pick(ev.DEVICE_WAIT[1])
+    waits = loader.pick(ev.DEVICE_WAIT[1])
+    used = dict(zip(loader.x[waits].tolist(), waits.tolist(), strict=True))  # the last one: an interrupt may end a wait
     error = int(loader.y[loader.pick(ev.CLOCK_CALIBRATION)].max(initial=0))
     for code in (ev.COPY[1], ev.TRANSFORM[1]):
         done = loader.pick(code)
         of_turn = dict(zip(_turns(loader, done), done.tolist(), strict=True))
-        for row, turn in zip(used.tolist(), loader.x[used].tolist(), strict=True):
+        for turn, row in used.items():
             late = int(loader.time[of_turn.get(turn, row)] - loader.time[row])
             if late > 2 * error:  # both were stamped by the device's clock, each give or take the error
                 yield loader.broken("device-order", f"its {name_of(code)} comes {late} ns later", row, of_turn[turn])
