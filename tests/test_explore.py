@@ -359,6 +359,15 @@ def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monke
     assert not follow(live)  # nobody dies by himself
 
 
+def test_the_model_follows_the_recorded_demo(capsys: Any) -> None:
+    """Four workers on real images, two epochs of 30 batches."""
+    assert cli.main(["explore", "--follow", str(DEMO)]) == 0
+    assert "4 workers, prefetch 2, 30 tasks; persistent, 2 epochs" in capsys.readouterr().out
+
+
+DEMO = Path(minidl.__file__).parent.parent / "traces" / "demo-cpu-4-workers.minidl"
+
+
 def changed(live: Trace, code: int, **values: int) -> Trace:
     """The trace with the first event of a code changed."""
     row = int((live.events["code"] == code).argmax())

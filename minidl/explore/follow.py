@@ -15,7 +15,7 @@ import numpy as np
 
 from minidl.explore.configurations import OURS, Configuration, Crash
 from minidl.explore.model import Model
-from minidl.explore.steps import MAIN, PIN_THREAD, result_feeder
+from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
 from minidl.explore.trace import Telling, Thread, Told, told
 from minidl.explore.world import State
 from minidl.tracing import events as ev
@@ -39,6 +39,7 @@ _BY_X: Final = {
 }
 _GETS: Final = (ev.INDEX_GET[1], ev.RESULT_GET[1], ev.READY_GET[1])
 ROOM: Final = 64
+NEVER: Final = 1 << 62
 MOST_STATES: Final = 200_000
 
 
@@ -64,11 +65,15 @@ def _key(code: int, arguments: tuple[int, ...]) -> Key | None:
     return (code, int(task), int(worker), int(x) if code in _BY_X else 0)
 
 
-def recorded(trace: Trace, loader: int = 1) -> dict[Thread, list[Key]]:
-    """Each actor's events of one loader, as keys. Feeder threads of the loader's own process are left out."""
+Recorded = dict[Thread, list[tuple[Key, int]]]
+"""Each actor's events, in its order, with their times (ns)."""
+
+
+def recorded(trace: Trace, loader: int = 1) -> Recorded:
+    """Each actor's events of one loader. Feeder threads of the loader's own process are left out."""
     rows = trace.events[trace.events["loader"] == loader]
     pins = set(rows["tid"][rows["code"] == ev.PIN_START].tolist())
-    out: dict[Thread, list[Key]] = defaultdict(list)
+    out: Recorded = defaultdict(list)
     for row in rows:
         key = _key(int(row["code"]), (int(row["task"]), int(row["worker"]), int(row["x"])))
         if key is None:
@@ -80,7 +85,7 @@ def recorded(trace: Trace, loader: int = 1) -> dict[Thread, list[Key]]:
             continue
         else:
             thread = PIN_THREAD if int(row["tid"]) in pins else MAIN
-        out[thread].append(key)
+        out[thread].append((key, int(row["time"])))
     return dict(out)
 
 
@@ -130,17 +135,21 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
             best = places
         if sum(places) == events:
             return Followed(events, len(seen), "")
-        for label, after in [*telling.crashes(state), *telling.steps(state)]:
-            heard = told(telling, state, label, after)
-            moved = _advance(heard, wanted, actors, places)
+        found = []
+        crashing = telling.crashes(state)
+        for label, after in [*crashing, *telling.steps(state)]:
+            moved = _advance(told(telling, state, label, after), wanted, actors, places)
             if moved is not None and (after, moved) not in seen:
                 seen.add((after, moved))
-                todo.append((after, moved))
+                when = NEVER if (label, after) in crashing else _when(label, wanted, actors, places, moved)
+                found.append((when, after, moved))
+        found.sort(key=lambda way: -way[0])
+        todo += [way[1:] for way in found]  # what was recorded earliest is tried first
     return Followed(events, len(seen), _stuck(wanted, actors, best))
 
 
 def _advance(
-    heard: list[Told], wanted: dict[Thread, list[Key]], actors: list[Thread], places: tuple[int, ...]
+    heard: list[Told], wanted: Recorded, actors: list[Thread], places: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """Where each actor's record stands after these events; None where they are not what it says."""
     now = dict(zip(actors, places, strict=True))
@@ -150,18 +159,27 @@ def _advance(
             continue
         at = now.get(thread, 0)
         rest = wanted.get(thread, [])
-        if at >= len(rest) or rest[at] != key:
+        if at >= len(rest) or rest[at][0] != key:
             return None
         now[thread] = at + 1
     return tuple(now[actor] for actor in actors)
 
 
-def _stuck(wanted: dict[Thread, list[Key]], actors: list[Thread], places: tuple[int, ...]) -> str:
+def _when(label: Label, wanted: Recorded, actors: list[Thread], before: tuple[int, ...], after: tuple[int, ...]) -> int:
+    """When a step was recorded. One that tells nothing counts as early; taking the lock, as the write that follows."""
+    places = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    if label[1] == TAKES_LOCK:
+        places = [place for place, actor in enumerate(actors) if label[0] == f"worker {actor[0]}'s feeder" and actor[1]]
+    times = [wanted[actors[place]][before[place]][1] for place in places if before[place] < len(wanted[actors[place]])]
+    return min(times, default=NEVER if label[1] == TAKES_LOCK else 0)
+
+
+def _stuck(wanted: Recorded, actors: list[Thread], places: tuple[int, ...]) -> str:
     """In words: the next event of each actor, where the model had followed the furthest."""
     parts = []
     for actor, at in zip(actors, places, strict=True):
         if at < len(wanted[actor]):
-            code, task, worker, x = wanted[actor][at]
+            code, task, worker, x = wanted[actor][at][0]
             event = EVENTS[code]
             phase = "" if event.phase is Phase.INSTANT else f" {event.phase.name.lower()}"
             parts.append(f"{actor} number {at}: {event.name}{phase}, task {task}, worker {worker}, {x}")

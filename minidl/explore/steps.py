@@ -23,6 +23,7 @@ PIN_THREAD: Final = (-1, 1)
 WAKER: Final = (-1, 2)
 
 KILLED, FAILED = -9, 1
+TAKES_LOCK: Final = "takes the lock"
 POLL, JOIN_OVER = "poll", "join over"
 RAN_OUT: Final = (POLL, JOIN_OVER)
 """Steps that a run without a crash must not need."""

@@ -16,6 +16,7 @@ from minidl.explore.steps import (
     INTERRUPTIBLE,
     KILLED,
     SHUTTING_DOWN,
+    TAKES_LOCK,
     Acting,
     Step,
     index_feeder,
@@ -197,7 +198,7 @@ class Workers(Acting):
                 self._took(out, w, who, "writes", task)
         elif w.lock == at.FREE and worker.out:
             w.lock = number + at.TAKEN
-            self._took(out, w, who, "takes the lock")
+            self._took(out, w, who, TAKES_LOCK)
         elif w.lock == number + at.TAKEN and len(w.results) < self.configuration.result_room:
             self._begin_write(w, number)
             self._took(out, w, who, "begins to write", at.parts(worker.out[0])[1])
