@@ -18,9 +18,6 @@ from minidl.tracing.stepper import replay
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
-MOST_OTHERS: Final = 10
-"""Of the breaches behind the first, so many are told in full; a first one often causes the rest."""
-
 MOST_SLICE: Final = 40
 """Lines of a slice that are shown; the JSON has all."""
 
@@ -73,7 +70,7 @@ class Report:
         rule = TABLE[first.rule]
         lines = ["", "first impossible event"]
         lines += [f"  {line}" for line in (table(self.trace, [first.at]) if first.at >= 0 else [])]
-        lines += [f"  rule    {first.rule}: {rule.demand}", f"  broken  {first.message}"]
+        lines += [f"  rule    {first.rule}: {rule.demand}", f"  why     {first.message}"]
         lines += [f"  missing {first.missing}"] if first.missing else []
         lines += [f"  means   {rule.means}"]
         if self.state:
@@ -88,10 +85,14 @@ class Report:
         return [*lines, ""]
 
     def _others(self, others: list[Violation]) -> list[str]:
-        lines = [f"  also: {violation}" for violation in others[:MOST_OTHERS]]
-        rest = Counter(violation.rule for violation in others[MOST_OTHERS:]) + self.more
-        lines += [f"  also: {name}: … and {count} more" for name, count in rest.items()]
-        return lines
+        """Of each rule the first breach, and how many there are: what is wrong once is often wrong ever after."""
+        counts = Counter(violation.rule for violation in others) + self.more
+        firsts = {violation.rule: violation for violation in reversed(others)}
+        shown = sorted(firsts.values(), key=lambda violation: violation.at)
+        return [
+            f"  also: {violation}" + (f" and {counts[violation.rule] - 1} more" if counts[violation.rule] > 1 else "")
+            for violation in shown
+        ]
 
     def json(self) -> dict[str, Any]:
         """The report as plain values. Rows are positions in `Trace.events`."""
