@@ -85,11 +85,12 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.command,
             module=arguments.module,
             trace=directory,
+            observe=arguments.observe,
             detail=arguments.detail,
             functions=arguments.functions,
             functions_main=arguments.functions_main,
             functions_min_us=arguments.functions_min_us,
-            observe=arguments.observe,
+            **({"ring_bytes": None} if arguments.full else {}),
         )
     except run.RunError as error:
         raise CommandError(f"run: {error}") from error
@@ -250,6 +251,12 @@ def _merge(arguments: argparse.Namespace) -> int:
     return merge.run(arguments)
 
 
+def _audit(arguments: argparse.Namespace) -> int:
+    from minidl.tracing import audit
+
+    return audit.run(arguments)
+
+
 def _diff(arguments: argparse.Namespace) -> int:
     from minidl.tracing import diff
 
@@ -331,6 +338,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)")
     add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
+    add("--full", action="store_true", help="keep every event (default: the newest million of each process, 64 MiB)")
     add("--observe", action="store_true", help="record torch's own loader, in place of running this one")
     add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
     add("--functions-main", action="store_true", help="also record those of the script's own process")
@@ -380,6 +388,12 @@ def _merge_arguments(parser: argparse.ArgumentParser) -> None:
     from minidl.tracing import merge
 
     merge.add_arguments(parser)
+
+
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    from minidl.tracing import audit
+
+    audit.add_arguments(parser)
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -454,7 +468,10 @@ _COMMANDS = {
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
     "merge": _Command(
-        "put what torch.profiler exported into a trace", f"merge {_TRACE} profile.json", _merge, _merge_arguments
+        "put what torch.profiler exported into a trace, or join ranks", f"merge {_TRACE} profile.json", _merge, _merge_arguments
+    ),
+    "audit": _Command(
+        "did each rank see what it should? exit code 1 if not", "audit minidl-traces", _audit, _audit_arguments
     ),
     "diff": _Command(
         "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments

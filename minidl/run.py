@@ -50,21 +50,11 @@ def replaced() -> Iterator[None]:
             home.DataLoader = original
 
 
-def run_script(
-    command: Sequence[str],
-    *,
-    module: bool,
-    trace: Path,
-    detail: str = "sample",
-    functions: bool = False,
-    functions_main: bool = False,
-    functions_min_us: float = 10,
-    observe: bool = False,
-) -> int:
+def run_script(command: Sequence[str], *, module: bool, trace: Path, observe: bool = False, **recording: Any) -> int:
     """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
 
-    detail and functions*: as for `minidl.trace`. observe: leave torch's loader where it is, and record those that have
-    workers (see `tracing.observe`). Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
+    observe: leave torch's loader where it is, and record those that have workers (see `tracing.observe`). recording:
+    further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
     Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is taken, or where functions are
     asked for and viztracer is missing.
     """
@@ -72,14 +62,7 @@ def run_script(
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
-        recording = minidl.trace(
-            trace,
-            detail=detail,
-            functions=functions,
-            functions_main=functions_main,
-            functions_min_us=functions_min_us,
-        )
-        with observed_loaders() if observe else replaced(), recording:
+        with observed_loaders() if observe else replaced(), minidl.trace(trace, **recording):
             code = _run(program, arguments)
             gc.collect()  # loaders that only the script's globals held end now, and are recorded
             return code

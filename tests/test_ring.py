@@ -11,7 +11,7 @@ import workloads as wl
 import minidl
 from minidl import cli
 from minidl.tracing import events as ev
-from minidl.tracing.recorder import FIRST_SLOTS, RING_BYTES, SLOT_BYTES, TraceConfig
+from minidl.tracing.recorder import FIRST_SLOTS, HEADER, RING_BYTES, SLOT_BYTES, TraceConfig
 
 BATCHES = 400
 
@@ -67,3 +67,26 @@ def test_the_verdict_asks_only_the_time_that_everybody_tells_of(ring: Path) -> N
     split = waiting(trace, 1)
     assert split.workers == 2
     assert sum(split.causes.values()) + split.consumer <= int(trace.events["time"][-1]) - trace.whole_from(1)
+
+
+@pytest.mark.parametrize(("full", "ring_bytes"), [([], RING_BYTES), (["--full"], None)])
+def test_run_keeps_every_event_when_asked_to(full: list[str], ring_bytes: int | None, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nprint(list(DataLoader(range(3))))\n")
+    trace = tmp_path / "trace"
+    assert cli.main(["run", "--trace", str(trace), *full, str(tmp_path / "script.py")]) == 0
+    assert minidl.read_trace(trace).manifest["ring_bytes"] == ring_bytes
+
+
+@pytest.mark.parametrize(
+    ("said", "slots"), [("", 1_048_576), ("full", 0), ("1", 16384), ("none", -1), ("0", -1), ("-3", -1)]
+)
+def test_the_environment_sizes_the_ring(said: str, slots: int, tmp_path: Path) -> None:
+    program = "import minidl; list(minidl.DataLoader(range(3)))"
+    done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_RING=said)
+    assert done.returncode == 0, done.stderr
+    if slots < 0:
+        assert f"MINIDL_TRACE_RING is 'full' or a whole number of MiB from 1, not {said!r}" in done.stderr
+        assert not (tmp_path / "trace").exists()
+        return
+    header = next((tmp_path / "trace").glob("*.events")).read_bytes()
+    assert HEADER.unpack_from(header)[5] == slots

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,7 @@ import numpy.typing as npt
 from minidl.tracing import lanes
 from minidl.tracing.events import EVENTS, Event, Phase
 from minidl.tracing.lanes import Scene
-
-if TYPE_CHECKING:
-    from minidl.tracing.reader import Trace
+from minidl.tracing.reader import Trace, read_trace
 
 Rows = npt.NDArray[np.void]
 Columns = dict[str, npt.NDArray[Any]]
@@ -63,7 +61,7 @@ class Page(str):
 
 @overload
 def html(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     path: None = None,
     *,
     since: float | None = ...,
@@ -74,7 +72,7 @@ def html(
 ) -> Page: ...
 @overload
 def html(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     since: float | None = ...,
@@ -84,14 +82,15 @@ def html(
     compress: bool = ...,
 ) -> Path: ...
 def html(
-    trace: Trace, path: str | os.PathLike[str] | None = None, *, since: float | None = None,
+    trace: Trace | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, since: float | None = None,
     until: float | None = None, workers: Iterable[int] | None = None, title: str | None = None, compress: bool = True,
 ) -> Page | Path:  # fmt: skip
-    """The trace as a page: returned as text, or written to `path`, which is then returned.
+    """The trace, or the one at a path, as a page: returned as text, or written to `path`, which is then returned.
 
     since, until: seconds from the trace's first event; workers: those to show. Raises ValueError for a window or a
     worker that the trace has not, OSError as writing does.
     """
+    trace = read_trace(trace)
     scene = lanes.scene(trace, since=since, until=until, workers=workers)
     page = _fill(describe(scene, lanes.title_of(trace) if title is None else title), columns(scene), compress)
     if path is None:

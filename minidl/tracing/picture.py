@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +19,12 @@ import numpy.typing as npt
 
 from minidl.tracing import lanes
 from minidl.tracing.lanes import Fate, Kind, Scene, paint
+from minidl.tracing.reader import Trace, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from minidl.tracing.reader import Trace
 
 Rows = npt.NDArray[np.void]
 
@@ -50,7 +51,7 @@ MARGIN: Final = 0.16  # of a row, above and below its bars
 
 
 def timeline(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     *,
     since: float | None = None,
     until: float | None = None,
@@ -59,13 +60,14 @@ def timeline(
     width: float = 13.0,
     title: str | None = None,
 ) -> Figure:
-    """Draw the trace: a lane for each actor, a bar for each step, arrows for `batches`, counters below.
+    """Draw a trace, or that at a path: a lane for each actor, a bar for each step, arrows for batches, counters below.
 
     since, until: seconds from the trace's first event. batches: task numbers, or (loader, epoch, task). workers: those
     to show. width: inches. Steps that did not end fade towards the right edge. Raises ValueError for a window, a batch
     or a worker that the trace has not, ImportError without matplotlib.
     """
     make = _figure_class()
+    trace = read_trace(trace)
     shown = lanes.scene(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
     return _Drawing(shown, make, width, lanes.title_of(trace) if title is None else title).draw(picked)

@@ -131,11 +131,13 @@ class Files:
     problems: list[str] = field(default_factory=list)
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Open the trace at `path`: a directory of a live, finished or killed run, or a packed file.
+def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
+    """Open the trace at `path`: a directory of a live, finished or killed run, or a packed file; a Trace is itself.
 
     Raises TraceError where there is no trace, where there are several, or where its format is of a later minidl.
     """
+    if isinstance(path, Trace):
+        return path
     place = Path(path)
     return Trace(place, read_files(place))
 

@@ -133,7 +133,8 @@ def render(
             shares.append(lane.title.ljust(label) + _shares(fill, window))
     way = [] if batch is None else _way(drawn, batch)
     legend = _legend(bars, label + window.cells)
-    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *way, "", *legend])
+    lacks = [f"the trace lacks something: {problem}" for problem in trace.problems]
+    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *way, *lacks, "", *legend])
 
 
 def _nothing(trace: Trace, worker: int | None, batch: int | None) -> str:
