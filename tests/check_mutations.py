@@ -118,10 +118,8 @@ def to_the_other_worker(e: Rows) -> Rows:
 
 
 def queue_overtaken(e: Rows) -> Rows:
-    """Two tasks of one worker come out of its queue the other way round."""
-    one = find(e, ev.INDEX_GET[1], 0)
-    other = find(e, ev.INDEX_GET[1], 0 + 2)
-    return swap(e, one, other, "task")
+    """Two tasks that lay in a worker's queue come out the other way round."""
+    return swap(e, find(e, ev.INDEX_GET[1], 2), find(e, ev.INDEX_GET[1], 3), "task")
 
 
 def yields_swapped(e: Rows) -> Rows:
@@ -251,7 +249,8 @@ def _table() -> list[Mutation]:
         lambda e: double(e, find(e, ev.PIN[0], 3), find(e, ev.PIN[1], 3)), "pinned")
     # ... swapped and moved
     add("two batches are yielded in the wrong order", "swapped", "in-order", "yield", yields_swapped, "reordered")
-    add("a task overtakes another in the index queue", "swapped", "fifo", "index_get end", queue_overtaken)
+    add("a task overtakes another in the index queue", "swapped", "fifo", "index_get end", queue_overtaken,
+        "skipped tasks")
     add("a batch is read before it was sent", "moved", "causality", "result_get end",
         lambda e: move(e, find(e, ev.RESULT_GET[1], 3), find(e, ev.RESULT_PUT, 3)))
     add("a task arrives before it was put", "moved", "causality", "index_get end",
@@ -315,7 +314,7 @@ def _table() -> list[Mutation]:
         lambda e: forge(e, find(e, ev.YIELD, plain_task(e)), find(e, ev.RESULT_GET[1], plain_task(e)),
             code=ev.REORDER_POP, x=plain_task(e) + 1, y=0))
     # iterable datasets
-    add("a worker that has ended is given a task", "re-attributed", "turn", "task_assigned",
+    add("a worker that has ended is given a task", "re-attributed", "exhausted", "task_assigned",
         lambda e: put(e, _next_assignment(e), worker=int(e["worker"][find(e, ev.WORKER_EXHAUSTED)])),
             "iterable, uneven")
     add("an end that counts too many workers", "changed", "exhausted", "worker_exhausted",

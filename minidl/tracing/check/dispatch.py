@@ -67,6 +67,25 @@ def outstanding(loader: LoaderView) -> Iterator[Violation]:
 
 
 @rule(
+    "exhausted",
+    "a worker whose dataset has ended is counted off once, and is given nothing more in this epoch",
+    "An iterable dataset's end is miscounted: the epoch ends too early, or never.",
+)
+def exhausted(loader: LoaderView) -> Iterator[Violation]:
+    rows = loader.pick(ev.EPOCH[0], ev.WORKER_EXHAUSTED)
+    if loader.capacity is None or not len(rows):
+        return
+    left = np.where(loader.code == ev.EPOCH[0], loader.y, loader.x)
+    for row, before in zip(*_neighbours(loader, rows), strict=True):
+        if left[row] != left[before] - 1:
+            yield loader.broken("exhausted", f"{left[row]} workers left, after {left[before]}", row, before)
+    for end in loader.pick(ev.WORKER_EXHAUSTED):
+        given = loader.of_worker(loader.pick(ev.TASK_ASSIGNED), int(loader.worker[end]))
+        for row in given[(given > end) & (loader.at_epoch[given] == loader.at_epoch[end])][:1]:
+            yield loader.broken("exhausted", "this worker's dataset has ended in this epoch", row, end)
+
+
+@rule(
     "turn",
     "with in_order, workers are given tasks in turn, without those whose dataset has ended",
     "Work is shared out unevenly, and the order of the batches depends on it.",
@@ -89,25 +108,6 @@ def turn(loader: LoaderView) -> Iterator[Violation]:
             told = "every worker's dataset has ended" if due is None else f"it is worker {due}'s turn"
             skipped = [int(end) for end in gone if loader.worker[end] in turns[: turns.index(due or 0)]]
             yield loader.broken("turn", told, row, int(before[at]), *skipped)
-
-
-@rule(
-    "exhausted",
-    "a worker whose dataset has ended is counted off once, and is given nothing more in this epoch",
-    "An iterable dataset's end is miscounted: the epoch ends too early, or never.",
-)
-def exhausted(loader: LoaderView) -> Iterator[Violation]:
-    rows = loader.pick(ev.EPOCH[0], ev.WORKER_EXHAUSTED)
-    if loader.capacity is None or not len(rows):
-        return
-    left = np.where(loader.code == ev.EPOCH[0], loader.y, loader.x)
-    for row, before in zip(*_neighbours(loader, rows), strict=True):
-        if left[row] != left[before] - 1:
-            yield loader.broken("exhausted", f"{left[row]} workers left, after {left[before]}", row, before)
-    for end in loader.pick(ev.WORKER_EXHAUSTED):
-        given = loader.of_worker(loader.pick(ev.TASK_ASSIGNED), int(loader.worker[end]))
-        for row in given[(given > end) & (loader.at_epoch[given] == loader.at_epoch[end])][:1]:
-            yield loader.broken("exhausted", "this worker's dataset has ended in this epoch", row, end)
 
 
 @rule(
