@@ -351,6 +351,18 @@ def errors(dataset: Any, **options: Any) -> Program:
     return lambda lib, context: epochs(lib, context, dataset(), **({"num_workers": 2} | options))
 
 
+def first_step(dataset: Callable[[], Any], **options: Any) -> Program:
+    """Only the first batch, or error: what comes after it is said more kindly by ours."""
+
+    def program(lib: Any, context: Any) -> Any:
+        iterator = iter(lib.DataLoader(dataset(), multiprocessing_context=context, **options))
+        seen = steps(iterator, limit=1)
+        iterator._shutdown_workers()
+        return seen
+
+    return program
+
+
 def broken_off(taken: int, **options: Any) -> Program:
     """Take some batches, and let the iterator go."""
 
@@ -419,6 +431,8 @@ def special_cases() -> Iterator[Case]:
     yield Case("error in the sampler, one worker", errors(
         lambda: wl.Numbers(9), sampler=wl.FailingSampler([0, 1, 2, 3]), **one), ordered=True)  # fmt: skip
     yield Case("worker_init_fn", errors(lambda: wl.Numbers(8), worker_init_fn=wl.draw_once))
+    yield Case("error in worker_init_fn", errors(lambda: wl.Numbers(2), worker_init_fn=wl.failing_init))
+    yield Case("error in __iter__", first_step(lambda: wl.FailingStream(4, "iter"), **one), ordered=True)
     yield Case("no batches", errors(lambda: wl.Numbers(0), sampler=[]))
     yield Case("fewer batches than workers", errors(lambda: wl.Tensors(2), num_workers=3))
     yield Case("private memory", errors(lambda: wl.Tensors(6), collate_fn=wl.not_shared, batch_size=3))

@@ -171,7 +171,9 @@ class ObservedContext(BaseContext):
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
         """A worker."""
         make, ports = self.get_context().Process, self._ports(sys._getframe(1))
-        return make(*args, **kwargs) if ports is None else ports.process(make, kwargs)
+        if ports is None or kwargs.get("target") is not _worker_loop:
+            return make(*args, **kwargs)
+        return ports.process(make, kwargs)
 
     def _ports(self, caller: Any) -> ObservedPorts | None:
         """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
