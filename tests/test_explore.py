@@ -423,6 +423,15 @@ def test_a_run_that_goes_wrong_is_a_trace_that_says_so(without_watchdog: Path) -
     assert "result_get" in render(read) or len(render(read)) > 100
 
 
+@pytest.mark.parametrize("name", ["sentinel", "none-after-exhaustion", "done-event", "pin-first", "kill-at-last"])
+def test_the_checker_sees_in_the_trace_which_guard_is_gone(name: str, tmp_path: Path) -> None:
+    guard = GUARDS[name]
+    model = Model(guard.where[0], OURS.without(guard.field), reduced=True)
+    run = shortest(model)
+    assert run is not None
+    assert examine(read_trace(trace.write(tmp_path / "run", model, run))).violations
+
+
 def test_a_trace_can_be_packed_and_checked(without_watchdog: Path, tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["pack", str(without_watchdog), "-o", str(tmp_path / "packed.minidl")]) == 0
     assert json.loads(json.dumps(read_trace(tmp_path / "packed.minidl").manifest["explored"]))

@@ -29,8 +29,8 @@ OK, FOUND = 0, 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `minidl explore`."""
     add = parser.add_argument
-    add("--quick", action="store_true", help="the smallest configuration of each kind, reduced: some seconds")
-    add("--full", action="store_true", help="nothing reduced: the better part of an hour, and gigabytes")
+    add("--quick", action="store_true", help="the smallest configuration of each kind, steps merged: some seconds")
+    add("--full", action="store_true", help="no steps merged anywhere: some ten minutes, and 2 GB of memory")
     add("--only", action="append", metavar="NAME", help="only this configuration (see --list); may be given repeatedly")
     add("--guard", action="append", metavar="NAME", help="only the shortest run that goes wrong without this guard")
     add("--upstream", action="store_true", help="torch's protocol instead: where has it holes?")

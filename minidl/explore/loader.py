@@ -148,7 +148,6 @@ class Loader(Acting):
         if not c.exits or (c.persistent and c.pin and p.closed_at_exit):
             self._shut_down(w)
         else:
-            self._user_ends(w)
             w.phase = at.EXITING
 
     def _resume(self, w: World) -> None:
@@ -219,7 +218,6 @@ class Loader(Acting):
             if state[LOCK] == at.DEAD_LOCK and not self.protocol.bounded_result_read:
                 w = World(state)
                 w.phase = at.READING
-                self.say(MAIN, ev.RESULT_READ, -1, -1, 0)
                 self._took(out, w, "loader", "begins to read a torn message")
                 return
         if queue:
