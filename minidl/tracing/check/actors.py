@@ -205,7 +205,7 @@ def done_first(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "told-first",
-    "a worker is waited for only after it has been told to leave, was sent a signal, or is known to be dead",
+    "in a shutdown a worker is waited for only after it was told to leave, was sent a signal, or is known to be dead",
     "The loader waits for a worker that waits for a task: the exit takes as long as the join's timeout.",
     needs="all",
 )
@@ -215,6 +215,7 @@ def told_first(loader: LoaderView) -> Iterator[Violation]:
     told = loader.pick(ev.SENTINEL_PUT, ev.TERMINATE, ev.FOUND_DEAD, ev.WORKER_GONE)
     told = told[(loader.code[told] != ev.SENTINEL_PUT) | (loader.x[told] == QueueId.INDEX)]
     waits = loader.pick(ev.JOIN[0])
+    waits = waits[loader.last_before(waits, loader.pick(ev.SHUTDOWN[0])) >= 0]  # before, one that dies is waited for
     for row in waits[loader.x[waits] == Actor.WORKER]:
         worker = int(loader.worker[row])
         if not np.any(loader.of_worker(told, worker) < row):
