@@ -468,7 +468,8 @@ _COMMANDS = {
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
     "merge": _Command(
-        "put what torch.profiler exported into a trace, or join ranks", f"merge {_TRACE} profile.json", _merge, _merge_arguments
+        "put torch.profiler's profile into a trace, or join ranks' traces", f"merge {_TRACE} profile.json", _merge,
+        _merge_arguments,
     ),
     "audit": _Command(
         "did each rank see what it should? exit code 1 if not", "audit minidl-traces", _audit, _audit_arguments
