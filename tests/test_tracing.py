@@ -159,6 +159,11 @@ def on_a_device(directory: Path) -> None:
             assert batch.shape == (2, 4)
 
 
+def one_share(directory: Path) -> None:
+    sampler = minidl.DistributedSampler(wl.Numbers(8), num_replicas=2, rank=1)
+    list(minidl.DataLoader(wl.Tensors(8), batch_size=2, sampler=sampler))
+
+
 SCRIPT = """
 import sys, time
 import minidl, minidl.worker, workloads as wl
@@ -217,6 +222,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "timed out": timed_out,
     "dead pin thread": dead_pin_thread,
     "on a device": on_a_device,
+    "one share": one_share,
     "spawn": script("spawn"),
     "forkserver": script("forkserver"),
     "killed program": signalled(signal.SIGKILL),
@@ -696,6 +702,28 @@ def test_an_environment_that_cannot_be_followed_is_said_and_the_program_runs(
     (line,) = done.stderr.splitlines()
     assert line.startswith("minidl: MINIDL_TRACE: no trace is recorded: ")
     assert words in line
+
+
+DESCRIPTORS = """
+import gc, os, sys
+import minidl, workloads as wl
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+gc.disable()
+with minidl.trace(sys.argv[1]):
+    for _ in range(3):
+        list(minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=2))
+        print(descriptors())
+"""
+
+
+def test_no_queue_of_a_traced_loader_waits_for_the_collector(tmp_path: Path) -> None:
+    done = wl.run(DESCRIPTORS, tmp_path / "trace")
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.split()
+    assert others == [first, first]
 
 
 def test_two_traces_at_once_are_refused(tmp_path: Path) -> None:

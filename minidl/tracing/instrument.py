@@ -196,6 +196,11 @@ class TracedPorts(ports.Ports):
         """Emit the ends of workers that have ended; how many have not."""
         return sum(process.emit_gone() for process in self.workers) if self.pid == os.getpid() else 0
 
+    def let_go(self) -> None:
+        """Hold nothing more that holds these ports: descriptors of ended workers would wait for the collector."""
+        self.workers = [process for process in self.workers if not process.gone]
+        self.decisions = self.sampling = None
+
     def timed_out(self, idx: int, worker_id: int, seconds: float) -> None:
         self.emit(ev.TIMED_OUT, self.loader, idx, worker_id, int(seconds * 1e9))
 
@@ -478,6 +483,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
     def _terminated(self) -> None:
         self._emit(ev.SHUTDOWN[1], x=self.ports.emit_gone())
+        self.ports.let_go()
 
     WATCHERS: ClassVar = {
         LoaderEvent.EPOCH_BEGIN: _epoch_begin,
@@ -730,20 +736,25 @@ class _TracedQueue(_Proxy):
         if receive is not None and self.queue_id is ev.QueueId.RESULT:
             self.inner._recv_bytes = self._watched_receive(receive)
 
+    # What these two give must not hold the queue, which holds them: its descriptors would wait for the collector.
     def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
+        ports, unknown = self.ports, (self.ports.loader, -1, self.worker_id)
+
         def _send_bytes(data: Any) -> None:
-            about = getattr(_feeding, "about", (self.ports.loader, -1, self.worker_id))
-            self.ports.emit(write[0], *about, len(data))
+            about = getattr(_feeding, "about", unknown)
+            ports.emit(write[0], *about, len(data))
             send(data)
-            self.ports.emit(write[1], *about, len(data))
-            _feeding.about = (self.ports.loader, -1, self.worker_id)  # a sentinel has no envelope to say what it is
+            ports.emit(write[1], *about, len(data))
+            _feeding.about = unknown  # a sentinel has no envelope to say what it is
 
         return _send_bytes
 
     def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
+        ports = self.ports
+
         def _recv_bytes() -> bytes:
             data = receive()
-            self._emit(ev.RESULT_READ, x=len(data))
+            ports.emit(ev.RESULT_READ, ports.loader, x=len(data))
             return data
 
         return _recv_bytes
