@@ -212,18 +212,16 @@ def _run(name: str, place: Path) -> None:
         raise SystemExit(f"{name}: the ranks ended with {codes}")
 
 
-PLACE = Path(tempfile.gettempdir()) / f"minidl-ranks-{os.getpid()}"
-atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
-
-
 @functools.cache
 def recorded() -> Path:
     """All scenes' traces: a directory for each, with rank0, rank1, ... in it. Run once."""
+    place = Path(tempfile.mkdtemp(prefix="minidl-ranks-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MINIDL_TRACE"):
         environment.pop(name, None)
     done = subprocess.run(
-        [sys.executable, __file__, str(PLACE)],
+        [sys.executable, __file__, str(place)],
         env=environment,
         capture_output=True,
         text=True,
@@ -231,7 +229,7 @@ def recorded() -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return PLACE
+    return place
 
 
 if __name__ == "__main__":
