@@ -47,6 +47,9 @@ FIRST_NEW_PID: Final = 5_000_000
 
 MOST_LOADERS: Final = 0xFFFF
 
+ONE_RUN_NS: Final = 60_000_000_000
+"""A rank that has recorded nothing yet when another one has ended already: up to here, one may be slow and one dead."""
+
 _NAMED: Final = re.compile(r"rank[-_]?([0-9]{1,6})(?![0-9])")
 
 
@@ -319,15 +322,22 @@ def _check_same_run(members: list[Member]) -> None:
     if len(sizes) > 1:
         told = ", ".join(f"{m.path} of {m.world_size}" for m in members if m.world_size is not None)
         raise TraceError(f"merge: the traces are of runs with different numbers of ranks: {told}")
-    begins, ends = zip(*(member.window() for member in members), strict=True)
-    for member, begin, end in zip(members, begins, ends, strict=True):
-        if member.clock.source != "unknown" and (begin > min(ends) or end < max(begins)):
-            other = members[int(np.argmin(ends) if begin > min(ends) else np.argmax(begins))]
-            gap = (begin - min(ends) if begin > min(ends) else max(begins) - end) / 1e9
-            raise TraceError(
-                f"merge: {member.path} and {other.path} are {gap:.1f} s apart and of different runs: give the traces "
-                "that the ranks of one run recorded at the same time"
-            )
+    known = [member for member in members if member.clock.source != "unknown" and len(member.trace.events)]
+    gap, early, late = _apart(known)
+    if gap > ONE_RUN_NS:
+        raise TraceError(
+            f"merge: {early} ends {gap / 1e9:.0f} s before {late} begins: they are of different runs. Give the traces "
+            "that the ranks of one run recorded at the same time"
+        )
+
+
+def _apart(members: list[Member]) -> tuple[int, str, str]:
+    """The longest time, ns, from the end of one trace to the begin of another; negative where all overlap."""
+    if not members:
+        return -1, "", ""
+    first = min(members, key=lambda member: member.window()[1])
+    last = max(members, key=lambda member: member.window()[0])
+    return last.window()[0] - first.window()[1], str(first.path), str(last.path)
 
 
 def _missing(members: list[Member]) -> Iterator[str]:
@@ -353,6 +363,9 @@ def _doubts(members: list[Member]) -> Iterator[str]:
             yield f"the clock of {where} cannot be compared with rank {first.rank}'s: its times are its own"
         elif member.clock.source == "process group" and len(member.clock.at) < 2:
             yield f"the clock of {where} was compared once only: its drift is unknown"
+    gap, early, late = _apart([m for m in members if m.clock.source != "unknown" and len(m.trace.events)])
+    if gap > 0:
+        yield f"{early} ends {gap / 1e9:.1f} s before {late} begins: are they of one run?"
     if len({tuple(map(str, member.manifest.get("command") or ())) for member in members}) > 1:
         yield "the ranks were started by different commands: are they of one run?"
 
