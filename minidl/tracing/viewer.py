@@ -219,7 +219,7 @@ def page_address(base: str, document: str, titles: list[str], shown: Focus) -> s
     commands.append(["SwitchWorkspace", WORKSPACE])
     if len(titles) > MOST_LISTED:
         commands.clear()
-    commands.append(["ExpandTracksByRegex", "^(loader|worker|GPU)"])
+    commands.append(["ExpandTracksByRegex", "^(rank [0-9]+ . )?(loader|worker|GPU)"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
     step = "" if shown.step is None else f"&ts={shown.step[0]}"
