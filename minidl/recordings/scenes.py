@@ -19,12 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
 import torch.utils.data
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 import minidl
 from minidl.recordings.images import Images, Shards
-from minidl.recordings.training import Setting, Training, in_the_step
+from minidl.recordings.training import Setting, Training, in_the_step, network
 from minidl.tracing import recorder
+from minidl.tracing.merge import merge
 
 Program = Callable[[Setting], None]
 
@@ -310,6 +315,49 @@ def _torn(setting: Setting) -> None:
         _until_noticed(iter(setting.to_device(loader)), training, 2, lambda: None)
 
 
+# --- Ranks ------------------------------------------------------------------------------------------------------------
+def _rank(rank: int, world: int, name: str, setting: Setting, directory: Path, command: list[str]) -> None:
+    """One rank's process: two epochs of data-parallel training on its share."""
+    sys.orig_argv = command
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = f"file://{directory.absolute()}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    training = Training(setting, DistributedDataParallel(network(setting)))
+    torch.manual_seed(rank)  # else the workers of all ranks would be seeded alike, as minidl audit says
+    images = setting.images(setting.batches)
+    sampler: Any = minidl.DistributedSampler(images)
+    with minidl.trace(directory / f"rank-{rank}"):
+        tell(name, setting)
+        minidl.align_clocks()
+        # Ranks that torchrun starts fork their workers; in one that was spawned, spawning is the default.
+        options = {"sampler": sampler, "persistent_workers": True, "multiprocessing_context": "fork"}
+        with setting.loader(images, 2, **options) as loader:
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                training.epoch(setting.to_device(loader))
+        minidl.align_clocks()
+    dist.destroy_process_group()
+
+
+def _ranks_scene(world: int) -> None:
+    name = f"ranks-{world}-one-gpu"
+
+    def record(setting: Setting, directory: Path) -> Path:
+        setting.images()
+        directory.mkdir()
+        arguments = (world, name, setting, directory, sys.orig_argv)
+        torch.multiprocessing.spawn(_rank, arguments, nprocs=world)  # type: ignore[attr-defined,no-untyped-call]
+        return merge([directory / f"rank-{rank}" for rank in range(world)], directory / "joined")
+
+    SCENES[name] = Scene(
+        name, f"{world} ranks of a data-parallel training share one device, each with its share", record
+    )
+
+
+for _number in (2, 4):
+    _ranks_scene(_number)
+
+
 # --- Others' eyes -----------------------------------------------------------------------------------------------------
 @_scene("upstream-beside", "torch's own loader, observed from outside, and then this one on the same work")
 def _upstream(setting: Setting) -> None:
@@ -325,10 +373,6 @@ def _upstream(setting: Setting) -> None:
 
 
 def _profiled(setting: Setting, directory: Path) -> Path:
-    from torch.profiler import ProfilerActivity, profile
-
-    from minidl.tracing.merge import merge
-
     training = Training(setting)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (not setting.simulated)
     images = setting.images(10)

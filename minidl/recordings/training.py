@@ -100,6 +100,8 @@ class Training:
 
     def __init__(self, setting: Setting, model: nn.Module | None = None) -> None:
         self.setting = setting
+        if setting.simulated:
+            torch.set_num_threads(1)  # more would wait by spinning, and take what the workers need
         self.model = network(setting) if model is None else model
         self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         sample = torch.zeros(setting.batch_size, 3, setting.crop, setting.crop, device=setting.compute)

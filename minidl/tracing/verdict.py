@@ -309,7 +309,11 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
     if kind is Kind.TOO_FEW:
         sentence = f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
     elif kind is Kind.NOT_INPUT:
-        sentence = f"not input-bound: the loader keeps up, the training loop waited {share:.0%} of its time"
+        steady = found.total - found.causes[Cause.START_UP]
+        kept = steady / max(1, steady + found.consumer)
+        sentence = f"not input-bound: the loader keeps up, the training loop waited {kept:.0%} of its time"
+        if share - kept >= 0.05:
+            sentence += f" ({share:.0%} with the start and end of its workers)"
     else:
         assert cause is not None
         what = f"{found.share(cause):.0%} of that for {cause.value}"
