@@ -86,6 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
             module=arguments.module,
             trace=directory,
             observe=arguments.observe,
+            align_clocks=arguments.align_clocks,
             detail=arguments.detail,
             functions=arguments.functions,
             functions_main=arguments.functions_main,
@@ -340,6 +341,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
     add("--full", action="store_true", help="keep every event (default: the newest million of each process, 64 MiB)")
     add("--observe", action="store_true", help="record torch's own loader, in place of running this one")
+    add("--align-clocks", action="store_true", help="of several ranks: compare their clocks at start and end")
     add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
     add("--functions-main", action="store_true", help="also record those of the script's own process")
     add("--functions-min-us", type=_count, default=10, metavar="N", help="leave out shorter calls (default: 10)")

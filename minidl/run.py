@@ -30,6 +30,7 @@ import torch.utils.data.dataloader
 
 import minidl
 from minidl.tracing.observe import observed_loaders
+from minidl.tracing.ranks import aligning
 
 
 class RunError(Exception):
@@ -50,10 +51,19 @@ def replaced() -> Iterator[None]:
             home.DataLoader = original
 
 
-def run_script(command: Sequence[str], *, module: bool, trace: Path, observe: bool = False, **recording: Any) -> int:
+def run_script(
+    command: Sequence[str],
+    *,
+    module: bool,
+    trace: Path,
+    observe: bool = False,
+    align_clocks: bool = False,
+    **recording: Any,
+) -> int:
     """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
 
-    observe: leave torch's loader where it is, and record those that have workers (see `tracing.observe`). recording:
+    observe: leave torch's loader where it is, and record those that have workers (see `tracing.observe`).
+    align_clocks: compare the ranks' clocks when their process group begins and ends (see `tracing.ranks`). recording:
     further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
     Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is taken, or where functions are
     asked for and viztracer is missing.
@@ -62,7 +72,8 @@ def run_script(command: Sequence[str], *, module: bool, trace: Path, observe: bo
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
-        with observed_loaders() if observe else replaced(), minidl.trace(trace, **recording):
+        clocks = aligning() if align_clocks else contextlib.nullcontext()
+        with observed_loaders() if observe else replaced(), minidl.trace(trace, **recording), clocks:
             code = _run(program, arguments)
             gc.collect()  # loaders that only the script's globals held end now, and are recorded
             return code

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import minidl
+from minidl import cli
 from minidl.tracing import ranks
 
 BATCH = 4
@@ -168,7 +169,40 @@ def alone(rank: int, directory: Path) -> None:
     directory.with_suffix(".json").write_text(json.dumps([reading is None, total.item()]))
 
 
-OTHERS: dict[str, tuple[int, Callable[[int, Path], None]]] = {"skewed": (3, skewed), "alone": (2, alone)}
+UNTOUCHED = """
+import sys, torch.distributed as dist
+from torch.distributed import destroy_process_group
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+destroy_process_group()
+"""
+
+
+def untouched(rank: int, directory: Path) -> None:
+    """`minidl run --align-clocks` on a script that knows nothing of it. The group of this file is in its way."""
+    dist.destroy_process_group()
+    script = directory.with_suffix(".py")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(UNTOUCHED)
+    command = [
+        "run",
+        "--align-clocks",
+        "--trace",
+        str(directory.parent),
+        str(script),
+        f"{directory.parent}/store",
+        str(rank),
+    ]
+    code = cli.main(command)
+    dist.init_process_group("gloo", init_method=f"file://{directory.parent}/again", rank=rank, world_size=2)
+    if code:
+        raise SystemExit(code)
+
+
+OTHERS: dict[str, tuple[int, Callable[[int, Path], None]]] = {
+    "skewed": (3, skewed),
+    "alone": (2, alone),
+    "untouched": (2, untouched),
+}
 
 
 # --- The program that forks them --------------------------------------------------------------------------------------

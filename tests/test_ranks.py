@@ -12,6 +12,7 @@ import made_trace
 import numpy as np
 import pytest
 import rank_runs
+import torch.distributed as dist
 from made_trace import Run
 from oracle_trace import write_process
 
@@ -48,6 +49,22 @@ def test_skewed_clocks_are_recovered_within_the_stated_error(place: Path) -> Non
 def test_a_rank_that_does_not_take_part_costs_a_timeout_and_nothing_else(place: Path) -> None:
     """No reading, no exception, and the training's own group still adds up."""
     assert [json.loads((place / "alone" / f"rank{rank}.json").read_text()) for rank in (0, 1)] == [[True, 2.0]] * 2
+
+
+def test_an_untouched_scripts_clocks_are_aligned_where_that_is_asked_for(place: Path) -> None:
+    """When it makes its process group, and when it destroys it."""
+    for rank in (0, 1):
+        trace = read_trace(place / "untouched" / f"rank-{rank}")
+        first, last = trace.described("clock")
+        assert first["at_ns"] < last["at_ns"]
+        assert ranks.rank_of(trace) == first["rank"] == rank
+
+
+def test_what_aligning_replaces_is_put_back() -> None:
+    before = dist.init_process_group, dist.destroy_process_group
+    with ranks.aligning():
+        assert dist.init_process_group is not before[0]
+    assert (dist.init_process_group, dist.destroy_process_group) == before
 
 
 def test_without_a_process_group_there_is_nothing_to_align() -> None:

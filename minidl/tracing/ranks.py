@@ -1,11 +1,12 @@
 """Several ranks: how far their clocks lie apart, and their traces joined into one.
 
 Interface: `align_clocks()` is called by the training script, on every rank, once the process group is up and again
-before it is destroyed; `join(paths, output)` is what `minidl merge` does with several traces.
+before it is destroyed, or by `minidl run --align-clocks` in its place (`aligning`); `join(paths, output)` is what
+`minidl merge` does with several traces.
 
 Ranks of one machine share CLOCK_MONOTONIC, and need no alignment. Between machines, each rank asks rank 0 for its time
 over a gloo group of its own: the offset is known to half of the shortest round trip. No collective is ever started
-that the script did not ask for, and one that fails costs its timeout and a line on stderr, never the training.
+unasked, and one that fails costs its timeout and a line on stderr, never the training.
 
 A joined trace is a trace like any other: the files of all ranks, on rank 0's clock. Loaders, and processes of different
 machines that have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
@@ -13,6 +14,8 @@ machines that have one pid, get numbers of their own; the manifest's `ranks` say
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
@@ -88,6 +91,32 @@ def align_clocks(timeout: float = 10.0) -> Reading | None:
         facts = {name: getattr(reading, name) for name in ("rank", "world_size", "at_ns", "offset_ns", "error_ns")}
         writer.describe("clock", reference=0, **facts)
     return reading
+
+
+@contextlib.contextmanager
+def aligning() -> Iterator[None]:
+    """While this is open, `align_clocks` is called whenever the script makes its process group, or destroys it.
+
+    For scripts that are not to be touched; as `align_clocks`, it must be done on all ranks or on none.
+    """
+    make, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @functools.wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        make(*args, **kwargs)
+        align_clocks()
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            align_clocks()
+        destroy(group)
+
+    try:
+        dist.init_process_group, dist.destroy_process_group = init_process_group, destroy_process_group
+        yield
+    finally:
+        dist.init_process_group, dist.destroy_process_group = make, destroy
 
 
 def _first_line(error: Exception) -> str:
