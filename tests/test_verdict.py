@@ -97,9 +97,15 @@ SUPPLIED = {
 @pytest.mark.parametrize("cause", SUPPLIED, ids=lambda cause: cause.name.lower())
 def test_supply_is_split_by_stage(tmp_path: Path, cause: Cause, workers: int) -> None:
     dataset, options = SUPPLIED[cause]
-    # Twice as many batches for two workers: the loop waits as long, and start-up does not outweigh it.
-    sized = Sleepy(12 * max(1, workers), dataset.each)
-    told = only(record(tmp_path / "trace", sized, num_workers=workers, **options))
+    # Twice as many batches for two workers, so that the loop waits as long; and more, where a busy machine takes longer
+    # to start the workers than they then work.
+    for attempt in range(4):
+        sized = Sleepy(12 * max(1, workers) << attempt, dataset.each)
+        trace = record(tmp_path / str(attempt), sized, num_workers=workers, **options)
+        found = waiting(trace, number_in(trace))
+        if found.share(Cause.START_UP) < 0.4:
+            break
+    told = only(trace)
     assert (told.kind, told.cause) == (Kind.SUPPLY, cause)
     assert ("num_workers=1" in told.next_step) is (workers == 0)
 
