@@ -178,8 +178,7 @@ destroy_process_group()
 
 
 def untouched(rank: int, directory: Path) -> None:
-    """`minidl run --align-clocks` on a script that knows nothing of it. The group of this file is in its way."""
-    dist.destroy_process_group()
+    """`minidl run --align-clocks` on a script that knows nothing of it, and makes the group itself."""
     script = directory.with_suffix(".py")
     directory.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(UNTOUCHED)
@@ -192,9 +191,7 @@ def untouched(rank: int, directory: Path) -> None:
         f"{directory.parent}/store",
         str(rank),
     ]
-    code = cli.main(command)
-    dist.init_process_group("gloo", init_method=f"file://{directory.parent}/again", rank=rank, world_size=2)
-    if code:
+    if code := cli.main(command):
         raise SystemExit(code)
 
 
@@ -209,8 +206,10 @@ OTHERS: dict[str, tuple[int, Callable[[int, Path], None]]] = {
 def _rank(name: str, place: Path, rank: int, size: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/{name}.store", rank=rank, world_size=size)
     directory = place / name / f"rank{rank}"
+    if name == "untouched":
+        return untouched(rank, directory)
+    dist.init_process_group("gloo", init_method=f"file://{place}/{name}.store", rank=rank, world_size=size)
     try:
         if name in OTHERS:
             OTHERS[name][1](rank, directory)

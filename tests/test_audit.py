@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import rank_runs
 
+import minidl
 from minidl import cli
 from minidl.tracing import events as ev
 from minidl.tracing import ranks
-from minidl.tracing.audit import HARMLESS, MISTAKE, UNKNOWN, Audit, audit
+from minidl.tracing.audit import HARMLESS, MISTAKE, UNKNOWN, Audit, Share, audit
 from minidl.tracing.reader import Trace, TraceError, read_trace
 
 
@@ -86,6 +88,45 @@ def test_the_ranks_saw_what_torchs_sampler_deals_out(place: Path) -> None:
             sampler.set_epoch(epoch)
             assert one.indices == tuple(sampler)
             assert (one.batches, one.samples, one.complete) == (3, 9, True)
+
+
+def test_what_the_samplers_were_told_goes_with_its_epoch(place: Path) -> None:
+    for name in ("correct", "persistent"):
+        (subject,) = audit(traces(place, name)).subjects
+        for rank, passes in subject.passes.items():
+            assert [one.share for one in passes] == [Share(epoch, rank, 2) for epoch in (0, 1)]
+
+
+def one_rank(directory: Path, samples: int, epochs: int = 2, most: int = 99, **options: Any) -> Audit:
+    """The audit of a rank that takes `most` batches an epoch, in this process."""
+    dataset = rank_runs.Samples(samples)
+    sampler: Any = minidl.DistributedSampler(dataset, num_replicas=1, rank=0)
+    loader = minidl.DataLoader(dataset, batch_size=2, sampler=sampler, **options)
+    with minidl.trace(directory), loader:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for _ in itertools.islice(loader, most):
+                pass
+    return audit([read_trace(directory)])
+
+
+def test_only_what_was_yielded_was_seen(tmp_path: Path) -> None:
+    """Of 8 batches 3 are taken; the workers had made more."""
+    report = one_rank(tmp_path / "trace", 16, most=3, num_workers=1, persistent_workers=True)
+    (subject,) = report.subjects
+    sampler: Any = minidl.DistributedSampler(rank_runs.Samples(16), num_replicas=1, rank=0)
+    for epoch, one in enumerate(subject.passes[0]):
+        sampler.set_epoch(epoch)
+        assert (one.batches, one.samples, one.complete, one.indices) == (3, 6, False, tuple(sampler)[:6])
+    assert report.mistakes == 0
+
+
+def test_orders_that_are_alike_by_chance_are_no_mistake(tmp_path: Path) -> None:
+    """There is one order of one sample."""
+    report = one_rank(tmp_path / "trace", 1)
+    (subject,) = report.subjects
+    assert subject.passes[0][0].indices == subject.passes[0][1].indices == (0,)
+    assert report.mistakes == 0
 
 
 def test_padding_is_told_by_its_place(place: Path) -> None:
