@@ -95,7 +95,7 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         times.append(round(state.time * 1e6))
     lanes, spans = _spans(at, times[0], times[-1])
     return {
-        "title": f"loader {at.loader} of {at.trace.path}",
+        "title": f"loader {at.loader} of {at.trace.path.name}",
         "total": len(at),
         "begin": begin,
         "at": min(max(at.position, begin), end) - begin,
