@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import rank_runs
+import torch
 
 import minidl
 from minidl import cli
@@ -127,6 +128,27 @@ def test_orders_that_are_alike_by_chance_are_no_mistake(tmp_path: Path) -> None:
     (subject,) = report.subjects
     assert subject.passes[0][0].indices == subject.passes[0][1].indices == (0,)
     assert report.mistakes == 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "level"), [("random", MISTAKE), ("own", UNKNOWN), ("sequential", HARMLESS), ("advancing", "")]
+)
+def test_one_order_is_judged_by_the_sampler(tmp_path: Path, sampler: str, level: str) -> None:
+    """A generator seeded anew shuffles alike; a sampler of the user's may mean to; one without shuffling should."""
+    dataset, generator = rank_runs.Samples(12), torch.Generator()
+    made: dict[str, dict[str, Any]] = {
+        "random": {"shuffle": True, "generator": generator},
+        "own": {"sampler": range(11, -1, -1)},
+        "sequential": {},
+        "advancing": {"shuffle": True},
+    }
+    loader = minidl.DataLoader(dataset, batch_size=2, **made[sampler])
+    with minidl.trace(tmp_path / "trace"):
+        for _ in range(2):
+            generator.manual_seed(5)
+            assert len(list(loader)) == 6
+    (subject,) = audit([read_trace(tmp_path / "trace")]).subjects
+    assert [f.level for f in subject.findings if f.rule != "seeds"] == ([level] if level else [])
 
 
 def test_padding_is_told_by_its_place(place: Path) -> None:

@@ -38,6 +38,7 @@ MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
 BY_CHANCE: Final = 8
 """Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
 
+_SHUFFLING: Final = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
 
 
@@ -570,12 +571,16 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
             f"{found}: its sampler shuffles by its seed and epoch, and was told epoch {first.share.epoch} both times",
             "call sampler.set_epoch(epoch) before each epoch, on every rank",
         )  # fmt: skip
+    elif not (subject.fact("sampler") <= set(_SHUFFLING) or subject.fact("sampler_shuffle") == {True}):
+        yield Finding(
+            UNKNOWN, "same order in each epoch", f"{found}. Whether its sampler should shuffle is not in the trace",
+        )  # fmt: skip
     elif first.samples >= BY_CHANCE:
         yield Finding(
             MISTAKE, "same order in each epoch",
             f"{found}, and its sampler ({', '.join(sorted(map(str, subject.fact('sampler'))))}) shuffles: its "
             "generator starts anew each time",
-            "seed the generator once, before the first epoch; a sampler of your own needs set_epoch",
+            "seed the generator once, before the first epoch",
         )  # fmt: skip
 
 
