@@ -601,7 +601,7 @@ def test_tracing_is_undone_at_the_blocks_end_and_an_iterator_that_outlives_it_go
     assert len(following.select("result_rebuild", Phase.BEGIN)) == 4
 
 
-@pytest.mark.parametrize("case", random.Random(5).sample(GRID, 10), ids=str)
+@pytest.mark.parametrize("case", random.Random(5).sample(GRID, 10), ids=range(10))
 def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp_path: Path) -> None:
     """Also seeds, generators and warnings."""
     without = observe(lambda lib: epochs(lib, case), minidl)
