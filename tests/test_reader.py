@@ -603,8 +603,8 @@ def test_directories_that_are_no_trace(tmp_path: Path, small: Path) -> None:
         (b"\x80\x04\x95", "a file that starts with b'"),
         (b"\x1f", "a file that starts with"),
         (b"\x1f\x8b", "compressed by gzip, but holds no minidl trace"),
-        (gzip.compress(b"hello" * 1000), "compressed by gzip, but holds no minidl trace"),
-        (gzip.compress(b"\0" * 5000), "compressed by gzip, but holds no minidl trace"),
+        (gzip.compress(b"hello" * 1000, mtime=0), "compressed by gzip, but holds no minidl trace"),
+        (gzip.compress(b"\0" * 5000, mtime=0), "compressed by gzip, but holds no minidl trace"),
         (b"\x1f\x8bgarbage that is no gzip", "compressed by gzip, but holds no minidl trace"),
     ],
 )
