@@ -86,19 +86,20 @@ def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
 
 
 def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Done event, a sentinel to wake it, a bounded join.
+    """Done event, a sentinel to wake it, a bounded join: longer than it looks at its done event by itself.
 
-    Its reads are bounded, but what it pins may be the user's own object, whose pin_memory() may take any time.
+    A worker may have died with the lock that the sentinel waits for. Its reads are bounded, but what it pins may be the user's own object, whose pin_memory() may take any time.
     """
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is None:
         return
     iterator._pin_memory_thread_done_event.set()
     iterator._worker_result_queue.put(Sentinel())
-    thread.join(timeout=MP_STATUS_CHECK_INTERVAL)
+    patience = 2 * MP_STATUS_CHECK_INTERVAL
+    thread.join(timeout=patience)
     if thread.is_alive():
         warnings.warn(
-            f"the pin memory thread did not end within {MP_STATUS_CHECK_INTERVAL:g} s: it is probably in the "
+            f"the pin memory thread did not end within {patience:g} s: it is probably in the "
             "pin_memory() of a batch. It is left behind as a daemon thread; the workers are stopped.",
             RuntimeWarning,
             stacklevel=2,

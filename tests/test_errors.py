@@ -388,11 +388,10 @@ def test_a_dead_persistent_worker_is_heard_of_when_the_next_epoch_begins() -> No
 
 KILLED = """
 import sys
-import minidl, minidl.pin_memory, minidl.worker, workloads as wl
+import minidl, minidl.worker, workloads as wl
 from minidl.iterators import _MultiProcessingDataLoaderIter as Iterator
 
-for module in (minidl.pin_memory, minidl.worker):
-    module.MP_STATUS_CHECK_INTERVAL = 10_000
+minidl.worker.MP_STATUS_CHECK_INTERVAL = 10_000
 Iterator._try_get_data.__defaults__ = (10_000,)
 for pin in (False, True):
     for death in (wl.kill_myself, wl.exit_at_once, wl.segfault):
