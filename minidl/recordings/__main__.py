@@ -11,7 +11,8 @@ from minidl.recordings.training import Setting
 
 if __name__ == "__main__":
     name, device, work = sys.argv[1:]
-    sys.orig_argv = ["minidl", "record-suite", "--device", device, "--only", name]  # what the trace is told was run
+    # What the trace is told was run; not where this machine keeps the package.
+    sys.argv = sys.orig_argv = ["minidl", "record-suite", "--device", device, "--only", name]
     os.chdir(work)
     place = SCENES[name].record(Setting.of(device, Path(work)), Path(work) / name)
     print(place.absolute())

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,11 @@ for _number in (0, 1, 2, 4, 8, 12):
     _workers_scene(_number)
 
 
-@_scene("starved-gpu", "one worker decodes to float for a step that is much faster: the device waits for data")
+@_scene("starved-gpu", "one worker decodes for a step that is much faster than it: the device waits for data")
 def _starved(setting: Setting) -> None:
-    training = Training(setting)
-    with setting.loader(setting.images(setting.batches // 2, as_float=True), 1) as loader:
-        training.epoch(setting.to_device(loader, _unchanged))
+    training = Training(replace(setting, width=max(2, setting.width // 8)))
+    with setting.loader(setting.images(setting.batches // 2), 1) as loader:
+        training.epoch(setting.to_device(loader))
 
 
 def _unchanged(batch: Any) -> Any:
@@ -318,7 +318,7 @@ def _torn(setting: Setting) -> None:
 # --- Ranks ------------------------------------------------------------------------------------------------------------
 def _rank(rank: int, world: int, name: str, setting: Setting, directory: Path, command: list[str]) -> None:
     """One rank's process: two epochs of data-parallel training on its share."""
-    sys.orig_argv = command
+    sys.argv = sys.orig_argv = command
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
     meeting = f"file://{directory.absolute()}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)

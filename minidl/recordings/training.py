@@ -42,7 +42,7 @@ class Setting:
     def of(cls, device: str, work: Path) -> Setting:
         """The sizes for a device: on an accelerator a step takes some ten milliseconds, and on a CPU as many."""
         if device == SIMULATED:
-            return cls(device, work, side=192, crop=32, batch_size=8, batches=24, width=4, files=40)
+            return cls(device, work, side=192, crop=64, batch_size=8, batches=40, width=32, files=40)
         return cls(device, work, side=256, crop=224, batch_size=64, batches=48, width=96, files=240)
 
     @property
