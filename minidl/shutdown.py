@@ -88,7 +88,8 @@ def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
 def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     """Done event, a sentinel to wake it, a bounded join: longer than it looks at its done event by itself.
 
-    A worker may have died with the lock that the sentinel waits for. Its reads are bounded, but what it pins may be the user's own object, whose pin_memory() may take any time.
+    A worker may have died with the lock that the sentinel waits for. Its reads are bounded, but what it pins may be the
+    user's own object, whose pin_memory() may take any time.
     """
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is None:
