@@ -201,7 +201,7 @@ def test_of_two_events_at_most_one_came_before_the_other(name: str, traces: dict
     for (a, b), answer in answers.items():
         assert answer is (bool(trace.before(b)[a]) or (None if a != b and not trace.before(a)[b] else False))
         assert answers[b, a] is (None if answer is None else not answer if a != b else False)
-    assert set(answers.values()) == {True, False, None}
+    assert {True, False} <= set(answers.values())
 
 
 def test_workers_know_nothing_of_each_other(tmp_path: Path) -> None:

@@ -471,7 +471,9 @@ def run(case: Case, side: str, folder: Path, sound: bool = True) -> tuple[Any, R
     with minidl.trace(folder / side):
         seen = case.program(lib, context)
     trace = read_trace(folder / side)
-    assert not trace.problems
+    # A worker that leaves does not wait for its feeder thread, which may be in the middle of an event.
+    cut = re.compile(r"worker \d+ \(pid \d+\): 1 event missing: begun and never completed")
+    assert all(cut.match(problem) for problem in trace.problems), trace.problems
     assert not sound or not check(trace), "\n".join(map(str, check(trace)))
     return seen, Run(trace, case.ordered, case.free)
 

@@ -705,25 +705,30 @@ def test_an_environment_that_cannot_be_followed_is_said_and_the_program_runs(
 
 
 DESCRIPTORS = """
-import gc, os, sys
+import gc, os, sys, time
 import minidl, workloads as wl
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 gc.disable()
+counts = []
 with minidl.trace(sys.argv[1]):
-    for _ in range(3):
+    for _ in range(4):
         list(minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=2))
-        print(descriptors())
+        deadline = time.monotonic() + 10
+        while counts and descriptors() > counts[0] and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread that passes descriptors on may still hold one
+        counts.append(descriptors())
+print(*counts)
 """
 
 
 def test_no_queue_of_a_traced_loader_waits_for_the_collector(tmp_path: Path) -> None:
     done = wl.run(DESCRIPTORS, tmp_path / "trace")
     assert done.returncode == 0, done.stderr
-    first, *others = done.stdout.split()
-    assert others == [first, first]
+    first, *others = map(int, done.stdout.split())
+    assert max(others) <= first
 
 
 def test_two_traces_at_once_are_refused(tmp_path: Path) -> None:

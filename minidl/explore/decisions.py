@@ -79,7 +79,7 @@ class Dispatching:
         try:
             answer = getattr(dispatcher, call)(*arguments)
         except DispatchError as error:
-            return state, error, ()
+            return self._freeze(dispatcher), error, tuple(ear.heard)
         return self._freeze(dispatcher), answer, tuple(ear.heard)
 
     def _made(self) -> TracedDispatcher:
