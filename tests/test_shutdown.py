@@ -210,12 +210,13 @@ def test_a_worker_stuck_in_a_sample_is_ended(
     stuck: Any, code: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its sentinel and a bounded wait: SIGTERM, at which torch's handler exits with 0; at last SIGKILL."""
-    wl.impatient(monkeypatch)
+    wl.impatient(monkeypatch, 1.0)
     iterator: Any = iter(minidl.DataLoader(wl.At(20, 4, stuck), batch_size=2, **options))
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     while iterator._board.read(0).task != 2 or iterator._board.read(0).position != 0:
         time.sleep(0.005)  # until the worker is in the sample that it does not leave
     iterator.close()
+    iterator._workers[0].join(wl.BOUND)  # on a busy machine, a killed process takes its time to be gone
     assert iterator._workers[0].exitcode == code
     assert iterator._lifecycle.state is LoaderState.CLOSED
     assert not any(worker.is_alive() for worker in iterator._workers)
@@ -229,6 +230,7 @@ def test_a_stopped_worker_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     next(iterator)
     os.kill(iterator._workers[0].pid, signal.SIGSTOP)
     iterator.close()
+    iterator._workers[0].join(wl.BOUND)
     assert iterator._workers[0].exitcode == -signal.SIGKILL
 
 
