@@ -27,6 +27,8 @@ import enum
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
+from minidl.members import direct
+
 
 class _Name(enum.Enum):
     """An enumeration whose members are looked up in tables several times a batch."""
@@ -70,6 +72,7 @@ class Lifecycle(Generic[State, Event]):
 
 
 # --- The loader -------------------------------------------------------------------------------------------------------
+@direct
 class LoaderState(_Name):
     """States of an iterator in the process that iterates."""
 
@@ -87,6 +90,7 @@ class LoaderState(_Name):
     CLOSED = enum.auto()
 
 
+@direct
 class LoaderEvent(_Name):
     """What can happen to an iterator."""
 
@@ -144,6 +148,7 @@ class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
 
 
 # --- A worker ---------------------------------------------------------------------------------------------------------
+@direct
 class WorkerState(_Name):
     """States of a worker process, as it sees itself."""
 
@@ -154,6 +159,7 @@ class WorkerState(_Name):
     ENDED = enum.auto()
 
 
+@direct
 class WorkerEvent(_Name):
     """What can happen to a worker. The `_WHEN_DONE` events are the same messages with the done event set."""
 
@@ -169,6 +175,7 @@ class WorkerEvent(_Name):
     INTERRUPTED = enum.auto()  # KeyboardInterrupt: the loader's process has it too, and speaks for both
 
 
+@direct
 class Action(enum.Enum):
     """What a worker does about an event."""
 
@@ -219,6 +226,7 @@ class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
 
 
 # --- The pin-memory thread --------------------------------------------------------------------------------------------
+@direct
 class PinState(_Name):
     """States of the pin-memory thread."""
 
@@ -229,6 +237,7 @@ class PinState(_Name):
     ENDED = enum.auto()
 
 
+@direct
 class PinEvent(_Name):
     """What can happen to the pin-memory thread."""
 

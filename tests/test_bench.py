@@ -224,6 +224,20 @@ def test_without_a_trace_the_queue_is_the_plain_one(tmp_path: Path) -> None:
         assert type(names["queue"]) is not queue.Queue
 
 
+@pytest.mark.parametrize("case", [case for case in events._CASES if case.group == events._BATCH], ids=lambda c: c.name)
+def test_the_loaders_own_thread_records_as_many_events_a_batch_as_the_case_says(
+    case: events._Case, tmp_path: Path
+) -> None:
+    recorded = []
+    for batches in (0, 5):
+        directory = tmp_path / str(batches)
+        with case.setup(directory) as names:
+            for _ in range(batches):
+                exec(case.statement, names)
+        recorded.append(len(minidl.read_trace(directory)) if directory.exists() else 0)
+    assert recorded[1] - recorded[0] == 5 * case.records
+
+
 # --- The loader -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("kind", "workers"), [("empty", 0), ("record", 2)])
 def test_bench_loader(kind: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ import torch
 
 import minidl
 from minidl import ports
+from minidl.bench.own_thread import batch_by_batch
 from minidl.bench.pairs import Row, take_turns
 from minidl.messages import Result
 from minidl.tracing import events as ev
@@ -51,10 +52,11 @@ class _Case:
 @contextlib.contextmanager
 def _minidl(directory: Path, *, detail: str = "sample", ring_bytes: int | None = None) -> Iterator[Names]:
     recorder = Recorder(TraceConfig(str(directory), detail, ring_bytes))
+    emit = recorder.emitter(1)
     for _ in range(GROW_SLOTS):  # past the small steps in which a new file grows
-        recorder.emit(ev.YIELD)
+        emit(ev.YIELD)
     try:
-        yield {"emit": recorder.emit, "string": recorder.string, "texts": map(str, itertools.count())}
+        yield {"emit": emit, "string": recorder.string, "texts": map(str, itertools.count())}
     finally:
         recorder.close()
 
@@ -68,7 +70,7 @@ def _ended(directory: Path) -> Iterator[Names]:
 
 @contextlib.contextmanager
 def _nothing(directory: Path) -> Iterator[Names]:
-    def emit(code: int, loader: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
+    def emit(code: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
 
     yield {"emit": emit, "pen": None}
 
@@ -81,6 +83,17 @@ def _plain_queue(directory: Path) -> Iterator[Names]:
 @contextlib.contextmanager
 def _traced_queue(directory: Path) -> Iterator[Names]:
     with minidl.trace(directory), _plain_queue(directory) as names:
+        yield names
+
+
+@contextlib.contextmanager
+def _own_thread(directory: Path) -> Iterator[Names]:
+    yield {"batch": batch_by_batch()}
+
+
+@contextlib.contextmanager
+def _own_thread_traced(directory: Path) -> Iterator[Names]:
+    with minidl.trace(directory), _own_thread(directory) as names:
         yield names
 
 
@@ -155,7 +168,8 @@ def _logging(directory: Path) -> Iterator[Names]:
 
 
 _ONE, _SPAN, _TEXT, _QUEUE = "an event", "a span", "an event with a text", "a queue's put and get"
-_NUMBERS = "1, 7, 0, 1, 2, 3"  # loader, task, worker, x, y, z
+_BATCH = "what the loader's own thread does for a batch"
+_NUMBERS = "7, 0, 1, 2, 3"  # task, worker, x, y, z
 _EMIT = f"emit({ev.YIELD}, {_NUMBERS})"
 _DETAIL = f"emit({ev.SAMPLE[0]}, {_NUMBERS})"
 
@@ -179,13 +193,15 @@ _CASES = (
           "with record_function('fetch'): pass", 0),
     _Case(_SPAN, "record_function, torch.profiler on", _profiled,
           "with record_function('fetch'): pass"),
-    _Case(_TEXT, "emit, a text said before", _minidl, f"emit({ev.TASK_ERROR}, 1, 7, 0, 1, 2, string('out of range'))"),
-    _Case(_TEXT, "emit, a new text each time", _minidl, f"emit({ev.TASK_ERROR}, 1, 7, 0, 1, 2, string(next(texts)))"),
+    _Case(_TEXT, "emit, a text said before", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string('out of range'))"),
+    _Case(_TEXT, "emit, a new text each time", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string(next(texts)))"),
     _Case(_TEXT, "viztracer add_instant", _viztracer,
           "tracer.add_instant('error', args={'task': 7, 'worker': 0, 'text': 'out of range'})"),
     _Case(_TEXT, "os.write of a JSON line", _json_lines, "write(name='error', task=7, worker=0, text='out of range')"),
     _Case(_QUEUE, "no trace", _plain_queue, "queue.put(batch); queue.get()", 0),
     _Case(_QUEUE, "traced", _traced_queue, "queue.put(batch); queue.get()", 3),
+    _Case(_BATCH, "no trace", _own_thread, "batch()", 0),
+    _Case(_BATCH, "traced", _own_thread_traced, "batch()", 15),
 )  # fmt: skip
 
 
@@ -194,7 +210,7 @@ def bench_events(rounds: int, number: int = GROW_SLOTS) -> list[Row]:
 
     By default just so many that our file grows once while they are recorded.
 
-    The last group is what a loader pays at its seams: without a trace it holds the plain queue itself.
+    The last two groups are what a loader pays at its seams: without a trace it holds the plain things themselves.
     """
     there = importlib.util.find_spec("viztracer") is not None
     cases = [case for case in _CASES if there or case.setup is not _viztracer]

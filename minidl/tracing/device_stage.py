@@ -51,7 +51,7 @@ class TracedStream:
         self._emit(ev.DEVICE_START, -1, prefetch, self.number, self._simulated)
 
     def _emit(self, code: int, task: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self._ports.emit(code, self._ports.loader, task, -1, x, y, z)
+        self._ports.emit(code, task, -1, x, y, z)
 
     def _task(self) -> int:
         """The task that the loader has yielded last."""

@@ -43,16 +43,16 @@ from minidl.tracing import device_clock, recorder
 from minidl.tracing import events as ev
 from minidl.tracing import functions as function_level
 from minidl.tracing.device_stage import TracedStream
-from minidl.tracing.recorder import TraceConfig, TraceError
+from minidl.tracing.recorder import Emit, TraceConfig, TraceError
 from minidl.tracing.spans import batch_in_use
 from minidl.transport.message import Envelope, rebuild
 from minidl.transport.tensors import Reduced, TensorPickler
 
 _feeding = threading.local()
-"""What this thread is pickling or writing: `about`, the (loader, task, worker) of the message."""
+"""What this thread is pickling or writing: `about`, the message's task and worker, and `emit`, its loader's."""
 
-_recorded: set[int] = set()
-"""Loaders of the trace that this process records now."""
+_recorded: dict[int, Emit] = {}
+"""The loaders of the trace that this process records now."""
 
 _live: weakref.WeakSet[TracedPorts] = weakref.WeakSet()
 """Ports of iterators that this process has made and not let go."""
@@ -68,44 +68,48 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-Emit = Callable[..., None]
-
 
 def _no_emit(*args: int) -> None: ...
 
 
-def _emit(loader: int) -> Emit:
-    """This process's pen, or one that does nothing where this loader belongs to no trace, or to one that has ended."""
-    pen = recorder.active()
-    return _no_emit if pen is None or loader not in _recorded else pen.emit
+def emit_of(loader: int) -> Emit:
+    """The loader's `emit`, or one that does nothing where it belongs to no trace, or to one that has ended."""
+    return _recorded.get(loader, _no_emit)
 
 
 def _count(index: Any) -> int:
     return len(index) if isinstance(index, (list, tuple)) else 1
 
 
-def _first(index: Any) -> int:
-    first = index[0] if isinstance(index, (list, tuple)) and index else index
-    return first if isinstance(first, int) else -1
+def _facts_of_index(index: Any) -> tuple[int, int, int]:
+    """How many indices, the first of them, and a number for all of them and their order, the same in each process.
 
-
-def _digest(index: Any) -> int:
-    """A number for the indices and their order, the same in each process; 0 where they are no integers.
-
-    Without an event for each sample, it tells whether two epochs, or two ranks, had the same ones.
+    -1 and 0 stand for the first and the number where the indices are no integers. Without an event for each sample,
+    the number tells whether two epochs, or two ranks, had the same ones.
     """
     if not isinstance(index, (list, tuple)):
-        return 0
+        return 1, index if isinstance(index, int) else -1, 0
+    first = index[0] if index else -1
+    if not isinstance(first, int):
+        return len(index), -1, 0
     try:
-        return hash(tuple(index)) if _first(index) >= 0 else 0
+        return len(index), first, hash(tuple(index)) if first >= 0 else 0
     except TypeError:
-        return 0
+        return len(index), first, 0
+
+
+_OUTCOMES = {
+    WorkerExhausted: ev.Outcome.EXHAUSTED,
+    ExceptionWrapper: ev.Outcome.ERROR,
+    RebuildFailure: ev.Outcome.ERROR,
+}
 
 
 def _outcome(data: Any) -> ev.Outcome:
-    if isinstance(data, WorkerExhausted):
-        return ev.Outcome.EXHAUSTED
-    return ev.Outcome.ERROR if isinstance(data, (ExceptionWrapper, RebuildFailure)) else ev.Outcome.DATA
+    return _OUTCOMES.get(type(data), _DATA)
+
+
+_DATA = ev.Outcome.DATA
 
 
 def nbytes(data: Any) -> int:
@@ -123,8 +127,7 @@ class TracedPorts(ports.Ports):
     def __init__(self, config: TraceConfig, loader: int) -> None:
         self.config = config
         self.loader = loader
-        self.emit: Emit = recorder.start(config).emit
-        _recorded.add(loader)
+        self.emit = _recorded[loader] = recorder.start(config).emitter(loader)
         self.decisions: TracedDispatcher | None = None
         self.sampling: TracedSampler | None = None
         self.workers: list[TracedProcess] = []
@@ -149,7 +152,7 @@ class TracedPorts(ports.Ports):
         share = getattr(sampler, "sampler", sampler)
         numbers = [getattr(share, name, None) for name in ("epoch", "rank", "num_replicas")]
         if all(type(number) is int for number in numbers):
-            self.emit(ev.SHARE, self.loader, -1, -1, *numbers)
+            self.emit(ev.SHARE, -1, -1, *numbers)
         self.sampling = TracedSampler(self, iter(sampler))
         return self.sampling
 
@@ -190,7 +193,7 @@ class TracedPorts(ports.Ports):
 
     def found_dead(self, what: str, worker_id: int, pid: int, exit_code: int | None) -> None:
         actor = {"worker": ev.Actor.WORKER, "pin thread": ev.Actor.PIN_THREAD, "loader": ev.Actor.LOADER}[what]
-        self.emit(ev.FOUND_DEAD, self.loader, -1, worker_id, actor, pid, exit_code or 0)
+        self.emit(ev.FOUND_DEAD, -1, worker_id, actor, pid, exit_code or 0)
 
     def emit_gone(self) -> int:
         """Emit the ends of workers that have ended; how many have not."""
@@ -202,7 +205,7 @@ class TracedPorts(ports.Ports):
         self.decisions = self.sampling = None
 
     def timed_out(self, idx: int, worker_id: int, seconds: float) -> None:
-        self.emit(ev.TIMED_OUT, self.loader, idx, worker_id, int(seconds * 1e9))
+        self.emit(ev.TIMED_OUT, idx, worker_id, int(seconds * 1e9))
 
     # --- messages
     def task(self, idx: int, worker_id: int, index: Any) -> Any:
@@ -212,17 +215,16 @@ class TracedPorts(ports.Ports):
         if isinstance(data, ExceptionWrapper):
             text = recorder.start(self.config).string(data.last_line[:1000])
             position, index = self.fetching.at if self.fetching is not None else (-1, -1)
-            self.emit(ev.TASK_ERROR, self.loader, idx, worker_id, position, index, text)
+            self.emit(ev.TASK_ERROR, idx, worker_id, position, index, text)
         return TracedEnvelope(Result(idx, worker_id, data), self.loader)
 
     # --- in a worker
     fetching: TracedProgress | None = None
 
     def enter_worker(self, worker_id: int, num_workers: int, seed: int) -> None:
-        self.emit = recorder.start(self.config).emit
         recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         _watch_new_shared(self, worker_id)
-        self.emit(ev.WORKER_READY, self.loader, -1, worker_id, os.getpid(), os.getppid(), seed)
+        self.emit(ev.WORKER_READY, -1, worker_id, os.getpid(), os.getppid(), seed)
         if self.config.functions_min_us is not None:
             function_level.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 
@@ -242,7 +244,7 @@ class TracedPorts(ports.Ports):
         self.simulated = simulated
 
         def pin(result: Result) -> Any:
-            about = (self.loader, result.idx, result.worker_id)
+            about = result.idx, result.worker_id
             self.emit(ev.PIN[0], *about, nbytes(result.data), int(simulated))
             pinned = None  # nothing, where pinning raises
             try:
@@ -321,7 +323,11 @@ def _place_in_group() -> dict[str, int]:
 
 # --- The pure classes, watched ----------------------------------------------------------------------------------------
 class TracedDispatcher(Dispatcher):
-    """Emits what the dispatcher decided. `delivered` is the last step that yields a batch."""
+    """Emits what the dispatcher decided. `delivered` is the last step that yields a batch.
+
+    Here and in other places that a batch comes through, the base class is called by its name: super() costs 0.1
+    microseconds more in Python 3.11.
+    """
 
     ports: TracedPorts
     delivered: Deliver | None = None
@@ -331,43 +337,36 @@ class TracedDispatcher(Dispatcher):
         self.delivered = None
 
     def assign(self, index: Any) -> Assignment | None:
-        given = super().assign(index)
+        given = Dispatcher.assign(self, index)
         if given is not None:
-            emit, loader = self.ports.emit, self.ports.loader
-            emit(ev.TASK_ASSIGNED, loader, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
+            self.ports.emit(ev.TASK_ASSIGNED, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
         return given
 
     def next_step(self) -> Deliver | Wait | Signal:
         before = self.rcvd_idx
-        step = super().next_step()
+        step = Dispatcher.next_step(self)
         if isinstance(step, Deliver):
-            self._emit_delivered(step, before, ev.REORDER_POP)
-        elif self.rcvd_idx != before:
-            self.ports.emit(ev.RCVD_ADVANCE, self.ports.loader, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+            self.delivered = step
+            self.ports.emit(ev.REORDER_POP, step.idx, step.worker_id, self.rcvd_idx, self.reorder_depth)
+        if self.rcvd_idx != before:
+            self.ports.emit(ev.RCVD_ADVANCE, -1, -1, self.rcvd_idx, self.tasks_outstanding)
         return step
 
     def receive(self, idx: int, data: Any) -> Deliver | Signal:
         before = self.rcvd_idx
-        worker_id = self.task_info[idx].worker_id if idx in self.task_info else -1
-        step = super().receive(idx, data)
-        if isinstance(step, Deliver):
-            self._emit_delivered(step, before)
-        elif step is STORED:
-            depth = self.reorder_depth
-            self.ports.emit(ev.REORDER_STORE, self.ports.loader, idx, worker_id, self.rcvd_idx, depth)
+        step = Dispatcher.receive(self, idx, data)
+        if step is STORED:
+            worker_id = self.task_info[idx].worker_id
+            self.ports.emit(ev.REORDER_STORE, idx, worker_id, self.rcvd_idx, self.reorder_depth)
+        elif isinstance(step, Deliver):
+            self.delivered = step
+            if self.rcvd_idx != before:
+                self.ports.emit(ev.RCVD_ADVANCE, -1, -1, self.rcvd_idx, self.tasks_outstanding)
         return step
 
     def exhausted(self, idx: int, worker_id: int) -> None:
         super().exhausted(idx, worker_id)
-        self.ports.emit(ev.WORKER_EXHAUSTED, self.ports.loader, idx, worker_id, sum(self.workers_status))
-
-    def _emit_delivered(self, step: Deliver, before: int, popped: int | None = None) -> None:
-        self.delivered = step
-        emit, loader = self.ports.emit, self.ports.loader
-        if popped is not None:
-            emit(popped, loader, step.idx, step.worker_id, self.rcvd_idx, self.reorder_depth)
-        if self.rcvd_idx != before:
-            emit(ev.RCVD_ADVANCE, loader, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+        self.ports.emit(ev.WORKER_EXHAUSTED, idx, worker_id, sum(self.workers_status))
 
 
 class TracedLoaderLifecycle(LoaderLifecycle):
@@ -381,17 +380,15 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.open_epoch = self.open_consumer = self.open_next = False
         self.task = -1  # yielded last
 
-    def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
-
     def handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state
-        if event is LoaderEvent.SHUT_DOWN or event is LoaderEvent.NEXT:
+        if self.open_consumer and (event is LoaderEvent.NEXT or event is LoaderEvent.SHUT_DOWN):
             self._end_consumer()
-        after = super().handle(event)
-        watcher = self.WATCHERS.get(event)
-        if watcher is not None and before is not LoaderState.CLOSED:
-            watcher(self)
+        after = LoaderLifecycle.handle(self, event)
+        if before is not LoaderState.CLOSED:
+            watcher = self.WATCHERS.get(event)
+            if watcher is not None:
+                watcher(self)
         elif event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
             self._end_fetch_alone(ev.Outcome.EXHAUSTED)
             self._end_next(ev.Outcome.EXHAUSTED)
@@ -404,21 +401,21 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.open_epoch = True
         decisions = self.ports.decisions
         workers, prefetch = (0, 0) if decisions is None else (decisions.num_workers, decisions.prefetch_factor)
-        self._emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+        self.ports.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
 
     def _end_epoch(self, ending: ev.Ending) -> None:
         if self.open_epoch:
             self.open_epoch = False
-            self._emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+            self.ports.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
 
     def _begin_consumer(self, task: int = -1) -> None:
         self.open_consumer = True
-        self._emit(ev.CONSUMER[0], task, x=self.yielded)
+        self.ports.emit(ev.CONSUMER[0], task, x=self.yielded)
 
     def _end_consumer(self) -> None:
         if self.open_consumer:
             self.open_consumer = False
-            self.ports.emit(ev.CONSUMER[1], self.ports.loader, self.task)
+            self.ports.emit(ev.CONSUMER[1], self.task)
 
     def _delivered(self) -> Deliver | None:
         return None if self.ports.decisions is None else self.ports.decisions.delivered
@@ -427,17 +424,17 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         decisions, sampling = self.ports.decisions, self.ports.sampling
         wanted = decisions.rcvd_idx if decisions is not None else sampling.task if sampling is not None else -1
         self.open_next = True
-        self.ports.emit(ev.NEXT[0], self.ports.loader, wanted, -1, wanted)
+        self.ports.emit(ev.NEXT[0], wanted, -1, wanted)
 
     def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
         self.open_next = False
-        self.ports.emit(ev.NEXT[1], self.ports.loader, task, -1, self.yielded, outcome)
+        self.ports.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
         self._handed_out(ev.Outcome.DATA)
         self.open_consumer = True
-        self.ports.emit(ev.CONSUMER[0], self.ports.loader, self.task, -1, self.yielded)
+        self.ports.emit(ev.CONSUMER[0], self.task, -1, self.yielded)
 
     def _raise(self) -> None:
         """The error of a task is handed out like a batch; a timeout or a death belongs to no task."""
@@ -458,10 +455,10 @@ class TracedLoaderLifecycle(LoaderLifecycle):
             self.task = -1 if ports.sampling is None else ports.sampling.task - 1
         elif (step := ports.decisions.delivered) is not None:
             self.task, worker = step.idx, step.worker_id
-            # The tracer must not keep a batch alive that the loader has let go.
-            ports.decisions.delivered = Deliver(step.idx, worker, None)
-        ports.emit(ev.YIELD, ports.loader, self.task, worker, outcome, self.yielded)
-        self._end_next(outcome, self.task)
+            step.data = None  # the tracer must not keep a batch alive that the loader has let go
+        self.open_next = False
+        ports.emit(ev.YIELD, self.task, worker, outcome, self.yielded)
+        ports.emit(ev.NEXT[1], self.task, -1, self.yielded, outcome)
         batch_in_use.set(ports.loader, self.task)
 
     def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
@@ -479,10 +476,10 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
     def _shut_down(self) -> None:
         self._end_epoch(ev.Ending.CLOSED)
-        self._emit(ev.SHUTDOWN[0])
+        self.ports.emit(ev.SHUTDOWN[0])
 
     def _terminated(self) -> None:
-        self._emit(ev.SHUTDOWN[1], x=self.ports.emit_gone())
+        self.ports.emit(ev.SHUTDOWN[1], x=self.ports.emit_gone())
         self.ports.let_go()
 
     WATCHERS: ClassVar = {
@@ -516,9 +513,9 @@ class TracedWorkerLifecycle(WorkerLifecycle):
         action = super().decide(event)
         if event is WorkerEvent.TASK_WHEN_DONE:
             seen = ev.DoneEvent.WORKERS
-            self.ports.emit(ev.DONE_EVENT_SEEN, self.ports.loader, self.ports.received, self.worker_id, seen)
+            self.ports.emit(ev.DONE_EVENT_SEEN, self.ports.received, self.worker_id, seen)
         elif event in self.ENDINGS:
-            self.ports.emit(ev.WORKER_EXIT, self.ports.loader, -1, self.worker_id, self.ENDINGS[event])
+            self.ports.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
         return action
 
 
@@ -532,10 +529,10 @@ class TracedPinLifecycle(PinLifecycle):
     def handle(self, event: PinEvent) -> PinState:
         after = super().handle(event)
         if event is PinEvent.READY:
-            self.ports.emit(ev.PIN_START, self.ports.loader, x=int(self.ports.simulated))
+            self.ports.emit(ev.PIN_START, x=int(self.ports.simulated))
         elif event in (PinEvent.DONE, PinEvent.DIED):
             ending = ev.Ending.SENTINEL if event is PinEvent.DONE else ev.Ending.ERROR
-            self.ports.emit(ev.PIN_EXIT, self.ports.loader, x=ending)
+            self.ports.emit(ev.PIN_EXIT, x=ending)
         return after
 
 
@@ -554,13 +551,13 @@ class TracedSampler:
     def __next__(self) -> Any:
         ports = self.ports
         task = ports.decisions.send_idx if ports.decisions is not None else self.task
-        ports.emit(ev.SAMPLER_NEXT[0], ports.loader, task)
+        ports.emit(ev.SAMPLER_NEXT[0], task)
         count, first, digest = 0, -1, 0
         try:
             index = next(self.inner)
-            count, first, digest = _count(index), _first(index), _digest(index)
+            count, first, digest = _facts_of_index(index)
         finally:
-            ports.emit(ev.SAMPLER_NEXT[1], ports.loader, task, -1, count, first, digest)
+            ports.emit(ev.SAMPLER_NEXT[1], task, -1, count, first, digest)
         self.task += 1
         if ports.alone and ports.fetching is not None:
             ports.fetching.begin(task, index)
@@ -579,39 +576,37 @@ class TracedProgress:
         self.at = -1, -1  # position and index of the sample asked for last
         ports.fetching = self
 
-    def _emit(self, code: int, x: int = 0, y: int = 0) -> None:
-        self.ports.emit(code, self.ports.loader, self.task, self.worker_id, x, y)
-
-    def _step(self, following: tuple[int, int, int] | None) -> None:
+    def _end_step(self) -> None:
         if self.open is not None:
-            self._emit(*self.open)
-        self.open = following
+            code, x, y = self.open
+            self.open = None
+            self.ports.emit(code, self.task, self.worker_id, x, y)
 
     def begin(self, task: int, index: Any) -> None:
         """A task is taken up."""
         self.task, self.fetching, self.at = task, True, (-1, -1)
-        self._emit(ev.FETCH[0], _count(index))
+        self.ports.emit(ev.FETCH[0], task, self.worker_id, _count(index))
 
     def samples(self, count: int) -> None:
-        self.at = -1, -1
-        self._step((ev.SAMPLE[1], -1, -1))
-        self._emit(ev.SAMPLE[0], -1, -1)
+        self.sample(-1, -1)
 
     def sample(self, position: int, index: Any) -> None:
-        self.at = position, index if isinstance(index, int) else -1
-        self._step((ev.SAMPLE[1], *self.at))
-        self._emit(ev.SAMPLE[0], *self.at)
+        self._end_step()
+        key = index if isinstance(index, int) else -1
+        self.at, self.open = (position, key), (ev.SAMPLE[1], position, key)
+        self.ports.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
 
     def collate(self, count: int) -> None:
-        self._step((ev.COLLATE[1], 0, 0))
-        self._emit(ev.COLLATE[0], count)
+        self._end_step()
+        self.open = ev.COLLATE[1], 0, 0
+        self.ports.emit(ev.COLLATE[0], self.task, self.worker_id, count)
 
     def end(self, outcome: int) -> None:
         """The task's fetch has ended."""
         if self.fetching:
-            self._step(None)
+            self._end_step()
             self.fetching = False
-            self._emit(ev.FETCH[1], outcome)
+            self.ports.emit(ev.FETCH[1], self.task, self.worker_id, outcome)
 
 
 class TracedWorkerProgress(WorkerProgress):
@@ -628,7 +623,7 @@ class TracedWorkerProgress(WorkerProgress):
         self.watch.samples(count)
 
     def sample(self, position: int, index: Any) -> None:
-        super().sample(position, index)
+        WorkerProgress.sample(self, position, index)
         self.watch.sample(position, index)
 
     def collate(self, count: int) -> None:
@@ -648,7 +643,7 @@ def _watch_new_shared(ports: TracedPorts, worker_id: int) -> None:
         storage = make(size, *args, **kwargs)
         task = ports.fetching.task if ports.fetching is not None else -1
         place, reason = ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT
-        ports.emit(ev.SHM_ALLOC, ports.loader, task, worker_id, storage.nbytes(), place, reason)
+        ports.emit(ev.SHM_ALLOC, task, worker_id, storage.nbytes(), place, reason)
         return storage
 
     torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
@@ -659,8 +654,7 @@ class TracedPickler(TensorPickler):
     """Emits the copies into shared memory that happen while a message is pickled."""
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
-        about, size = _feeding.about, storage.nbytes()
-        emit = _emit(about[0])
+        emit, about, size = _feeding.emit, _feeding.about, storage.nbytes()
         emit(ev.SHM_COPY[0], *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
         try:
             return super().copy_storage(storage)
@@ -674,29 +668,29 @@ class TracedEnvelope(Envelope):
     pickler = TracedPickler
 
     def __init__(self, message: Task | Result, loader: int) -> None:
-        super().__init__(message)
+        self.message = message
         self.loader = loader
 
     def __reduce__(self) -> tuple[Any, ...]:
         message = self.message
-        about = _feeding.about = (self.loader, message.idx, message.worker_id)
+        about = _feeding.about = (message.idx, message.worker_id)
+        emit = _feeding.emit = emit_of(self.loader)
         if isinstance(message, Task):
             return super().__reduce__()
-        emit = _emit(self.loader)
         emit(ev.RESULT_PICKLE[0], *about)
         payload, pickler = self.payload()
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
-        return load, (*about, payload, pickler.tensors, pickler.shared_bytes)
+        return load, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes)
 
 
 def load(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, shared_bytes: int) -> Result:
     """Rebuild a result, with its events (`transport.message.load`)."""
-    emit = _emit(loader)
-    emit(ev.RESULT_REBUILD[0], loader, idx, worker_id, len(payload))
+    emit = emit_of(loader)
+    emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
     try:
         return Result(idx, worker_id, rebuild(payload))
     finally:  # a Ctrl-C may come while it is rebuilt
-        emit(ev.RESULT_REBUILD[1], loader, idx, worker_id, tensors, shared_bytes)
+        emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
 
 
 # --- Queues, events, processes, threads -------------------------------------------------------------------------------
@@ -715,14 +709,12 @@ class _Proxy:
     def __repr__(self) -> str:
         return repr(self.inner)
 
-    def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
-
 
 class _TracedQueue(_Proxy):
     """A queue of one of the three kinds."""
 
     queue_id: ev.QueueId
+    get_span: tuple[int, int]
     write: tuple[int, int] | None = None
     worker_id = -1
     _hooked_in: object = None  # the process: a forked child's queue has new pipe methods
@@ -738,69 +730,76 @@ class _TracedQueue(_Proxy):
 
     # What these two give must not hold the queue, which holds them: its descriptors would wait for the collector.
     def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
-        ports, unknown = self.ports, (self.ports.loader, -1, self.worker_id)
+        emit, unknown = self.ports.emit, (-1, self.worker_id)
 
         def _send_bytes(data: Any) -> None:
             about = getattr(_feeding, "about", unknown)
-            ports.emit(write[0], *about, len(data))
+            emit(write[0], *about, len(data))
             send(data)
-            ports.emit(write[1], *about, len(data))
+            emit(write[1], *about, len(data))
             _feeding.about = unknown  # a sentinel has no envelope to say what it is
 
         return _send_bytes
 
     def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
-        ports = self.ports
+        emit = self.ports.emit
 
         def _recv_bytes() -> bytes:
             data = receive()
-            ports.emit(ev.RESULT_READ, ports.loader, x=len(data))
+            emit(ev.RESULT_READ, -1, -1, len(data))
             return data
 
         return _recv_bytes
 
-    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+    def put(self, message: Any) -> None:
         if self._hooked_in is not _this_process:
             self._hook()
-        if isinstance(message, Sentinel):
-            self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
-        else:
-            self.emit_put(message)
-        self.inner.put(message, *args, **kwargs)
+        self.emit_put(message)
+        self.inner.put(message)
 
     def emit_put(self, message: Any) -> None:
-        """Emit that `message`, which is no sentinel, is about to enter the queue."""
+        """Emit that `message` is about to enter the queue."""
+        if isinstance(message, Sentinel):
+            self.ports.emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
 
-    def _get(self, span: tuple[int, int], task: int, worker: int, timeout: float | None) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         """Get with a span around it; the end says what came."""
         if self._hooked_in is not _this_process:
             self._hook()
-        emit, loader = self.ports.emit, self.ports.loader
-        emit(span[0], loader, task, worker, 0 if timeout is None else int(timeout * 1e9))
+        emit, (begin, end) = self.ports.emit, self.get_span
+        task, worker = self.wanted()
+        emit(begin, task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:
             message = self.inner.get(timeout=timeout)
         except BaseException:
-            emit(span[1], loader, -1, worker, ev.Message.EMPTY)
+            emit(end, -1, worker, ev.Message.EMPTY)
             raise
-        self._emit_got(span[1], message)
+        self.emit_got(message)
         return message
 
-    def _emit_got(self, code: int, message: Any) -> None:
+    def wanted(self) -> tuple[int, int]:
+        """Task and worker that the loader needs next; in order, it can yield nothing else."""
+        decisions = self.ports.decisions
+        info = None if decisions is None else decisions.task_info.get(decisions.rcvd_idx)
+        return (-1, -1) if info is None or decisions is None else (decisions.rcvd_idx, info.worker_id)
+
+    def emit_got(self, message: Any) -> None:
+        """Emit what has come."""
+        end = self.get_span[1]
         if isinstance(message, Result):
-            outcome = _outcome(message.data)
-            self.ports.emit(code, self.ports.loader, message.idx, message.worker_id, ev.Message.RESULT, outcome)
+            self.ports.emit(end, message.idx, message.worker_id, ev.Message.RESULT, _outcome(message.data))
         elif isinstance(message, ResumeIteration):
-            self._emit(code, -1, message.worker_id, ev.Message.RESUME)
+            self.ports.emit(end, -1, message.worker_id, ev.Message.RESUME)
         else:
-            self._emit(code, -1, -1, ev.Message.SENTINEL)
-            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+            self.ports.emit(end, -1, -1, ev.Message.SENTINEL)
+            self.ports.emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
 
     def cancel_join_thread(self) -> None:
-        self._emit(ev.CANCEL_JOIN_THREAD, -1, self.worker_id, self.queue_id)
+        self.ports.emit(ev.CANCEL_JOIN_THREAD, -1, self.worker_id, self.queue_id)
         self.inner.cancel_join_thread()
 
     def close(self) -> None:
-        self._emit(ev.QUEUE_CLOSE, -1, self.worker_id, self.queue_id)
+        self.ports.emit(ev.QUEUE_CLOSE, -1, self.worker_id, self.queue_id)
         self.inner.close()
 
 
@@ -808,6 +807,7 @@ class TracedIndexQueue(_TracedQueue):
     """The loader puts, one worker gets."""
 
     queue_id = ev.QueueId.INDEX
+    get_span = ev.INDEX_GET
     write = ev.INDEX_WRITE
 
     def __init__(self, ports: TracedPorts, inner: Any, worker_id: int) -> None:
@@ -815,62 +815,57 @@ class TracedIndexQueue(_TracedQueue):
         self.worker_id = worker_id
 
     def emit_put(self, message: Any) -> None:
-        if isinstance(message, ResumeIteration):
-            self._emit(ev.RESUME_PUT, -1, self.worker_id, message.epoch)
+        if isinstance(message, Envelope):
+            task: Any = message.message
+            self.ports.emit(ev.INDEX_PUT, task.idx, task.worker_id, _count(task.index))
+        elif isinstance(message, ResumeIteration):
+            self.ports.emit(ev.RESUME_PUT, -1, self.worker_id, message.epoch)
         else:
-            task = message.message
-            self._emit(ev.INDEX_PUT, task.idx, task.worker_id, _count(task.index))
+            super().emit_put(message)
 
-    def get(self, timeout: float | None = None) -> Any:
-        return self._get(ev.INDEX_GET, -1, self.worker_id, timeout)
+    def wanted(self) -> tuple[int, int]:
+        return -1, self.worker_id
 
-    def _emit_got(self, code: int, message: Any) -> None:
+    def emit_got(self, message: Any) -> None:
+        end = self.get_span[1]
         if isinstance(message, Task):
             self.ports.received = message.idx
-            self._emit(code, message.idx, self.worker_id, ev.Message.TASK, _count(message.index))
+            self.ports.emit(end, message.idx, self.worker_id, ev.Message.TASK, _count(message.index))
         elif isinstance(message, Sentinel):
-            self._emit(code, -1, self.worker_id, ev.Message.SENTINEL)
-            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+            self.ports.emit(end, -1, self.worker_id, ev.Message.SENTINEL)
+            self.ports.emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
         else:
-            super()._emit_got(code, message)
+            super().emit_got(message)
 
 
 class TracedResultQueue(_TracedQueue):
     """Every worker puts; the loader gets, or the pin thread where there is one."""
 
     queue_id = ev.QueueId.RESULT
+    get_span = ev.RESULT_GET
     write = ev.RESULT_WRITE
 
     def emit_put(self, message: Any) -> None:
-        if isinstance(message, ResumeIteration):
-            self._emit(ev.RESUME_ACK, -1, message.worker_id, message.epoch)
-        elif isinstance(message, Envelope):
-            result = message.message
-            outcome = _outcome(result.data) if isinstance(result, Result) else ev.Outcome.DATA
-            self._emit(ev.RESULT_PUT, result.idx, result.worker_id, outcome)
-
-    def get(self, timeout: float | None = None) -> Any:
-        return self._get(ev.RESULT_GET, *_wanted(self.ports), timeout)
+        if isinstance(message, Envelope):
+            result: Any = message.message
+            self.ports.emit(ev.RESULT_PUT, result.idx, result.worker_id, _outcome(result.data))
+        elif isinstance(message, ResumeIteration):
+            self.ports.emit(ev.RESUME_ACK, -1, message.worker_id, message.epoch)
+        else:
+            super().emit_put(message)
 
 
 class TracedReadyQueue(_TracedQueue):
     """The pin thread puts, the loader gets."""
 
     queue_id = ev.QueueId.READY
+    get_span = ev.READY_GET
 
     def emit_put(self, message: Any) -> None:
         if isinstance(message, Result):
-            self._emit(ev.READY_PUT, message.idx, message.worker_id, _outcome(message.data))
-
-    def get(self, timeout: float | None = None) -> Any:
-        return self._get(ev.READY_GET, *_wanted(self.ports), timeout)
-
-
-def _wanted(ports: TracedPorts) -> tuple[int, int]:
-    """Task and worker that the loader needs next; in order, it can yield nothing else."""
-    decisions = ports.decisions
-    info = None if decisions is None else decisions.task_info.get(decisions.rcvd_idx)
-    return (-1, -1) if info is None or decisions is None else (decisions.rcvd_idx, info.worker_id)
+            self.ports.emit(ev.READY_PUT, message.idx, message.worker_id, _outcome(message.data))
+        else:
+            super().emit_put(message)
 
 
 class TracedDoneEvent(_Proxy):
@@ -881,7 +876,7 @@ class TracedDoneEvent(_Proxy):
         self.which = which
 
     def set(self) -> None:
-        self._emit(ev.DONE_EVENT_SET, x=self.which)
+        self.ports.emit(ev.DONE_EVENT_SET, x=self.which)
         self.inner.set()
 
 
@@ -894,25 +889,25 @@ class TracedProcess(_Proxy):
         self.gone = False
 
     def start(self) -> None:
-        self._emit(ev.WORKER_START[0], -1, self.worker_id)
+        self.ports.emit(ev.WORKER_START[0], -1, self.worker_id)
         try:
             self.inner.start()
         finally:
-            self._emit(ev.WORKER_START[1], -1, self.worker_id, self.inner.pid or 0)
+            self.ports.emit(ev.WORKER_START[1], -1, self.worker_id, self.inner.pid or 0)
 
     def join(self, timeout: float | None = None) -> None:
-        self._emit(ev.JOIN[0], -1, self.worker_id, ev.Actor.WORKER, int((timeout or 0) * 1e9))
+        self.ports.emit(ev.JOIN[0], -1, self.worker_id, ev.Actor.WORKER, int((timeout or 0) * 1e9))
         try:
             self.inner.join(timeout)
         finally:
-            self._emit(ev.JOIN[1], -1, self.worker_id, ev.Actor.WORKER, int(not self.inner.is_alive()))
+            self.ports.emit(ev.JOIN[1], -1, self.worker_id, ev.Actor.WORKER, int(not self.inner.is_alive()))
 
     def terminate(self) -> None:
-        self._emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGTERM)
+        self.ports.emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGTERM)
         self.inner.terminate()
 
     def kill(self) -> None:
-        self._emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGKILL)
+        self.ports.emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGKILL)
         self.inner.kill()
 
     def emit_gone(self) -> bool:
@@ -922,7 +917,7 @@ class TracedProcess(_Proxy):
         code = self.inner.exitcode
         if code is not None:
             self.gone = True
-            self._emit(ev.WORKER_GONE, -1, self.worker_id, self.inner.pid, code)
+            self.ports.emit(ev.WORKER_GONE, -1, self.worker_id, self.inner.pid, code)
         return code is None
 
 
@@ -930,11 +925,11 @@ class TracedThread(_Proxy):
     """The pin-memory thread, as the loader handles it."""
 
     def join(self, timeout: float | None = None) -> None:
-        self._emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD, y=int((timeout or 0) * 1e9))
+        self.ports.emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD, y=int((timeout or 0) * 1e9))
         try:
             self.inner.join(timeout)
         finally:
-            self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=int(not self.inner.is_alive()))
+            self.ports.emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=int(not self.inner.is_alive()))
 
 
 # --- On and off -------------------------------------------------------------------------------------------------------

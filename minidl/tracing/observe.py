@@ -44,12 +44,12 @@ from minidl.tracing.instrument import (
     TracedProgress,
     TracedResultQueue,
     _count,
-    _emit,
     _facts,
     _feeding,
     _live,
     _TracedQueue,
     _watch_new_shared,
+    emit_of,
 )
 from minidl.tracing.recorder import TraceConfig
 
@@ -258,7 +258,6 @@ class ObservedPorts(TracedPorts):
     def enter(self, worker_id: int, seed: int) -> _Worker:
         """In a worker's process."""
         pen = recorder.start(self.config)
-        self.emit = pen.emit
         pen.role("worker", worker=worker_id, loader=self.loader)
         self.worker_side = _Worker(self, worker_id, seed)
         _watch_new_shared(self, worker_id)
@@ -321,7 +320,7 @@ class _Loader:
         self.sampled_all = False  # a batch was yielded and no task sent for it
 
     def emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self.ports.emit(code, self.ports.loader, task, worker, x, y, z)
+        self.ports.emit(code, task, worker, x, y, z)
 
     # --- what the iterator itself says
     def outstanding(self) -> int:
@@ -583,7 +582,7 @@ class _Worker:
         self.epoch = 0
 
     def emit(self, code: int, task: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self.ports.emit(code, self.ports.loader, task, self.worker_id, x, y, z)
+        self.ports.emit(code, task, self.worker_id, x, y, z)
 
     def asks(self) -> None:
         """It waits for a message."""
@@ -710,7 +709,7 @@ _reading = threading.local()
 def _arriving(loader: int, task: int, worker: int) -> tuple[int, int, int]:
     about = _reading.about = (loader, task, worker)
     _reading.begun = True
-    _emit(loader)(ev.RESULT_REBUILD[0], *about, getattr(_reading, "size", 0))
+    emit_of(loader)(ev.RESULT_REBUILD[0], task, worker, getattr(_reading, "size", 0))
     return about
 
 
@@ -727,7 +726,7 @@ def _resumed(loader: int, task: int, worker: int, message: tuple[Any, ...]) -> t
 def _end_rebuild(tensors: int = 0, shared: int = 0) -> None:
     if getattr(_reading, "begun", False):
         _reading.begun = False
-        _emit(_reading.about[0])(ev.RESULT_REBUILD[1], *_reading.about, tensors, shared)
+        emit_of(_reading.about[0])(ev.RESULT_REBUILD[1], *_reading.about[1:], tensors, shared)
 
 
 def _tensors(data: Any) -> tuple[int, int]:
@@ -744,7 +743,7 @@ def _tensors(data: Any) -> tuple[int, int]:
 
 def _begin_pickling(about: tuple[int, ...]) -> None:
     _feeding.pickling, _feeding.tensors, _feeding.copied = about, 0, 0
-    _emit(about[0])(ev.RESULT_PICKLE[0], *about)
+    emit_of(about[0])(ev.RESULT_PICKLE[0], *about[1:])
 
 
 def _end_pickling(size: int) -> None:
@@ -752,7 +751,7 @@ def _end_pickling(size: int) -> None:
     about = getattr(_feeding, "pickling", None)
     if about is not None:
         _feeding.pickling = None
-        _emit(about[0])(ev.RESULT_PICKLE[1], *about, size, _feeding.tensors, _feeding.copied)
+        emit_of(about[0])(ev.RESULT_PICKLE[1], *about[1:], size, _feeding.tensors, _feeding.copied)
 
 
 def _watch_sharing() -> None:
@@ -770,13 +769,13 @@ def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
         _feeding.tensors += 1
         if storage.is_shared():
             return share(storage, *args, **kwargs)
-        emit, size = _emit(about[0]), storage.nbytes()
+        emit, size = emit_of(about[0]), storage.nbytes()
         _feeding.copied += size
-        emit(ev.SHM_COPY[0], *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
+        emit(ev.SHM_COPY[0], *about[1:], size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET)
         try:
             return share(storage, *args, **kwargs)
         finally:
-            emit(ev.SHM_COPY[1], *about, size)
+            emit(ev.SHM_COPY[1], *about[1:], size)
 
     return watched
 
@@ -800,20 +799,20 @@ class _ObservedQueue(_TracedQueue):
         def _send_bytes(data: Any) -> None:
             about = getattr(_feeding, "about", other)
             _end_pickling(len(data))
-            emit(write[0], *about, len(data))
+            emit(write[0], *about[1:], len(data))
             send(data)
-            emit(write[1], *about, len(data))
+            emit(write[1], *about[1:], len(data))
             _feeding.about = other  # the next message may be none of those that say what they are
 
         return _send_bytes
 
     def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
-        emit, number = self.ports.emit, self.ports.loader
+        emit = self.ports.emit
 
         def _recv_bytes() -> bytes:
             data = receive()
             _reading.size = len(data)
-            emit(ev.RESULT_READ, number, -1, -1, len(data))
+            emit(ev.RESULT_READ, -1, -1, len(data))
             return data
 
         return _recv_bytes
@@ -840,7 +839,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
             return
         if message is None:
             loader.telling_to_leave(self.worker_id)
-            self._emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
+            self.ports.emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
         elif isinstance(message, _ResumeIteration):
             loader.resuming(self.worker_id)
         self.inner.put(message, *args, **kwargs)
@@ -851,21 +850,21 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
         if worker is None:
             return self.inner.get(*args, **kwargs)
         worker.asks()
-        self._emit(ev.INDEX_GET[0], -1, self.worker_id)
+        self.ports.emit(ev.INDEX_GET[0], -1, self.worker_id)
         try:
             message = self.inner.get(*args, **kwargs)
         except BaseException:
-            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.EMPTY)
+            self.ports.emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.EMPTY)
             raise
         if _is_pair(message):
             worker.task = message[0], message[1]
-            self._emit(ev.INDEX_GET[1], message[0], self.worker_id, ev.Message.TASK, _count(message[1]))
+            self.ports.emit(ev.INDEX_GET[1], message[0], self.worker_id, ev.Message.TASK, _count(message[1]))
         elif message is None:
             worker.told = True
-            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.SENTINEL)
-            self._emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+            self.ports.emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.SENTINEL)
+            self.ports.emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
         else:
-            self._emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.RESUME)
+            self.ports.emit(ev.INDEX_GET[1], -1, self.worker_id, ev.Message.RESUME)
         return message
 
 
@@ -889,10 +888,10 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
         worker, number = self.ports.worker_side, self.ports.loader
         if worker is None:  # the loader wakes the pin thread, which it has told to stop, and then waits for it
             self.ports.loader_side.begin_shutdown()
-            self._emit(ev.DONE_EVENT_SET, x=ev.DoneEvent.PIN_THREAD)
-            self._emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
+            self.ports.emit(ev.DONE_EVENT_SET, x=ev.DoneEvent.PIN_THREAD)
+            self.ports.emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
             self.inner.put(message, *args, **kwargs)
-            self._emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD)
+            self.ports.emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD)
             self.joining = True
         elif not _is_pair(message):
             self.inner.put(message, *args, **kwargs)
@@ -908,21 +907,21 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
     def cancel_join_thread(self) -> None:
         if self.joining:
             self.joining = False
-            self._emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
+            self.ports.emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
         super().cancel_join_thread()
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         self._watch()
         loader, seconds = self.ports.loader_side, kwargs.get("timeout") or 0
         task, worker = loader.waits()
-        self._emit(ev.RESULT_GET[0], task, worker, int(seconds * 1e9))
+        self.ports.emit(ev.RESULT_GET[0], task, worker, int(seconds * 1e9))
         began = time.monotonic()
         _reading.about = (self.ports.loader, -1, -1)
         try:
             message = self.inner.get(*args, **kwargs)
         except BaseException as error:
             _end_rebuild()
-            self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
+            self.ports.emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
             loader.got_nothing(time.monotonic() - began, error)
             raise
         if _is_pair(message):
@@ -931,13 +930,13 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
 
     def _got(self, idx: Any, data: Any, worker: int) -> None:
         if isinstance(idx, _ResumeIteration):
-            self._emit(ev.RESULT_GET[1], -1, worker, ev.Message.RESUME)
+            self.ports.emit(ev.RESULT_GET[1], -1, worker, ev.Message.RESUME)
         elif idx is None:
-            self._emit(ev.RESULT_GET[1], -1, -1, ev.Message.SENTINEL)
-            self._emit(ev.SENTINEL_GET, -1, -1, self.queue_id)
+            self.ports.emit(ev.RESULT_GET[1], -1, -1, ev.Message.SENTINEL)
+            self.ports.emit(ev.SENTINEL_GET, -1, -1, self.queue_id)
         else:
             outcome = _outcome(data)
-            self._emit(ev.RESULT_GET[1], idx, worker, ev.Message.RESULT, outcome)
+            self.ports.emit(ev.RESULT_GET[1], idx, worker, ev.Message.RESULT, outcome)
             self.ports.loader_side.received(idx, worker, outcome)
 
 

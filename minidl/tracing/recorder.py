@@ -101,8 +101,14 @@ def _places(ring: int) -> Any:
     return zip(itertools.count(1), itertools.chain.from_iterable(rounds)).__next__
 
 
-def _pen(emit_slowly: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`Recorder.emit`, and what tells it where to write.
+Emit = Callable[..., None]
+"""`emit(code, task=-1, worker=-1, x=0, y=0, z=0)`: one event of one loader."""
+
+
+def _emitters(
+    emit_slowly: Callable[..., None], left_out: frozenset[int]
+) -> tuple[Callable[[int], Emit], Callable[..., None]]:
+    """What makes the `emit` of a loader, and what tells each of them where to write.
 
     Everything that `emit` needs is in its closure: a quarter faster than an object's attributes, and still there when
     the interpreter takes everything down and this module's names are gone.
@@ -112,53 +118,47 @@ def _pen(emit_slowly: Callable[..., None]) -> tuple[Callable[..., None], Callabl
     local: Any = None
     pack, now, unfit = PACK.pack_into, time.monotonic_ns, _UNFIT
 
-    def emit(code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
+    def emitter(loader: int) -> Emit:
+        def emit(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+            """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
 
-        Only the exceptions that the slot itself can raise are caught: one thrown by a signal handler passes through.
-        """
-        n, at = place()
-        try:
-            pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
-        except unfit:
-            emit_slowly(n, at, code, loader, task, worker, x, y, z)
+            Only the exceptions that the slot itself can raise are caught: one of a signal handler passes through.
+            """
+            n, at = place()
+            try:
+                pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
+            except unfit:
+                emit_slowly(n, at, code, loader, task, worker, x, y, z)
+
+        def emit_some(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+            if code not in left_out:
+                emit(code, task, worker, x, y, z)
+
+        return emit_some if left_out else emit
 
     def write_into(new_slots: Map, new_place: Any = None, new_local: Any = None) -> None:
         nonlocal slots, place, local
         slots, place, local = new_slots, new_place or place, new_local or local
 
-    return emit, write_into
-
-
-def _sparing(emit: Callable[..., None], left_out: frozenset[int]) -> Callable[..., None]:
-    """`emit`, without these codes."""
-
-    def emit_some(
-        code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
-    ) -> None:
-        if code not in left_out:
-            emit(code, loader, task, worker, x, y, z)
-
-    return emit_some
+    return emitter, write_into
 
 
 class Recorder:
     """This process's pen. Files are opened at the first event; a forked child begins files of its own.
 
-    `emit(code, loader, task, worker, x, y, z)` records one event: see `_pen`.
+    `emitter(loader)` gives the function that records one event of that loader (0: of none): see `_emitters`.
     """
 
     __slots__ = (
         "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
-        "_place", "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emit",
+        "_place", "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emitter",
     )  # fmt: skip
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
         self._ring = config.ring_slots
-        emit, self._write_into = _pen(self._emit_slowly)
         left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
-        self.emit = _sparing(emit, left_out) if left_out else emit
+        self.emitter, self._write_into = _emitters(self._emit_slowly, left_out)
         self._reset()
         _RECORDERS.add(self)
 
@@ -178,6 +178,12 @@ class Recorder:
         self._errno = 0
         self._lost_events = self._lost_lines = 0
         self._refused: set[str] = set()
+
+    def emit(
+        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
+    ) -> None:
+        """Record one event of any loader; who has many of one asks for its `emitter` once."""
+        self.emitter(loader)(code, task, worker, x, y, z)
 
     def emit_at(
         self, stamp: int, tid: int, code: int, loader: int = 0, task: int = -1, worker: int = -1,
