@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,64 @@ def test_a_slow_consumer_is_not_input_bound(tmp_path: Path, workers: int) -> Non
             begin = time.monotonic_ns()
     told = only(read_trace(tmp_path / "trace"))
     assert (told.kind, told.cause) == (Kind.NOT_INPUT, None)
+
+
+class Shards(minidl.IterableDataset[int]):
+    """Of worker 0 two batches, of worker 1 twenty-four, each after a sleep."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = minidl.get_worker_info()
+        assert info is not None
+        for number in range(24 if info.id else 2):
+            time.sleep(0.02)
+            yield number
+
+
+def test_uneven_shards_are_found(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        assert len(list(minidl.DataLoader(Shards(), 1, num_workers=2))) == 26
+    trace = read_trace(tmp_path / "trace")
+    found = waiting(trace, number_in(trace))
+    assert found.out == 0
+    assert found.uneven > 0.5 * found.causes[Cause.SAMPLES]
+
+
+class Even(Shards):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(12)
+
+
+def test_even_shards_are_not_uneven(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        assert len(list(minidl.DataLoader(Even(), 1, num_workers=3))) == 36
+    trace = read_trace(tmp_path / "trace")
+    found = waiting(trace, number_in(trace))
+    assert (found.uneven, found.out) == (0, -1)
+
+
+def test_a_worker_that_is_always_slow_holds_the_line(tmp_path: Path) -> None:
+    found = waiting(imagined(tmp_path / "a", batches=60, step=10_000, cost=lambda t: 10_000_000 >> 4 * (t % 2)), 1)
+    assert (found.worker, found.lasting) == (0, 1.0)
+    options, _ = IMAGINED["one batch that takes as long as a hundred"]
+    assert waiting(imagined(tmp_path / "b", **options), 1).lasting < 0.5
+
+
+def test_short_epochs_are_judged_together(tmp_path: Path) -> None:
+    """Each epoch of a loader that does not keep its workers is an iterator of its own, here of three batches."""
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Sleepy(3, each=LONG), batch_size=1) as loader:
+        for _ in range(3):
+            assert len(list(loader)) == 3
+    trace = read_trace(tmp_path / "trace")
+    for number in trace.loaders:
+        told = verdict(trace, number)
+        assert (told.kind, told.cause) == (Kind.SUPPLY, Cause.SAMPLES)
+        assert "2 of 3 iterators of the same parameters, taken together" in told.evidence
+
+
+def test_first_batches_count_from_the_second_epoch_on(tmp_path: Path) -> None:
+    assert waiting(imagined(tmp_path / "a", batches=10, step=20_000_000), 1).first == 0
+    found = waiting(imagined(tmp_path / "b", batches=10, step=20_000_000, epochs=3), 1)
+    assert 0.5 * found.total < found.first <= found.total
 
 
 # --- Imagined runs ----------------------------------------------------------------------------------------------------
@@ -288,6 +347,59 @@ def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
     assert "cheaper samples: 2 worker(s) for 2 CPU(s)" in judge(found, cpus=2).next_step
     assert "if CPUs are idle" in judge(found).next_step
     assert "num_workers" in judge(made(workers=0, samples=50), cpus=8).next_step
+
+
+def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
+    """More workers than CPUs: rebuilding takes long for the same reason as samples do, and a faster one would wait."""
+    reading = made(rebuild=60, samples=30)
+    assert judge(reading).kind is Kind.READING  # its workers idle
+    told = judge(replace(reading, spare=0.1, work={Cause.SAMPLES: 90, Cause.COLLATE: 5, Cause.IPC: 5}))
+    assert (told.kind, told.cause) == (Kind.SUPPLY, Cause.SAMPLES)
+    assert "while the workers were at work, mostly on samples" in told.sentence
+    assert "rebuilding messages 67%" in told.evidence[0]
+
+
+READ = {
+    "pickled data": (3e6, 0, "send the data as tensors"),
+    "many tensors": (25e3, 400, "join the tensors"),
+    "many tensors, whose handles are a large message": (100e3, 600, "join the tensors"),
+    "one tensor": (250, 1, "larger batches"),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_helps_a_slow_reader_depends_on_what_it_reads(what: str) -> None:
+    payload, tensors, step = READ[what]
+    assert step in judge(replace(made(rebuild=60), payload=payload, tensors=tensors)).next_step
+
+
+def test_a_worker_that_always_blocks_the_line_is_told_from_a_slow_sample() -> None:
+    slow = replace(made(head_of_line=60), task=3, worker=1, sample=12)
+    assert "raise prefetch_factor" in judge(slow).next_step
+    step = judge(replace(slow, lasting=0.9)).next_step
+    assert "why worker 1 is slower" in step
+    assert "prefetch_factor" not in step  # a worker that is always slower is overtaken however much is prefetched
+
+
+def test_a_start_that_is_paid_once_is_not_saved_by_keeping_workers() -> None:
+    step = judge(made(consumer=100, start_up=200, samples=50)).next_step
+    assert "persistent_workers" not in step
+    assert "worker_init_fn" in step
+
+
+def test_large_samples_are_not_advised_to_grow() -> None:
+    small = replace(made(collate=50), shared=3000.0, tensors=1.0)
+    large = replace(small, shared=32e6)
+    assert "fewer, larger tensors" in judge(small).next_step
+    assert "fewer bytes a sample" in judge(large).next_step
+
+
+def test_uneven_shards_and_first_batches_are_named() -> None:
+    uneven = judge(replace(made(samples=50), uneven=40, out=1))
+    assert "even shards: worker 1" in uneven.next_step
+    assert any("80% was waited for after worker 1" in line for line in uneven.evidence)
+    assert "longer epochs" in judge(replace(made(samples=50), first=40)).next_step
+    assert "shards" not in judge(replace(made(samples=50), uneven=10, out=1)).next_step
 
 
 def test_what_is_in_use_already_is_not_advised() -> None:

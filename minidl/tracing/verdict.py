@@ -11,13 +11,14 @@ out among their steps. The trace knows no CPU time: whether a sample computes or
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, size
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
@@ -34,6 +35,19 @@ ONCE = 0.5
 
 FEW_BATCHES = 5
 """Batches below which one slow sample or one busy moment of the machine decides the shares."""
+
+SPARE = 0.25
+"""Share of their time that workers wait for tasks below which they are the limit, whatever the loop is in meanwhile:
+a faster reader would only wait for them. Where the reader is the limit, they idle most of the time."""
+
+ONE_SIDED = 0.7
+"""Share of the blocked line from which one worker is said to block it; of the waiting, for epochs' first batches."""
+
+UNEVEN = 0.3
+"""Share of the waiting, with a worker out of data, from which shards are to be evened out first."""
+
+LARGE_SAMPLES = 1 << 20
+"""Bytes of a tensor in a batch from which collation is copying, and not counting tensors."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -82,8 +96,12 @@ KIND_OF = {
 class Waiting:
     """One loader iterator's waiting, in ns. busy: of the workers' time meanwhile, the share spent fetching.
 
-    work: all that supplying took, waited for or not. task, worker, sample: whose batch blocked the line longest, -1
-    if none did. alike: iterators of the same parameters in the trace, this one included.
+    spare: of that time, once they had begun, the share spent waiting for tasks. work: all that supplying took, waited
+    for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
+    of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
+    others had not; out: the one that ran out first, -1 if none did. payload, shared, tensors: bytes pickled, bytes by
+    handle, and tensors of a message, on average. alike: iterators of the same parameters in the trace, this one
+    included; together: those that these figures are summed over.
     """
 
     causes: dict[Cause, int]
@@ -96,6 +114,15 @@ class Waiting:
     worker: int = -1
     sample: int = -1
     work: dict[Cause, int] = field(default_factory=dict)
+    spare: float = 1.0
+    lasting: float = 0.0
+    first: int = 0
+    uneven: int = 0
+    out: int = -1
+    payload: float = 0.0
+    shared: float = 0.0
+    tensors: float = 0.0
+    together: int = 1
 
     @property
     def total(self) -> int:
@@ -103,7 +130,11 @@ class Waiting:
 
     def share(self, *causes: Cause) -> float:
         """Of the waiting, the share of these causes; 0 where nothing was waited for."""
-        return sum(self.causes[cause] for cause in causes) / max(1, self.total)
+        return self.share_of(sum(self.causes[cause] for cause in causes))
+
+    def share_of(self, ns: int) -> float:
+        """Of the waiting, the share that `ns` is."""
+        return ns / max(1, self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +155,32 @@ class Verdict:
 
 def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
     """What bounds this loader iterator of `trace`. spans: `trace.spans()`, where the caller has them already."""
-    return judge(waiting(trace, loader, spans), trace.loaders.get(loader, {}), trace.manifest.get("cpus"))
+    spans = trace.spans() if spans is None else spans
+    found = waiting(trace, loader, spans)
+    if found.alike > 1 and _kind(found)[0] is Kind.TOO_FEW:
+        found = _joined(trace, loader, found, spans)
+    return judge(found, trace.loaders.get(loader, {}), trace.manifest.get("cpus"))
+
+
+def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
+    """The waiting of this iterator and the nearest ones of the same parameters, until there are batches enough."""
+    params = trace.loaders.get(loader, {})
+    alike = [other for other, theirs in trace.loaders.items() if other != loader and theirs == params]
+    for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
+        if found.batches >= FEW_BATCHES:
+            break
+        more = waiting(trace, other, spans)
+        found = replace(
+            found,
+            causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
+            work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
+            consumer=found.consumer + more.consumer,
+            batches=found.batches + more.batches,
+            first=found.first + more.first,
+            uneven=found.uneven + more.uneven,
+            together=found.together + 1,
+        )
+    return found
 
 
 # --- The waiting, split -----------------------------------------------------------------------------------------------
@@ -140,7 +196,9 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     moments = _Moments(events, mine)
     causes, line = moments.causes()
     consumer = mine[mine["code"] == ev.CONSUMER[0]]
-    task, worker = moments.blocker(line)
+    task, worker, lasting = moments.blocker(line)
+    uneven, out = moments.uneven()
+    messages = mine[mine["code"] == ev.RESULT_REBUILD[0]]
     return Waiting(
         causes=causes,
         consumer=int((consumer["end"] - consumer["begin"]).sum()),
@@ -152,6 +210,14 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         task=task,
         worker=worker,
         sample=_slowest_sample(mine, task, worker),
+        spare=moments.spare(),
+        lasting=lasting,
+        first=moments.first(),
+        uneven=uneven,
+        out=out,
+        payload=_mean(messages["bx"]),
+        shared=_mean(messages["ey"]),
+        tensors=_mean(messages["ex"]),
     )
 
 
@@ -174,6 +240,10 @@ def _work(spans: Rows) -> dict[Cause, int]:
     collate = took(ev.COLLATE)
     sending = took(ev.RESULT_PICKLE, ev.RESULT_WRITE)
     return {Cause.SAMPLES: max(0, took(ev.FETCH) - collate), Cause.COLLATE: collate, Cause.IPC: sending}
+
+
+def _mean(values: Ints) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
@@ -279,21 +349,57 @@ class _Moments:
         out[Cause.OVERHEAD] = int(self.width.sum()) - sum(out.values())
         return out, hit  # of the last rule: the line
 
-    def blocker(self, line: Bools) -> tuple[int, int]:
-        """The task and the worker for which the line stood longest; -1, -1 where it never did."""
+    def blocker(self, line: Bools) -> tuple[int, int, float]:
+        """The task and the worker for which the line stood longest, and that worker's share of it; -1 if it never did.
+
+        The share is 0 where all was for a task or two: that tells of these, and of no worker.
+        """
         if not line.any():
-            return -1, -1
+            return -1, -1, 0.0
         places, group = np.unique(self.needs[line], return_inverse=True)
         tasks, owner = np.unique(self.events["task"][places], return_inverse=True)
         stood = np.bincount(owner[group], self.width[line])
         task = int(tasks[np.argmax(stood)])
-        return task, int(self.events["worker"][places][owner == np.argmax(stood)][0])
+        worker = int(self.events["worker"][places][owner == np.argmax(stood)][0])
+        for_worker = self.width[line][self.events["worker"][places][group] == worker]
+        others = int(for_worker.sum()) - int(stood.max())
+        lasting = float(for_worker.sum() / max(1, stood.sum())) if others > stood.max() else 0.0
+        return task, worker, lasting
 
     def busy(self) -> float:
         """Of the workers' time while the loop waits for results, the share spent fetching."""
         waits = self.open(self._get()) > 0
         time = int(self.width[waits].sum()) * self.workers
         return float((self.open(ev.FETCH) * self.width)[waits].sum() / time) if time else 0.0
+
+    def spare(self) -> float:
+        """Of the workers' time while the loop waits for results they have begun on, the share without a task; or 1."""
+        waits = (self.open(self._get()) > 0) & ~self._not_begun()
+        time = int(self.width[waits].sum()) * self.workers
+        return float((self.open(ev.INDEX_GET) * self.width)[waits].sum() / time) if time else 1.0
+
+    def first(self) -> int:
+        """The ns waited for batches with which epochs begin, after `iter(loader)`; of one epoch alone it is none."""
+        if len(self.epochs) < 2:
+            return 0
+        latest = self._latest(np.isin(self.events["code"], [ev.EPOCH[0], ev.YIELD]))
+        return int(self.width[(self._of_latest(latest, "code") == ev.EPOCH[0]) & ~self.setting_up()].sum())
+
+    def uneven(self) -> tuple[int, int]:
+        """The ns waited for batches once a worker had run out of data, and the worker that did so first; or 0, -1.
+
+        It counts where the others had batches enough left: of even shards, each has one at the most.
+        """
+        codes = self.events["code"]
+        ran_out = np.flatnonzero(codes == ev.WORKER_EXHAUSTED)
+        if self.workers < 2 or not len(ran_out):
+            return 0, -1
+        after = self.events["time"][codes == ev.YIELD] > self.events["time"][ran_out[0]]
+        if np.count_nonzero(after) < self.workers + FEW_BATCHES:
+            return 0, -1
+        latest = self._latest(np.isin(codes, [ev.EPOCH[0], ev.WORKER_EXHAUSTED]))
+        tail = (self._of_latest(latest, "code") == ev.WORKER_EXHAUSTED) & (self.open(ev.SHUTDOWN) == 0)
+        return int(self.width[tail].sum()), int(self.events["worker"][ran_out[0]])
 
 
 def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
@@ -319,7 +425,10 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
         what = f"{found.share(cause):.0%} of that for {cause.value}"
         if kind is Kind.SUPPLY:
             supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
+            reading = found.share(Cause.REBUILD, Cause.PIN)
             what = f"{supply:.0%} of that for batches in the making, which is mostly {cause.value}"
+            if reading > supply:
+                what = f"while the workers were at work, mostly on {cause.value}: to read faster would not help"
         whose = _whose(found) if kind is Kind.HEAD_OF_LINE else ""
         sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}"
     return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
@@ -341,6 +450,8 @@ def _kind(found: Waiting) -> tuple[Kind, Cause | None]:
         return Kind.NOT_INPUT, None
     of_kind = {kind: sum(found.causes[c] for c in KIND_OF if KIND_OF[c] is kind) for kind in KIND_OF.values()}
     kind = max(of_kind, key=lambda k: of_kind[k])
+    if kind is Kind.READING and found.workers and found.spare < SPARE:
+        kind = Kind.SUPPLY
     # A wait that a training step hides in part is left in a task's last steps: the whole work says which costs.
     costs = found.work if kind is Kind.SUPPLY and found.work else found.causes
     return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
@@ -356,10 +467,16 @@ def _evidence(found: Waiting) -> tuple[str, ...]:
     lines = [f"waited {_ms(found.total)} for: " + ", ".join(f"{c.value} {found.share(c):.0%}" for c in ranked)]
     if found.workers:
         lines.append(f"of the workers' time while a result was waited for, {found.busy:.0%} was spent fetching")
+    if found.share_of(found.uneven) >= UNEVEN:
+        lines.append(f"{found.share_of(found.uneven):.0%} was waited for after worker {found.out} had run out of data")
+    if found.share_of(found.first) >= ONE_SIDED:
+        lines.append(f"{found.share_of(found.first):.0%} was waited for batches with which an epoch begins")
     if sum(found.work.values()):
         told = (f"{cause.value} {ns / sum(found.work.values()):.0%}" for cause, ns in found.work.items())
         lines.append("making the batches was " + ", ".join(told))
-    if found.alike > 1:
+    if found.together > 1:
+        lines.append(f"{found.together} of {found.alike} iterators of the same parameters, taken together")
+    elif found.alike > 1:
         lines.append(f"one of {found.alike} iterators of the same parameters")
     return tuple(lines)
 
@@ -371,24 +488,54 @@ def _ms(ns: int) -> str:
 def _next_step(kind: Kind, cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
     if kind is Kind.SUPPLY:
         return _supply_step(cause, found, params, cpus)
-    if kind is Kind.START_UP and params.get("persistent_workers"):
-        return "longer epochs, or fewer workers"
     return {
         Kind.NOT_INPUT: "make the training step faster; the loader has time to spare",
-        Kind.HEAD_OF_LINE: "in_order=False if order is of no matter; otherwise spread slow samples over the batches, "
-        "or raise prefetch_factor",
-        Kind.READING: "join the tensors of a batch into few" if cause is Cause.REBUILD else "pin smaller batches",
-        Kind.START_UP: "persistent_workers=True, which starts workers once and not in each epoch; with spawn, a "
-        "dataset that pickles small",
+        Kind.HEAD_OF_LINE: _line_step(found),
+        Kind.READING: _reading_step(found) if cause is Cause.REBUILD else "fewer bytes a batch, or no pin_memory",
+        Kind.START_UP: _start_step(found, params),
         Kind.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
         Kind.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
         Kind.TOO_FEW: "record more batches",
     }[kind]
 
 
+def _line_step(found: Waiting) -> str:
+    step = "in_order=False if order is of no matter; otherwise "
+    if found.lasting >= ONE_SIDED:
+        return (
+            f"{step}find out why worker {found.worker} is slower than the others ({found.lasting:.0%} of the time it "
+            f"was the one): by its samples (batch n goes to worker n mod {found.workers}: shuffle), or by itself"
+        )
+    return f"{step}spread slow samples over the batches, or raise prefetch_factor"
+
+
+def _reading_step(found: Waiting) -> str:
+    """What a batch's rebuilding costs goes by the bytes that were pickled, and by its tensors."""
+    if found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
+        return (
+            f"send the data as tensors, which cross by handle: {size(found.payload)} of each batch are pickled; see "
+            "`minidl ledger`"
+        )
+    if found.tensors > MANY_TENSORS:
+        return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
+    return "larger batches: rebuilding costs the same for each, whatever its size"
+
+
+def _start_step(found: Waiting, params: dict[str, Any]) -> str:
+    cheaper = "make the start cheaper: fewer workers, less in worker_init_fn, and with spawn fewer imports and a "
+    cheaper += "dataset that pickles small"
+    if found.alike > 1 and not params.get("persistent_workers"):
+        return f"persistent_workers=True, which starts workers once and not in each epoch; or {cheaper}"
+    return f"{cheaper}; it is paid once, and a longer run spreads it"
+
+
 def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
     if not found.workers:
         return "num_workers=1 or more, so that batches are made during the training step"
+    if found.share_of(found.uneven) >= UNEVEN:
+        return f"even shards: worker {found.out} ran out of data while others had batches left, and was of no more use"
+    if found.share_of(found.first) >= ONE_SIDED:
+        return "longer epochs: nothing is made ahead of an epoch, so the batch with which it begins is waited for"
     if cause is Cause.IPC:
         return "send less, in few tensors, which cross by handle; see `minidl ledger`"
     if cause is Cause.COLLATE:
@@ -396,6 +543,8 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
         return "make collation cheaper" + (
             ": the collate_fn is your own, and default_collate stacks into shared memory without another copy"
             if own
+            else ": fewer bytes a sample (uint8 rather than float32, converted on the device)"
+            if found.shared > LARGE_SAMPLES * max(1.0, found.tensors)
             else ": fewer, larger tensors a sample"
         )
     if cpus is None:
