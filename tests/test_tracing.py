@@ -601,6 +601,21 @@ def test_tracing_is_undone_at_the_blocks_end_and_an_iterator_that_outlives_it_go
     assert len(following.select("result_rebuild", Phase.BEGIN)) == 4
 
 
+def test_a_trace_that_nobody_ends_is_ended_by_the_program_in_silence(tmp_path: Path) -> None:
+    program = """
+import contextlib, sys
+import minidl, workloads as wl
+contextlib.ExitStack().enter_context(minidl.trace(sys.argv[1]))  # collected, and with it ended, at once
+stack = contextlib.ExitStack()
+stack.enter_context(minidl.trace(sys.argv[1] + "-2"))
+list(minidl.DataLoader(wl.Tensors(8), num_workers=1))
+"""
+    done = wl.run(program, tmp_path / "trace")
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = read_trace(tmp_path / "trace-2")
+    assert (len(trace.select("yield")), trace.problems) == (8, [])
+
+
 @pytest.mark.parametrize("case", random.Random(5).sample(GRID, 10), ids=range(10))
 def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp_path: Path) -> None:
     """Also seeds, generators and warnings."""

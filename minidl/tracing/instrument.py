@@ -961,18 +961,24 @@ def trace(
     pen = recorder.start(TraceConfig(str(path), detail, ring_bytes, functions_min_us if functions else None))
     undo = ports.use(lambda: _new_ports(pen.config))
     own_functions = function_level.start(str(path), functions_min_us) if functions_main else None
+    finalizing = sys.is_finalizing  # where nobody closes this, the interpreter does, with this module's names gone
     try:
         yield path
     finally:
-        if own_functions is not None:
-            own_functions.finish()
-        undo()
-        for loader in tuple(_live):
-            loader.emit_gone()
-        device_clock.flush()
-        pen.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
-        recorder.stop()
-        _recorded.clear()
+        if not finalizing():
+            if own_functions is not None:
+                own_functions.finish()
+            undo()
+            _end(pen)
+
+
+def _end(pen: recorder.Recorder) -> None:
+    for loader in tuple(_live):
+        loader.emit_gone()
+    device_clock.flush()
+    pen.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
+    recorder.stop()
+    _recorded.clear()
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:
