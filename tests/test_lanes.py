@@ -166,6 +166,12 @@ def test_a_fork_servers_workers_belong_to_their_loader(tmp_path: Path) -> None:
     assert stops(drawn, 0) == ["index_put", "fetch"]
 
 
+def test_what_is_outside_of_all_loaders_is_of_none(tmp_path: Path) -> None:
+    events = [*epochs((1, 10, 20)), {"time": 12, "code": ev.COMPUTE[0]}, {"time": 18, "code": ev.COMPUTE[1]}]
+    events[-1]["loader"] = events[-2]["loader"] = 0
+    assert {slot.title for slot in scene(trace_of(tmp_path, events)).slots} == {"loader 1", "no loader"}
+
+
 def test_iterators_of_two_processes_share_nothing(tmp_path: Path) -> None:
     write_process(tmp_path, epochs((1, 10, 20)), pid=100, role="loader", loader=1)
     write_process(tmp_path, epochs((2, 30, 40)), pid=200, role="loader", loader=2)
@@ -223,6 +229,40 @@ def test_what_a_dead_worker_had_open_ends_where_it_was_found_dead(tmp_path: Path
     assert (bar["begin"], bar["end"], bar["fate"]) == (5, 25, Fate.OPEN)
     (mark,) = drawn.marks
     assert alarm(drawn, mark) == "found dead worker 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(-9, "killed by SIGKILL"), (-99, "killed by signal 99"), (3, "exit code 3")]
+)
+def test_a_worker_that_did_not_leave_by_itself_is_an_alarm(tmp_path: Path, code: int, said: str) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0]}, {"time": 9, "code": ev.NEXT[1]},
+        {"time": 10, "code": ev.WORKER_GONE, "worker": 0, "x": 200, "y": 0},
+        {"time": 11, "code": ev.WORKER_GONE, "worker": 1, "x": 201, "y": code},
+    ]  # fmt: skip
+    drawn = scene(trace_of(tmp_path, events))
+    assert drawn.marks["alarm"].tolist() == [False, True]
+    assert alarm(drawn, drawn.marks[1]) == f"worker 1 gone: {said}"
+
+
+@pytest.mark.parametrize("before", [ev.TERMINATE, ev.FOUND_DEAD])
+def test_a_death_is_one_alarm(tmp_path: Path, before: int) -> None:
+    first = {"time": 10, "code": before, "worker": 1}
+    events = [
+        {"time": 5, "code": ev.NEXT[0]}, {"time": 9, "code": ev.NEXT[1]}, first,
+        {"time": 11, "code": ev.WORKER_GONE, "worker": 1, "x": 201, "y": -15},
+        {"time": 12, "code": ev.WORKER_GONE, "worker": 2, "x": 202, "y": -15},
+    ]  # fmt: skip
+    assert scene(trace_of(tmp_path, events)).marks["alarm"].tolist() == [True, False, True]
+
+
+def test_a_wait_in_vain_says_for_whom(tmp_path: Path) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0], "task": 3}, {"time": 6, "code": ev.RESULT_GET[0], "task": 3, "worker": 1},
+        {"time": 8, "code": ev.RESULT_GET[1], "x": ev.Message.EMPTY}, {"time": 9, "code": ev.NEXT[1]},
+    ]  # fmt: skip
+    drawn = scene(trace_of(tmp_path, events))
+    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for 3"]
 
 
 def test_a_lost_end_is_not_a_hang(tmp_path: Path) -> None:
@@ -388,6 +428,15 @@ def test_a_window_keeps_what_it_touches(healthy: Trace) -> None:
 def test_an_empty_window_is_refused(healthy: Trace) -> None:
     with pytest.raises(ValueError, match=r"since=0.2 s, until=0.1 s: nothing lies between them; the trace goes from 0"):
         scene(healthy, since=0.2, until=0.1)
+
+
+@pytest.mark.parametrize("window", [
+    {"since": 9.0}, {"until": -1.0}, {"since": 9.0, "until": 10.0}, {"until": 0.0}, {"since": float("nan")},
+    {"until": float("inf")}, {"since": float("-inf")},
+])  # fmt: skip
+def test_a_window_outside_the_trace_is_refused(healthy: Trace, window: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="nothing lies between them; the trace goes from 0"):
+        scene(healthy, **window)
 
 
 # --- Paint and pixels -------------------------------------------------------------------------------------------------

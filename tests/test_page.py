@@ -208,6 +208,17 @@ def test_what_is_said_of_a_kind_is_the_tables(healthy: Trace) -> None:
                                                            lanes.scene(healthy).marks["code"])}  # fmt: skip
 
 
+def test_what_went_wrong_is_said_beside_its_mark(tmp_path: Path) -> None:
+    events = [
+        {"code": ev.NEXT[0]}, {"code": ev.NEXT[1]}, {"code": ev.WORKER_GONE, "worker": 0, "x": 7, "y": 0},
+        {"code": ev.WORKER_GONE, "worker": 1, "x": 8, "y": -9},
+    ]  # fmt: skip
+    write_process(tmp_path, events, role="loader")
+    page = Read(html(read_trace(tmp_path)))
+    assert page["mark.alarm"].tolist() == [0, 1]
+    assert page.words["alarms"] == {"1": "worker 1 gone: killed by SIGKILL"}
+
+
 def test_numbers_beyond_a_double_arrive_whole(tmp_path: Path) -> None:
     seed = 0x1234_5678_9ABC_DEF1
     write_process(tmp_path, [{"code": ev.WORKER_READY, "worker": 0, "z": seed}], role="worker", worker=0)

@@ -193,6 +193,38 @@ def test_counters_are_step_plots_of_the_lanes_counters(tmp_path: Path, run: dict
         np.testing.assert_array_equal(line.get_ydata()[1:-1], counter.values)
 
 
+def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp_path: Path) -> None:
+    """Loader 1 has no reorder buffer here; loader 2's is not drawn in loader 1's colour."""
+    events = []
+    for loader in (1, 2):
+        for time, code, x, y in ((10, ev.EPOCH[0], 0, 2), (20, ev.TASK_ASSIGNED, 1, 1), (90, ev.EPOCH[1], 0, 0)):
+            events.append({"time": time, "code": code, "loader": loader, "x": x, "y": y})
+    events.append({"time": 30, "code": ev.REORDER_STORE, "loader": 2, "task": 0, "y": 1})
+    write_process(tmp_path, sorted(events, key=lambda event: event["time"]), role="loader")
+    figure = timeline(read_trace(tmp_path))
+    colours = {line.get_gid(): line.get_color() for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
+    assert colours["counter reorder buffer 1"] == colours["counter outstanding 1"] != colours["counter outstanding 0"]
+    titles = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
+    assert titles["loader 1"] == colours["counter outstanding 0"]
+    assert titles["loader 2"] == colours["counter outstanding 1"]
+
+
+@pytest.mark.parametrize("width", [2.5, 4, 6, 9, 13])
+def test_the_legend_stays_inside_the_figure_and_above_the_lanes(tmp_path: Path, width: float) -> None:
+    figure = timeline(made(tmp_path / "trace", **made_trace.HUNG), width=width)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, lanes_top = legend.get_window_extent(), figure.axes[0].get_window_extent().y1
+    assert box.x1 <= figure.bbox.x1
+    assert lanes_top <= box.y0 <= lanes_top + 0.45 * figure.dpi
+
+
+@pytest.mark.parametrize("width", [0, 1, -3, float("nan")])
+def test_a_width_without_room_is_refused(healthy: Trace, width: float) -> None:
+    with pytest.raises(ValueError, match=r"a figure is at least 2\.5 inches wide"):
+        timeline(healthy, width=width)
+
+
 # --- The window, and what is not there --------------------------------------------------------------------------------
 def test_a_window_and_workers_narrow_it_down(healthy: Trace) -> None:
     options = {"since": 0.002, "until": 0.004, "workers": [1]}

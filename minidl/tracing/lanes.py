@@ -12,6 +12,8 @@ step or several that never overlap; what happens inside a step lies a row deeper
 from __future__ import annotations
 
 import enum
+import math
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -121,6 +123,7 @@ MARK = np.dtype(
     [
         ("lane", "<i4"), ("code", "<u2"), ("time", "<i8"), ("task", "<i8"), ("worker", "<i8"),
         ("batch", "<i8"), ("event", "<i8"),  # event: index in Trace.events
+        ("alarm", "?"),  # something went wrong
     ]
 )  # fmt: skip
 BATCH = np.dtype(
@@ -170,7 +173,7 @@ FATES: Final = {
 """What is said of bars whose end was not recorded."""
 
 ALARMS: Final = (ev.FOUND_DEAD, ev.TIMED_OUT, ev.TASK_ERROR, ev.TERMINATE)
-"""Marks of what went wrong."""
+"""Marks of what went wrong; so is a worker_gone with another exit code than 0, if none of these has said it."""
 
 _WAITS = (ev.RESULT_GET[0], ev.READY_GET[0])
 _SOFT = (*_WAITS, ev.INDEX_GET[0], ev.NEXT[0], ev.EPOCH[0], ev.JOIN[0], ev.DEVICE_WAIT[0], ev.HOST_WAIT[0])
@@ -229,7 +232,8 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     """What a bar says of itself, in full and in short: ("sample 65", "65")."""
     code = int(bar["code"])
     label, column = _name(scene, bar) or paint(code).label, number_column(code)
-    if bar["fate"] != Fate.ENDED and column == "end_task":
+    in_vain = scene.lanes[bar["lane"]].kind is Kind.LOADER and scene.spans[bar["span"]]["end_task"] < 0
+    if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
         label, column = f"{label} for" if code in _WAITS else label, "task"
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"loader {scene.spans[bar['span']]['loader']} epoch"
@@ -247,6 +251,8 @@ def _name(scene: Scene, bar: np.void) -> str:
 def alarm(scene: Scene, mark: np.void) -> str:
     """What a mark says of itself: its name, whom and what it is about."""
     row, event = scene.trace.events[mark["event"]], EVENTS[int(mark["code"])]
+    if mark["code"] == ev.WORKER_GONE:
+        return f"worker {row['worker']} gone: {_left_with(int(row['y']))}"
     words = [event.name.replace("_", " ")]
     for column, field in zip("xyz", event.fields, strict=False):
         if field.enum is not None:
@@ -255,6 +261,14 @@ def alarm(scene: Scene, mark: np.void) -> str:
         words.append(f"worker {row['worker']}" if words[-1] != "worker" else str(row["worker"]))
     text = scene.trace.text(row)
     return " ".join(words) + (f": {text}" if text else "")
+
+
+def _left_with(code: int) -> str:
+    """An exit code in words: a negative one is a signal's number."""
+    try:
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def title_of(trace: Trace) -> str:
@@ -327,11 +341,11 @@ def scene(
 ) -> Scene:
     """Lay the trace out. since, until: seconds from its first event; workers: those whose lanes are wanted.
 
-    ValueError where the window is empty or a worker is not in the trace.
+    ValueError where the window is empty or outside the trace, or a worker is not in the trace.
     """
     stage = _Stage(trace)
-    lanes, bars, marks = stage.lanes, stage.bars(), stage.marks()
     begin, end = _window(stage.edge, since, until)
+    lanes, bars, marks = stage.lanes, stage.bars(), stage.marks()
     if workers is not None:
         lanes, bars, marks = _only(lanes, bars, marks, set(workers))
     stops = _stops(bars, marks)
@@ -344,13 +358,14 @@ def scene(
 
 
 def _window(edge: int, since: float | None, until: float | None) -> tuple[int, int]:
-    begin = 0 if since is None else round(since * 1e9)
-    end = max(edge, 1) if until is None else round(until * 1e9)
-    if begin >= end:
-        raise ValueError(
-            f"since={since} s, until={until} s: nothing lies between them; the trace goes from 0 to {edge / 1e9:.6g} s"
-        )
-    return begin, end
+    begin, end = 0, max(edge, 1)
+    if all(math.isfinite(second) for second in (since, until) if second is not None):
+        begin, end = (at if s is None else round(s * 1e9) for s, at in ((since, begin), (until, end)))
+        if begin < end and begin < max(edge, 1) and end > 0:
+            return begin, end
+    raise ValueError(
+        f"since={since} s, until={until} s: nothing lies between them; the trace goes from 0 to {edge / 1e9:.6g} s"
+    )
 
 
 def _only(lanes: tuple[Lane, ...], bars: Rows, marks: Rows, workers: set[int]) -> tuple[tuple[Lane, ...], Rows, Rows]:
@@ -484,7 +499,7 @@ def _extent(group: Ints, times: Ints) -> tuple[Ints, Ints]:
 
 def _loaders(numbers: tuple[int, ...]) -> str:
     if len(numbers) == 1:
-        return f"loader {numbers[0]}"
+        return f"loader {numbers[0]}" if numbers[0] else "no loader"
     shown = ", ".join(map(str, numbers[:4]))
     return f"loaders {shown}{', …' if len(numbers) > 4 else ''}"
 
@@ -645,7 +660,18 @@ class _Stage:
             out[name] = rows[name]
         out["batch"] = self.batches.find(self.crew.of(rows), rows["task"], out["time"], _COMES_EARLY[rows["code"]])
         out["event"] = np.flatnonzero(self.instant)
+        out["alarm"] = self._alarming(rows)
         return out[np.lexsort((out["time"], out["lane"]))]
+
+    def _alarming(self, rows: Rows) -> Bools:
+        """Which of these events say that something went wrong, each death once."""
+        out: Bools = np.isin(rows["code"], ALARMS)
+        told = rows[np.isin(rows["code"], [ev.FOUND_DEAD, ev.TERMINATE])]
+        known = {(int(row["process"]), int(row["loader"]), int(row["worker"])) for row in told}
+        for at in np.flatnonzero((rows["code"] == ev.WORKER_GONE) & (rows["y"] != 0)).tolist():
+            row = rows[at]
+            out[at] = (int(row["process"]), int(row["loader"]), int(row["worker"])) not in known
+        return out
 
     def counters(self) -> list[Counter]:
         return _counters(self)

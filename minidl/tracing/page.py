@@ -125,7 +125,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "kinds": {code: _kind(code) for code in _codes(scene)},
         "fates": {int(fate): words for fate, words in lanes.FATES.items()},
         "fading": [int(fate) for fate in lanes.FADING],
-        "alarms": lanes.ALARMS,
+        "alarms": {int(at): lanes.alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
         "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
         "processes": [process.name for process in trace.processes],
         "severalLoaders": len(trace.loaders) > 1,
@@ -140,7 +140,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     for name in ("command", "host", "versions", "detail"):
         if (value := manifest.get(name)) is not None:
             facts.append((name, _plain(value)))
-    facts += [(f"loader {number}", _plain(params)) for number, params in trace.loaders.items()]
+    facts += [(f"loader {number}", _plain(params)) for number, params in sorted(trace.loaders.items())]
     return facts
 
 
@@ -291,7 +291,7 @@ def _bar_columns(scene: Scene) -> Columns:
 def _mark_columns(scene: Scene) -> Columns:
     marks, events = scene.marks, scene.trace.events[scene.marks["event"]]
     out: Columns = {"mark.time": _steps(marks["time"])}
-    for name in ("code", "task", "worker", "batch"):
+    for name in ("code", "task", "worker", "batch", "alarm"):
         out[f"mark.{name}"] = marks[name]
     for name in ("loader", "process", "tid", "x", "y", "z"):
         out[f"mark.{name}"] = events[name].copy()

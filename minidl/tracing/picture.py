@@ -32,7 +32,9 @@ DPI: Final = 144
 ROW_INCHES, LEAST_ROW_INCHES = 0.2, 0.085  # of a row of height 1, in a small trace and in one of many lanes
 HIGH_ENOUGH: Final = 14.0  # inches of all lanes, above which rows are made smaller
 COUNTER_INCHES: Final = 0.42
+LEGEND_INCHES: Final = 0.155  # a line of the legend
 LEFT, RIGHT, GAP = 1.15, 0.3, 0.12  # inches beside and between the axes
+LEAST_WIDTH: Final = 2.5
 CAPTIONS: Final = 500
 """Most captions inside bars; beyond, the widest bars have theirs."""
 
@@ -46,6 +48,7 @@ SOFT, FAINTEST = 0.3, 0.15
 """Opacity of a wait's colour; and the least of a pixel that holds anything."""
 
 INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
+SLOT_COLOURS: Final = ("#3f5f8f", "#a05a2c", "#4f7f4f", "#8e3fc0", "#b0324a", "#6b5b4d")
 BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
 MARGIN: Final = 0.16  # of a row, above and below its bars
 
@@ -63,10 +66,12 @@ def timeline(
     """Draw a trace, or that at a path: a lane for each actor, a bar for each step, arrows for batches, counters below.
 
     since, until: seconds from the trace's first event. batches: task numbers, or (loader, epoch, task). workers: those
-    to show. width: inches. Steps that did not end fade towards the right edge. Raises ValueError for a window, a batch
-    or a worker that the trace has not, ImportError without matplotlib.
+    to show. width: inches, 2.5 or more. Steps that did not end fade towards the right edge. Raises ValueError for a
+    window, a batch or a worker that the trace has not, ImportError without matplotlib.
     """
     make = _figure_class()
+    if not width >= LEAST_WIDTH:
+        raise ValueError(f"width={width}: a figure is at least {LEAST_WIDTH} inches wide")
     trace = read_trace(trace)
     shown = lanes.scene(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
@@ -101,8 +106,8 @@ class _Drawing:
         self.counters = [c for c in scene.counters if len(c.times)]
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.legend = list(self._legend())
-        self.columns = max(1, int((width - LEFT) / 1.45))
-        self.head = 0.42 + 0.21 * -(-len(self.legend) // self.columns)
+        self.columns = self._legend_columns()
+        self.head = 0.42 + LEGEND_INCHES * -(-len(self.legend) // self.columns)
         self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
         self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
         self.lanes_high = max(1.0, scene.height) * self.row + 0.06
@@ -125,7 +130,8 @@ class _Drawing:
             top -= COUNTER_INCHES + GAP
             last = self._axes(top, COUNTER_INCHES)
             self._count(last, name, unit)
-        last.set_xlabel(f"{self.unit} since the first event", color=FAINT, fontsize=8)
+        if self.scene.lanes:
+            last.set_xlabel(f"{self.unit} since the first event", color=FAINT, fontsize=8)
         self._words()
         return self.figure
 
@@ -158,6 +164,15 @@ class _Drawing:
             y = (0.1 + 0.16 * line) / self.high
             text(0.1 / self.width, y, said, fontsize=7, color=RED, va="center", parse_math=False)
 
+    def _legend_columns(self) -> int:
+        """As many as there is room for, each as wide as its longest label; the legend is filled column by column."""
+        wide = [0.4 + 0.065 * len(patch.get_label()) for patch in self.legend]
+        for columns in range(len(wide), 1, -1):
+            parts = np.array_split(np.array(wide), columns)  # the first columns are the longer ones, as in the legend
+            if sum(part.max() for part in parts) <= self.width - 0.1:
+                return columns
+        return 1
+
     def _legend(self) -> Iterator[Any]:
         """A patch for each kind of step that is drawn, in the table's order."""
         from matplotlib.patches import Patch
@@ -189,13 +204,16 @@ class _Drawing:
             small = lane.kind in (Kind.FEEDER, Kind.QUEUE_FEEDERS, Kind.EPOCHS)
             tick.set(fontsize=self._letters(6.5 if small else 8.5), color=FAINT if small else INK)
         if not self.scene.lanes:
+            axes.set_xticks([])
             axes.text(
                 0.5, 0.5, "The trace has no events.", transform=axes.transAxes, ha="center", va="center", color=FAINT
             )
         if len(self.scene.slots) > 1:
             for number, slot in enumerate(self.scene.slots):
                 top = min((lane.top for lane in self.scene.lanes if lane.slot == number), default=0.0)
-                axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=FAINT, va="bottom")
+                counted = any(counter.slot == number for counter in self.counters)
+                colour = SLOT_COLOURS[number % len(SLOT_COLOURS)] if counted else FAINT  # that of its counters
+                axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=colour, va="bottom")
 
     def _letters(self, size: float) -> float:
         """A font's size in points, less where rows are small."""
@@ -295,6 +313,8 @@ class _Drawing:
 
     def _captions(self, axes: Axes, bars: Rows) -> None:
         """Numbers inside the bars that are wide enough for them."""
+        from matplotlib.patheffects import withStroke
+
         scene = self.scene
         pixel = (scene.end - scene.begin) / self.pixels
         shown = (np.minimum(bars["end"], scene.end) - np.maximum(bars["begin"], scene.begin)) / pixel
@@ -311,12 +331,17 @@ class _Drawing:
             middle = (max(int(bar["begin"]), scene.begin) + min(int(bar["end"]), scene.end)) / 2 / self.scale
             y = sum(self._box(int(bar["lane"]), int(bar["row"]))) / 2
             colour = INK if look.soft or _light(look.colour) else PAPER
-            axes.text(middle, y, words, fontsize=size, color=colour, ha="center", va="center_baseline", clip_on=True)
+            # On its bar's own colour: a hatch or an arrow behind it leaves it readable.
+            halo = [withStroke(linewidth=3 if bar["simulated"] else 1.5, foreground=_on_paper(look.colour, look.soft))]
+            axes.text(
+                middle, y, words, fontsize=size, color=colour, ha="center", va="center_baseline", clip_on=True,
+                zorder=7.5, path_effects=halo, parse_math=False,
+            )  # fmt: skip
 
     # --- what went wrong, and the batches' ways
     def _alarms(self, axes: Axes) -> None:
         scene = self.scene
-        for mark in scene.marks[np.isin(scene.marks["code"], lanes.ALARMS)]:
+        for mark in scene.marks[scene.marks["alarm"]]:
             lane = scene.lanes[mark["lane"]]
             x = int(mark["time"]) / self.scale
             axes.plot(
@@ -369,11 +394,11 @@ class _Drawing:
     def _count(self, axes: Axes, name: str, unit: str) -> None:
         """Step plots of one counter, a line for each slot."""
         peak = 0
-        for number, counter in enumerate(c for c in self.counters if c.name == name):
+        for counter in (c for c in self.counters if c.name == name):
             times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
             before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
             values = np.concatenate([before, counter.values, counter.values[-1:]])
-            colour = ("#3f5f8f", "#a05a2c", "#4f7f4f")[number % 3]
+            colour = SLOT_COLOURS[counter.slot % len(SLOT_COLOURS)]
             axes.step(times, values, where="post", color=colour, linewidth=0.9, gid=f"counter {name} {counter.slot}")
             axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
             peak = max(peak, int(values.max()))
