@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from minidl.tracing.events import FORMAT_VERSION, PACK
+import numpy as np
+
+from minidl.tracing.events import FORMAT_VERSION, PACK, RECORD
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import (
     EVENTS_SUFFIX,
@@ -81,3 +83,14 @@ def write_process(
     path = directory / (stem + EVENTS_SUFFIX)
     path.write_bytes(data)
     return path
+
+
+def stop_recording(directory: Path, pid: int, lost: int, errno: int, since: int) -> None:
+    """Let the trace be as if the process had failed to record what it did after `since` (ns)."""
+    (file,) = directory.glob(f"{pid}-*{EVENTS_SUFFIX}")
+    data = bytearray(file.read_bytes())
+    rows = np.frombuffer(data, RECORD, offset=HEADER_BYTES)
+    rows[rows["time"] > since] = 0
+    slots = STATE.unpack_from(data, STATE_AT)[0]
+    STATE.pack_into(data, STATE_AT, slots, lost, 0, errno)
+    file.write_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -11,13 +12,14 @@ import made_trace
 import numpy as np
 import pytest
 import torch
+from oracle_trace import stop_recording
 
 import minidl
 from minidl.tracing import events as ev
 from minidl.tracing.events import Phase
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.summary import Summary, summary
-from minidl.tracing.verdict import Kind
+from minidl.tracing.verdict import Kind, waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -162,3 +164,45 @@ def test_a_trace_without_a_loader(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "trace"):
         pass
     assert "no loader in this trace" in summary(read_trace(tmp_path / "trace")).text()
+
+
+def test_who_stopped_recording_is_not_said_to_be_there_still(tmp_path: Path) -> None:
+    path = made_trace.write(tmp_path / "t", made_trace.Run(batches=40))
+    whole = read_trace(path)
+    since = int(whole.select("next", ev.Phase.BEGIN)["time"][20])
+    stop_recording(path, made_trace.LOADER_PID, 300, errno.ENOSPC, since)
+    found = summary(read_trace(path))
+    (line,) = (text for text in found.open if text.startswith("loader"))
+    assert " when its recording stopped, " in line
+    assert "has been" not in line
+
+
+def test_the_verdict_asks_only_the_time_that_everybody_records(tmp_path: Path) -> None:
+    """The loader's last `next` seems open until the workers' last events, which it did not wait for."""
+    path = made_trace.write(tmp_path / "t", made_trace.Run(batches=40))
+    whole = read_trace(path)
+    since = int(whole.select("next", ev.Phase.BEGIN)["time"][20])
+    stop_recording(path, made_trace.LOADER_PID, 300, errno.ENOSPC, since)
+    trace = read_trace(path)
+    found = waiting(trace, 1)
+    begin = int(trace.events["time"][trace.events["loader"] == 1][0])
+    assert found.total + found.consumer <= since - begin
+
+
+def test_many_iterators_alike_are_told_in_a_line_each(tmp_path: Path) -> None:
+    """A loader that does not keep its workers is a new iterator in each epoch; those of other parameters are apart."""
+    with minidl.trace(tmp_path / "t"):
+        loader, other = minidl.DataLoader(Rows(), batch_size=4), minidl.DataLoader(Rows(), batch_size=6)
+        for _ in range(6):
+            assert len(list(loader)) == 3
+        assert len(list(other)) == 2
+    told = summary(read_trace(tmp_path / "t"))
+    first = told.loaders[0].number
+    lines = told.text().splitlines()
+    assert len(told.loaders) == 7
+    short = [line for line in lines if f"(as loader {first})" in line]
+    longest = max(told.loaders[:6], key=lambda one: one.waited)
+    assert len(short) == 6 - len({first, longest.number})
+    assert all("3 batches" in line for line in short)
+    for full in (told.loaders[0], longest, told.loaders[6]):
+        assert full.text() in told.text()

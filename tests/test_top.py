@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import json
 import os
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_trace import HEALTHY, HUNG, LOADER_PID, Run, write
-from oracle_trace import write_process
+from oracle_trace import stop_recording, write_process
 
 from minidl.tracing import events as ev
 from minidl.tracing import top
@@ -93,6 +94,34 @@ def test_a_stall_says_what_became_of_the_worker(tmp_path: Path, life: Life, word
     trace = made(tmp_path / "t", **HUNG)
     shot = snapshot(trace, last_of(trace) + 12 * SECOND, {LOADER_PID: Life.ALIVE, LOADER_PID + 101: life})
     assert words in only(shot).stalled
+
+
+def test_a_loader_that_no_longer_records_is_shown_as_it_was_then(tmp_path: Path) -> None:
+    """Its disk is full; the job runs on, and nothing is said to stall."""
+    path = write(tmp_path / "t", Run(**HUNG))
+    since = last_of(read_trace(path))
+    stop_recording(path, LOADER_PID, 7, errno.ENOSPC, since)
+    trace = read_trace(path)
+    shot = snapshot(trace, since + 600 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), Life.ALIVE))
+    assert shot.state == "running, but no longer recorded (see below): shown as of its last event"
+    assert only(shot).doing.seconds < 60
+    assert only(shot).stalled == ""
+    assert shot.notes == [
+        "loader (pid 1000) has stopped recording, its last 7 events are missing: No space left on device"
+    ]
+    gone = snapshot(trace, since + 600 * SECOND, {LOADER_PID: Life.GONE})
+    assert "had stopped recording before" in gone.state
+
+
+def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    since = last_of(read_trace(path))
+    stop_recording(path, 1101, 7, errno.ENOSPC, since)
+    trace = read_trace(path)
+    shot = snapshot(trace, since + 30 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), Life.ALIVE))
+    worker = only(shot).workers[1]
+    assert (worker.doing.words, shot.state) == ("no longer recorded", "running")
+    assert "worker 1 (pid 1101), no longer recorded for" in only(shot).stalled
 
 
 class Model:

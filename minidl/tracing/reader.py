@@ -95,8 +95,8 @@ _ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.
 class Process:
     """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded.
 
-    whole_from: CLOCK_MONOTONIC ns of the oldest event, where older ones were overwritten; else 0. rank: where the trace
-    joins several; else -1.
+    whole_from: CLOCK_MONOTONIC ns of the oldest event, where older ones were overwritten; else 0. whole_until: of the
+    newest one, where later ones could not be recorded; else 0. rank: where the trace joins several; else -1.
     """
 
     pid: int
@@ -108,6 +108,7 @@ class Process:
     events: int = 0
     lost: int = 0
     whole_from: int = 0
+    whole_until: int = 0
     rank: int = -1
     file: str = ""
     note: str = ""
@@ -382,9 +383,10 @@ class Trace:
         rows = _valid(data, ring)
         process.events = len(rows)
         if process.lost:
-            self._lack(process, f"{_counted(process.lost, 'event')} could not be recorded: {_reason(errno)}")
+            process.whole_until = int(rows["time"].max()) if len(rows) else process.start_ns
+            self._lack(process, f"{_counted(process.lost, 'event')} could not be recorded: {reason(errno)}")
         if lost_lines:
-            self._lack(process, f"{_counted(lost_lines, 'description')} could not be recorded: {_reason(errno)}")
+            self._lack(process, f"{_counted(lost_lines, 'description')} could not be recorded: {reason(errno)}")
         if there < slots:
             self._lack(process, f"its events file is truncated: {there} of {slots} slots are there")
         if len(rows):
@@ -458,6 +460,15 @@ class Trace:
         """CLOCK_MONOTONIC ns from which on no process has overwritten events of this loader; 0 where none has."""
         there = np.unique(self.events["process"][self.events["loader"] == loader])
         return max((self.processes[index].whole_from for index in there), default=0)
+
+    def whole_until(self, loader: int) -> int:
+        """CLOCK_MONOTONIC ns up to which all processes have recorded this loader; the greatest int64 if to the end.
+
+        A process whose disk is full stops recording, and its run goes on.
+        """
+        there = np.unique(self.events["process"][self.events["loader"] == loader])
+        cut = [self.processes[index].whole_until for index in there if self.processes[index].whole_until]
+        return min(cut, default=int(np.iinfo(np.int64).max))
 
     @cached_property
     def order(self) -> Order:
@@ -624,7 +635,8 @@ def _header_problem(data: bytes | None) -> str:
     return ""
 
 
-def _reason(errno: int) -> str:
+def reason(errno: int) -> str:
+    """Of an errno that a file holds, in words."""
     return os.strerror(errno) if 0 < errno < 4096 else "reason unknown"
 
 

@@ -8,6 +8,7 @@ table calls one. What bounds a loader is judged in `verdict`.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
 Rows = npt.NDArray[np.void]
+
+MANY_ALIKE = 4
+"""Iterators with the same parameters from which most are told in a line each: an epoch that starts its workers anew is
+an iterator of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,13 @@ class LoaderSummary:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
 
+    def line(self, like: int) -> str:
+        """The loader in one line, for one whose parameters are those of loader `like`."""
+        return (
+            f"loader {self.number} (as loader {like}): {_count(self.batches, 'batch', 'batches')} in {_s(self.wall)}, "
+            f"waited for data {_s(self.waited)}: {self.verdict.kind.value}"
+        )
+
     def _epochs(self) -> str:
         return _count(self.epochs, "epoch") if self.epochs else "a part of an epoch" if self.batches else "no epoch"
 
@@ -175,7 +187,7 @@ class Summary:
         processes = _count(self.processes, "process", "processes")
         lines = [f"{self.path}: {self.events} events of {processes} in {_s(self.wall)}{lost}"]
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
-        lines += [loader.text() for loader in self.loaders] or ["no loader in this trace"]
+        lines += list(self._loader_texts()) or ["no loader in this trace"]
         if self.open:
             lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
         if self.attachments:
@@ -183,6 +195,17 @@ class Summary:
         if self.problems:
             lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
         return "\n".join(lines)
+
+    def _loader_texts(self) -> Iterator[str]:
+        """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
+        groups: dict[str, list[LoaderSummary]] = {}
+        for loader in self.loaders:
+            groups.setdefault(repr(sorted(loader.params.items())), []).append(loader)
+        for group in groups.values():
+            first, longest = group[0], max(group, key=lambda one: one.waited)
+            for loader in group:
+                full = len(group) < MANY_ALIKE or loader in (first, longest)
+                yield loader.text() if full else loader.line(first.number)
 
 
 def summary(trace: Trace) -> Summary:
@@ -354,7 +377,10 @@ def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
     out = []
     for (index, _), row in innermost.items():
         process = trace.processes[index]
-        if index in left or process.pid in gone:
+        if process.whole_until:
+            since = _s(last - process.whole_until)
+            out.append(f"{process.name} was {_doing(row)} when its recording stopped, {since} before that")
+        elif index in left or process.pid in gone:
             out.append(f"{process.name} ended while it was {_doing(row)}")
         else:
             out.append(f"{process.name} has been {_doing(row)} for {_s(last - int(row['begin']))}")

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, RECORD
 from minidl.tracing.ledger import size
-from minidl.tracing.reader import Files, Process, Trace, no_trace_in, read_trace
+from minidl.tracing.reader import Files, Process, Trace, no_trace_in, read_trace, reason
 from minidl.tracing.recorder import (
     EVENTS_SUFFIX,
     HEADER,
@@ -222,7 +222,12 @@ def snapshot(trace: Trace, now: int, lives: Mapping[int, Life] | None = None) ->
     loaders = [view.loader() for view in views if len(view.own)]
     shown = [loader for loader in loaders if loader.phase is not Phase.ENDED] or loaders[-1:]
     state, over = _state(trace, loaders, lives)
-    lost = [(p.name, STATE.unpack_from(p.header, STATE_AT)[1]) for p in trace.processes if p.header]
+    lost = [
+        (p.name, count, reason(errno))
+        for p in trace.processes
+        if p.whole_until
+        for _, count, _, errno in [STATE.unpack_from(p.header, STATE_AT)]
+    ]
     return Snapshot(
         path=str(trace.path),
         command=_plain(shlex.join(map(str, trace.manifest.get("command") or []))),
@@ -230,7 +235,9 @@ def snapshot(trace: Trace, now: int, lives: Mapping[int, Life] | None = None) ->
         over=over,
         loaders=shown,
         hidden=len(loaders) - len(shown),
-        notes=[f"{name}: {count} events could not be recorded" for name, count in lost if count],
+        notes=[
+            f"{name} has stopped recording, its last {count} events are missing: {why}" for name, count, why in lost
+        ],
     )
 
 
@@ -244,13 +251,17 @@ def _state(trace: Trace, loaders: list[LoaderNow], lives: Mapping[int, Life]) ->
         return "the process is gone, and has recorded nothing" if over else "nothing is recorded yet", over
     if trace.described("trace_end"):
         return "the trace has ended", True
+    deaf = any(p.whole_until for p in trace.processes if p.role != "worker")
     if any(life not in _NOT_THERE for life in mains):
         stopped = Life.STOPPED in mains
-        return "stopped by a signal" if stopped else "running", False
+        cut = ", but no longer recorded (see below): shown as of its last event" if deaf else ""
+        return ("stopped by a signal" if stopped else "running") + cut, False
     if Life.UNKNOWN in mains:
         return "recorded on another machine or before a restart, shown as of its last event", True
     if all(loader.phase is Phase.ENDED for loader in loaders):
         return f"the run has ended{left}", not workers
+    if deaf:
+        return f"the process is gone, and had stopped recording before, shown as of its last event{left}", not workers
     return f"the process is gone without a shutdown (killed?), shown as of its last event{left}", not workers
 
 
@@ -276,6 +287,8 @@ class _View:
         if not len(self.own):
             return  # a worker whose loader's events were not read
         self.own = self.own[self.own["process"] == self.own["process"][-1]]
+        self.cut = trace.processes[int(self.own["process"][0])].whole_until
+        self.now = min(now, self.cut or now)  # what the loader does since then is not known: it may be far on
         mine = self.own[np.isin(self.own["code"], _LOADER_THREAD)]
         self.thread: Rows = self.own[self.own["tid"] == (mine["tid"][-1] if len(mine) else self.own["tid"][-1])]
         begun = np.flatnonzero(self.own["code"] == ev.EPOCH[0])
@@ -435,6 +448,9 @@ class _View:
         return WorkerNow(worker, pid, self.lives.get(pid, Life.UNKNOWN), idle, doing, feeder, queued)
 
     def _worker(self, index: int, process: Process) -> WorkerNow:
+        if process.whole_until and not self.cut:
+            unknown = self._since("no longer recorded", process.whole_until)
+            return self._worker_now(process.worker, process.pid, False, unknown, None)
         rows = self.rows[self.rows["process"] == index]
         opened = self.open[self.open["process"] == index]
         main = rows["tid"][np.isin(rows["code"], _WORKER_THREAD)]
@@ -464,7 +480,7 @@ class _View:
 
     # --- what is wrong
     def _stalled(self, phase: Phase, doing: Doing, workers: list[WorkerNow]) -> str:
-        if phase not in (Phase.WAITING, Phase.SHUTTING_DOWN) or doing.seconds < STALLED_AFTER:
+        if phase not in (Phase.WAITING, Phase.SHUTTING_DOWN) or doing.seconds < STALLED_AFTER or self.cut:
             return ""
         wanted = [
             w for w in workers if self._wants_one() and self.inner is not None and w.worker == self.inner["worker"]

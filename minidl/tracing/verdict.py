@@ -187,11 +187,13 @@ def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
 def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     """Split what the loop waited for this loader iterator by cause; near-linear in its events."""
     spans = trace.spans() if spans is None else spans
-    begin = trace.whole_from(loader)  # before that, who waits is there and who was waited for is not, or the reverse
-    events = trace.events[(trace.events["loader"] == loader) & (trace.events["time"] >= begin)]
+    # Outside of that time, who waits is there and who was waited for is not, or the reverse.
+    begin, end = trace.whole_from(loader), trace.whole_until(loader)
+    time = trace.events["time"]
+    events = trace.events[(trace.events["loader"] == loader) & (time >= begin) & (time <= end)]
     mine = _ended(spans[spans["loader"] == loader], events)
-    mine = mine[mine["end"] >= begin]
-    mine["begin"] = np.maximum(mine["begin"], begin)
+    mine = mine[(mine["end"] >= begin) & (mine["begin"] <= end)]
+    mine["begin"], mine["end"] = np.maximum(mine["begin"], begin), np.minimum(mine["end"], end)
     params = trace.loaders.get(loader, {})
     moments = _Moments(events, mine)
     causes, line = moments.causes()
