@@ -33,7 +33,8 @@ worker 1              s1SSSSSSSSSSSSCCCCs3SSSSSSSSSSCCCC
 feeder 1                                pp              P
 
 consumer      busy 31 % (consumer 31 %)
-loader        busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %), wait 48 %, join 10 %
+loader        busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %),
+              wait 48 %, join 10 %
 queue feeders busy <1 % (index_write <1 %)
 pin thread    busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
 worker 0      busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
@@ -44,6 +45,8 @@ feeder 1      busy 3 % (pickle 2 %, write <1 %)
 = epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
 X shutdown
+a small letter takes less than half of its cell; a number is a task's; blank is
+nothing recorded
 """
 
 HUNG = """\
@@ -58,11 +61,14 @@ worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
 feeder 1             pw   p     p    p
 
 consumer      busy 20 % (consumer 20 %)
-loader        busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %), wait 69 %, still waiting 4 %, did not end <1 %
+loader        busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %),
+              wait 69 %, still waiting 4 %, did not end <1 %
 queue feeders busy <1 % (index_write <1 %)
-worker 0      busy 47 % (sample 35 %, collate 12 %, fetch <1 %), still waiting 49 %, idle 1 %
+worker 0      busy 47 % (sample 35 %, collate 12 %, fetch <1 %),
+              still waiting 49 %, idle 1 %
 feeder 0      busy 2 % (pickle 2 %, write <1 %)
-worker 1      busy 33 % (sample 25 %, collate 8 %, fetch <1 %), did not end 63 %, idle <1 %
+worker 1      busy 33 % (sample 25 %, collate 8 %, fetch <1 %),
+              did not end 63 %, idle <1 %
 feeder 1      busy 1 % (pickle 1 %, write <1 %)
 
 did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
@@ -75,7 +81,9 @@ did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804000 s
 + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write, index_write  - wait  R rebuild  N next  T consumer
 > did not end, still waiting
-"""  # noqa: E501
+a small letter takes less than half of its cell; a number is a task's; blank is
+nothing recorded
+"""
 
 
 def made(path: Path, *runs: Run) -> Trace:
@@ -128,7 +136,7 @@ def test_time_in_an_inner_span_is_not_the_outer_ones(tmp_path: Path) -> None:
     write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
     text = render(read_trace(tmp_path), 29)
     assert lanes(text)["worker 0"] == "FFFFFSSSSSCCCCCFFFFF"
-    assert "worker 0 busy 100 % (fetch 50 %, collate 25 %, sample 25 %)" in text
+    assert "worker 0 busy 100 % (fetch 50 %, collate 25 %, sample 25 %)" in " ".join(text.split())
 
 
 def test_a_small_letter_is_less_than_half_of_the_cell(tmp_path: Path) -> None:
@@ -175,8 +183,12 @@ def test_other_workers_can_be_left_out(hung: Trace) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"batch": 99}, "no span of batch 99"), ({"since": 1.0, "until": 0.5}, "from 1 s until 0.5 s has no length")],
-)
+    [
+        ({"batch": 99}, "no span of batch 99"), ({"since": 1.0, "until": 0.5}, "since=1.0 s, until=0.5 s: nothing"),
+        ({"since": 9.0}, "the trace goes from 0 to"), ({"until": float("inf")}, "until=inf s: nothing lies between"),
+        ({"until": -1.0}, "nothing lies between"), ({"batch": 9, "since": float("nan")}, "since=nan s, until=None"),
+    ],
+)  # fmt: skip
 def test_where_there_is_nothing_to_draw_it_says_so(hung: Trace, arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         render(hung, **arguments)
@@ -199,6 +211,42 @@ def test_lines_are_as_wide_as_asked_for(hung: Trace) -> None:
     for width in (60, 133):
         picture = render(hung, width).split("\n\n")[0].splitlines()
         assert max(map(len, picture)) == width
+
+
+def test_the_words_fit_too_and_break_after_commas(hung: Trace) -> None:
+    text = render(hung, 50)
+    shares = text.split("\n\n")[1].splitlines()
+    assert max(map(len, shares + text.split("\n\n")[-1].splitlines())) <= 50
+    assert all(line.endswith(",") for line, after in itertools.pairwise(shares) if after.startswith(" "))
+    assert re.sub(r",\n +", ", ", "\n".join(shares)) == render(hung, 200).split("\n\n")[1]
+
+
+def test_the_legend_is_of_what_the_window_shows(tmp_path: Path) -> None:
+    trace = made(tmp_path, Run(batches=4, pin=True))
+    legends = [render(trace, 80, until=until).split("\n\n")[-1] for until in (None, 0.0003)]
+    assert ["X shutdown" in legend for legend in legends] == [True, False]
+    assert ["+ start" in legend for legend in legends] == [True, True]
+
+
+def test_what_went_wrong_is_told_as_plain_text(tmp_path: Path) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0], "task": 2},
+        {"time": 10, "code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
+        {"time": 20, "code": ev.WORKER_GONE, "worker": 0, "x": 7, "y": -9},
+        {"time": 30, "code": ev.NEXT[1], "task": 2},
+    ]
+    lines = [{"kind": "string", "id": 1, "text": "KeyError: \x1b[31m\nnot a line"}]
+    write_process(tmp_path, events, role="loader", lines=lines)
+    trace = read_trace(tmp_path)
+
+    def told(**arguments: float) -> list[str]:
+        return [line for line in render(trace, **arguments).splitlines() if "wrong" in line]  # type: ignore[arg-type]
+
+    error = r"went wrong: loader: task error worker 1: KeyError: \x1b[31m\nnot a line, at 0.000000005 s"
+    death = "went wrong: loader: worker 0 gone: killed by SIGKILL, at 0.000000015 s"
+    assert told() == [error, death]
+    assert told(since=1e-8) == [death]
+    assert told(batch=2) == [error]
 
 
 def test_shares_never_exceed_the_window(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def scene(
     ValueError where the window is empty or outside the trace, or a worker is not in the trace.
     """
     stage = _Stage(trace)
-    begin, end = _window(stage.edge, since, until)
+    begin, end = window_of(stage.edge, since, until)
     lanes, bars, marks = stage.lanes, stage.bars(), stage.marks()
     if workers is not None:
         lanes, bars, marks = _only(lanes, bars, marks, set(workers))
@@ -357,7 +357,8 @@ def scene(
     )  # fmt: skip
 
 
-def _window(edge: int, since: float | None, until: float | None) -> tuple[int, int]:
+def window_of(edge: int, since: float | None, until: float | None) -> tuple[int, int]:
+    """Begin and end, ns, of the window in a trace that ends at `edge`. ValueError where it holds nothing of it."""
     begin, end = 0, max(edge, 1)
     if all(math.isfinite(second) for second in (since, until) if second is not None):
         begin, end = (at if s is None else round(s * 1e9) for s, at in ((since, begin), (until, end)))

@@ -4,14 +4,15 @@ Interface: `render(trace)` gives the whole picture as one string; the same trace
 How to read it: a cell holds the letter of what took most time in it (`LETTERS`), small where that is less than half of
 the cell; blank = nothing at all. Time inside an inner span is not counted as the outer one's. A number after the first
 letter is the task. `>>>` is a span that had not ended when the trace did. Below the lanes: what each spent its time on,
-in shares of the window, each span whose end is missing, and the way of the batch that is asked for. Waiting has no
-colour, so that work stands out.
+in shares of the window, each span whose end is missing, what went wrong, and the way of the batch that is asked for.
+Waiting has no colour, so that work stands out.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Event, Phase, Track
 from minidl.tracing.export import nest
-from minidl.tracing.lanes import FADING, FATES, Fate, Kind, Scene, scene
+from minidl.tracing.lanes import FADING, FATES, Fate, Kind, Scene, alarm, scene, window_of
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
@@ -70,7 +71,9 @@ _KINDS: Final = list(LETTERS)
 _OPEN: Final = tuple(_KINDS.index(kind) for kind in ("did not end", "still waiting"))
 _NUMBERED: Final = (ev.FETCH[0], ev.PIN[0], ev.CONSUMER[0], ev.RESULT_GET[0], ev.READY_GET[0])
 _LEAST_CELLS: Final = 20
+_MOST_ALARMS: Final = 50
 _RESET: Final = "\x1b[0m"
+_KEY: Final = ("a small letter takes less than half of its cell", "a number is a task's", "blank is nothing recorded")
 
 
 def kind_of(event: Event) -> str:
@@ -106,11 +109,12 @@ def render(
     worker: int | None = None,
     batch: int | None = None,
 ) -> str:
-    """The timeline, lines of at most `width` characters in the lanes.
+    """The timeline, lines of at most `width` characters in the lanes and in the words about them.
 
     since, until: s after the trace's first event. worker: leave out the lanes of the other workers. batch: draw only
     what was done for the task with that number, and, without since and until, only that long. colour: None = if
-    standard output is a terminal and NO_COLOR is unset. ValueError where there is nothing to draw.
+    standard output is a terminal and NO_COLOR is unset. ValueError where there is nothing to draw, or the
+    window is empty or outside the trace.
     """
     drawn = scene(trace, workers=None if worker is None else [worker])
     bars = drawn.bars if batch is None else drawn.bars[_is_about(drawn, batch)]
@@ -119,6 +123,7 @@ def render(
     shown = [number for number in range(len(drawn.lanes)) if (bars["lane"] == number).any()]
     label = max(len(drawn.lanes[number].title) for number in shown) + 1
     window = _window(drawn, bars, max(_LEAST_CELLS, width - label), since, until, batch is not None)
+    fits = label + window.cells
     paint = _paint if _use_colour(colour) else _plain
     out, shares, slot = [_ruler(window, label)], [], -1
     for number in shown:
@@ -130,11 +135,12 @@ def render(
         fill = _fill(drawn, mine, window)
         out.append((lane.title.ljust(label) + paint(*_characters(mine, fill, window))).rstrip())
         if lane.kind is not Kind.EPOCHS:
-            shares.append(lane.title.ljust(label) + _shares(fill, window))
+            shares += _wrapped(lane.title.ljust(label), _shares(fill, window), fits)
     way = [] if batch is None else _way(drawn, batch)
-    legend = _legend(bars, label + window.cells)
+    wrong = _alarms(drawn, window, batch)
+    legend = _legend(bars[(bars["begin"] <= window.end) & (bars["end"] >= window.start)], fits)
     lacks = [f"the trace lacks something: {problem}" for problem in trace.problems]
-    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *way, *lacks, "", *legend])
+    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *wrong, *way, *lacks, "", *legend])
 
 
 def _nothing(trace: Trace, worker: int | None, batch: int | None) -> str:
@@ -150,14 +156,9 @@ def _is_about(drawn: Scene, batch: int) -> Mask:
 
 
 def _window(drawn: Scene, bars: Rows, cells: int, since: float | None, until: float | None, tight: bool) -> _Window:
-    begin, end = drawn.begin, drawn.end
-    if tight:
-        begin, end = int(bars["begin"].min()), int(bars["end"].max())
-    begin = begin if since is None else round(since * 1e9)
-    end = max(end, begin + 1) if until is None else round(until * 1e9)
-    if end <= begin:
-        raise ValueError(f"the window from {begin / 1e9:g} s until {end / 1e9:g} s has no length")
-    return _Window(begin, end, cells)
+    if tight and since is until is None:
+        return _Window(int(bars["begin"].min()), max(int(bars["end"].max()), int(bars["begin"].min()) + 1), cells)
+    return _Window(*window_of(drawn.end, since, until), cells)
 
 
 # --- Cells ------------------------------------------------------------------------------------------------------------
@@ -273,6 +274,14 @@ def _shares(fill: Ints, window: _Window) -> str:
     return ", ".join([busy, *(f"{k} {_percent(spent[k], total)}" for k in rest)])
 
 
+def _wrapped(head: str, words: str, width: int) -> list[str]:
+    """The words behind the head, in as many lines as they take; broken after commas alone."""
+    whole = ", ".join(part.replace(" ", "\xa0") for part in words.split(", "))
+    room = max(_LEAST_CELLS, width - len(head))
+    lines = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
+    return [(" " * len(head) if n else head) + line.replace("\xa0", " ") for n, line in enumerate(lines)]
+
+
 def _percent(part: int, total: int) -> str:
     share = 100 * part / total
     return f"{share:.0f} %" if share >= 1 or part == 0 else "<1 %"
@@ -289,6 +298,20 @@ def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
         where = f"{drawn.lanes[bar['lane']].title}: {name}{about}"
         until = f" until {bar['end'] / 1e9:.9f} s" if bar["end"] < drawn.end else ""
         yield f"{FATES[Fate(bar['fate'])]}: {where}, since {bar['begin'] / 1e9:.9f} s{until}"
+
+
+def _alarms(drawn: Scene, window: _Window, batch: int | None) -> Iterator[str]:
+    """A line for each thing that went wrong in the window; of a batch that is asked for, with its task alone."""
+    marks = drawn.marks[drawn.marks["alarm"]]
+    marks = marks[(marks["time"] >= window.start) & (marks["time"] <= window.end)]
+    marks = np.sort(marks if batch is None else marks[marks["task"] == batch], order="time")
+    for number, mark in enumerate(marks[:_MOST_ALARMS]):
+        if number == 0:
+            yield ""
+        said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in alarm(drawn, mark)[:200])
+        yield f"went wrong: {drawn.lanes[mark['lane']].title}: {said}, at {mark['time'] / 1e9:.9f} s"
+    if len(marks) > _MOST_ALARMS:
+        yield f"went wrong: {len(marks) - _MOST_ALARMS} times more"
 
 
 def _way(drawn: Scene, task: int) -> Iterator[str]:
@@ -326,7 +349,7 @@ def _legend(bars: Rows, width: int) -> list[str]:
         if lines[-1] and len(lines[-1]) + 2 + len(entry) > width:
             lines.append("")
         lines[-1] += ("  " if lines[-1] else "") + entry
-    return lines
+    return lines + textwrap.wrap("; ".join(_KEY), width)
 
 
 # --- Colour -----------------------------------------------------------------------------------------------------------
