@@ -14,7 +14,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any, Final
 
-from minidl.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
+import numpy as np
+import numpy.typing as npt
+
+from minidl.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, TaskInfo, Wait
 from minidl.protocol import (
     LoaderEvent,
     LoaderLifecycle,
@@ -32,6 +35,13 @@ from minidl.tracing.events import Actor, DoneEvent, Ending, Message, Outcome, Qu
 
 Row = Any
 """One row of `Trace.events`, or anything that is subscripted by the same names."""
+
+
+def plain(events: npt.NDArray[np.void], rows: npt.NDArray[np.intp] | slice) -> Iterator[dict[str, int]]:
+    """Rows of `Trace.events` as dictionaries: to read them one by one from the array would take most of the time."""
+    columns = [events[name][rows].tolist() for name in ("time", "code", "task", "worker", "x", "y", "z", "pid")]
+    for time, code, task, worker, x, y, z, pid in zip(*columns, strict=True):
+        yield {"time": time, "code": code, "task": task, "worker": worker, "x": x, "y": y, "z": z, "pid": pid}
 
 
 def _value(member: int) -> int:
@@ -68,7 +78,7 @@ class _CopyableDispatcher(Dispatcher):
     def __copy__(self) -> _CopyableDispatcher:
         new = _CopyableDispatcher(self.num_workers, self.prefetch_factor, self.in_order)
         new.send_idx, new.rcvd_idx, new.tasks_outstanding = self.send_idx, self.rcvd_idx, self.tasks_outstanding
-        new.task_info = {task: copy.copy(info) for task, info in self.task_info.items()}
+        new.task_info = {task: TaskInfo(i.worker_id, i.index, i.data) for task, i in self.task_info.items()}
         new.workers_status, new.workers_num_tasks = list(self.workers_status), list(self.workers_num_tasks)
         new._cycle, new._given_up = copy.copy(self._cycle), set(self._given_up)
         return new
@@ -110,7 +120,7 @@ class DispatcherReplay:
             self._follow(code, event)
 
     def _follow(self, code: int, event: Row) -> None:
-        task, worker, x, y = (int(event[column]) for column in ("task", "worker", "x", "y"))
+        task, worker, x, y = int(event["task"]), int(event["worker"]), int(event["x"]), int(event["y"])
         if code == self._received_code:
             if x == _RESULT and y != _OUT_OF_DATA:
                 self._received(task)
@@ -181,7 +191,16 @@ def _same(what: str, decided: int | None, found: int) -> None:
         raise DispatchError(f"{what}: the dispatcher has {told}, the trace {found}")
 
 
-class LoaderReplay:
+class _Alive:
+    """What drives a lifecycle, `life`; a copy drives its own."""
+
+    def __copy__(self) -> Any:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, life=copy.copy(self.__dict__["life"]))
+        return new
+
+
+class LoaderReplay(_Alive):
     """Drives a LoaderLifecycle."""
 
     READS: Final = (
@@ -197,11 +216,6 @@ class LoaderReplay:
 
     def __init__(self) -> None:
         self.life = LoaderLifecycle()
-
-    def __copy__(self) -> LoaderReplay:
-        new = LoaderReplay()
-        new.life.state = self.life.state
-        return new
 
     def step(self, event: Row) -> None:
         """Follow one event."""
@@ -250,7 +264,7 @@ class LoaderReplay:
         self.life.handle(happened)
 
 
-class WorkerReplay:
+class WorkerReplay(_Alive):
     """Drives a WorkerLifecycle. done_set_at: when the workers' done event was set (ns), None if it never was."""
 
     READS: Final = (
@@ -266,11 +280,6 @@ class WorkerReplay:
         self.life = WorkerLifecycle(worker_id)
         self.done_set_at = done_set_at
         self.pending: int | None = None  # the task that came, of which the next event says whether it is skipped
-
-    def __copy__(self) -> WorkerReplay:
-        new = WorkerReplay(self.life.worker_id, self.done_set_at)
-        new.pending, new.life.state = self.pending, self.life.state
-        return new
 
     def step(self, event: Row) -> None:
         """Follow one event."""
@@ -313,18 +322,13 @@ class WorkerReplay:
         self.life.handle(WorkerEvent.SENTINEL_WHEN_DONE)
 
 
-class PinReplay:
+class PinReplay(_Alive):
     """Drives a PinLifecycle."""
 
     READS: Final = (ev.PIN_START, ev.RESULT_GET[1], *ev.PIN, ev.READY_PUT, ev.PIN_EXIT)
 
     def __init__(self) -> None:
         self.life = PinLifecycle()
-
-    def __copy__(self) -> PinReplay:
-        new = PinReplay()
-        new.life.state = self.life.state
-        return new
 
     def step(self, event: Row) -> None:
         """Follow one event."""

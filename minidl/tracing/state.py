@@ -14,7 +14,7 @@ import copy
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,7 @@ class TaskState:
     fetched: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(NamedTuple):
     """One message in a queue. task, worker: -1 = none. payload: pickled bytes; shared: bytes in shared memory."""
 
     kind: Message
@@ -272,9 +271,6 @@ class _Told:
 
 
 # --- Following --------------------------------------------------------------------------------------------------------
-_DISPATCH, _LOADER = frozenset(DispatcherReplay.READS), frozenset(LoaderReplay.READS)
-_WORKER, _PIN = frozenset(WorkerReplay.READS), frozenset(PinReplay.READS)
-
 _LOADER_FORCED: Final = {
     ev.EPOCH[0]: LoaderState.PRIMING,
     ev.NEXT[0]: LoaderState.WAITING,
@@ -410,23 +406,13 @@ class Follower:
     # --- one event
     def step(self, event: Row) -> None:
         """Follow one event; never raises for what the event says."""
-        code = event["code"]
         self.violation = ""
         self.time = event["time"]
         if self.partial and self.knows_from is not None and self.stepped >= self.knows_from:
             self._know()
         self.stepped += 1
-        if code in _DISPATCH or (code == ev.INDEX_PUT and self.exact is None):
-            self._decide(code, event)
-        if code in _LOADER:
-            self._live(self.loader_life, _LOADER_FORCED, code, event)
-        if code in _WORKER and 0 <= event["worker"] < MOST_WORKERS:
-            self._worker_lives(code, event)
-        if code in _PIN and self.pinned:
-            self._live(self.pin_life, _PIN_FORCED, code, event)
-        handler = _HANDLERS.get(code)
-        if handler is not None:
-            handler(self, event)
+        for follow in _FOLLOWED[event["code"]]:
+            follow(self, event)
 
     def _know(self) -> None:
         """From this epoch's begin on nothing is missing; at that moment every queue is empty."""
@@ -440,24 +426,34 @@ class Follower:
             lacking = "; but events of this trace were lost" if self.lossy else ""
             self.violation = f"{self.violation}; {what}" if self.violation else what + lacking
 
-    def _live(self, replayed: Any, forced: Mapping[int, Any], code: int, event: Row) -> None:
+    def _live(self, replayed: Any, forced: Mapping[int, Any], event: Row) -> None:
         """Move an actor's lifecycle; where it refuses, by what the event says of its state."""
         try:
             replayed.step(event)
         except ProtocolError as error:
             self._violated(str(error))
-            replayed.life.state = forced.get(code, replayed.life.state)
+            replayed.life.state = forced.get(event["code"], replayed.life.state)
 
-    def _worker_lives(self, code: int, event: Row) -> None:
+    def _loader_lives(self, event: Row) -> None:
+        self._live(self.loader_life, _LOADER_FORCED, event)
+
+    def _worker_lives(self, event: Row) -> None:
         number = event["worker"]
+        if not 0 <= number < MOST_WORKERS:
+            return
         life = self.worker_lives.get(number)
         if life is None:
             life = self.worker_lives[number] = WorkerReplay(number, self.done_set_at)
-        self._live(life, _WORKER_FORCED, code, event)
+        self._live(life, _WORKER_FORCED, event)
         self._worker(number).state = life.life.state
 
+    def _pin_lives(self, event: Row) -> None:
+        if self.pinned:
+            self._live(self.pin_life, _PIN_FORCED, event)
+
     # --- what is decided
-    def _decide(self, code: int, event: Row) -> None:
+    def _decide(self, event: Row) -> None:
+        code = event["code"]
         if code == ev.EPOCH[0]:
             self._begin_epoch(event)
         if self.exact is not None:
@@ -468,8 +464,7 @@ class Follower:
             except DispatchError as error:
                 self._violated(str(error))
                 self._part(self.exact, "the dispatcher decides otherwise: from here on told from the events")
-        if self.exact is None and not self.alone:
-            self._tell(code, event)
+        self._tell(event)
 
     def _part(self, exact: DispatcherReplay, note: str) -> None:
         """Go on without the dispatcher until the next epoch begins."""
@@ -490,8 +485,10 @@ class Follower:
         if not self.alone:
             self.told.begin(min(max(workers, 0), MOST_WORKERS))
 
-    def _tell(self, code: int, event: Row) -> None:
-        told, task, worker = self.told, event["task"], event["worker"]
+    def _tell(self, event: Row) -> None:
+        if self.exact is not None or self.alone:
+            return
+        told, code, task, worker = self.told, event["code"], event["task"], event["worker"]
         if code == ev.TASK_ASSIGNED:
             told.assigned(task, worker, event["y"])
         elif code == ev.INDEX_PUT:
@@ -601,7 +598,7 @@ class Follower:
         worker = self.workers.get(event["worker"])
         for at, entry in enumerate(() if worker is None else worker.index_queue):
             if worker is not None and entry.stage is before and entry.task == event["task"]:
-                worker.index_queue[at] = replace(entry, stage=after, payload=event["x"])
+                worker.index_queue[at] = entry._replace(stage=after, payload=event["x"])
                 return
 
     def _take_index(self, number: int, kind: Message, task: int, *, surely: bool = True) -> None:
@@ -673,14 +670,14 @@ class Follower:
         """Change the first message of the event's task and worker; False where it is not there."""
         for at, entry in enumerate(queue):
             if entry.task == event["task"] and entry.worker == event["worker"]:
-                queue[at] = replace(entry, stage=stage or entry.stage, shared=entry.shared + shared)
+                queue[at] = entry._replace(stage=stage or entry.stage, shared=entry.shared + shared)
                 return True
         return False
 
     def _pickled(self, event: Row) -> None:
         for at, entry in enumerate(self.outbox):
             if entry.task == event["task"] and entry.worker == event["worker"]:
-                self.outbox[at] = replace(entry, stage=Stage.PICKLED, payload=event["x"])
+                self.outbox[at] = entry._replace(stage=Stage.PICKLED, payload=event["x"])
                 return
 
     def _write_result(self, event: Row) -> None:
@@ -688,14 +685,14 @@ class Follower:
         worker = self._sender(event)
         for at, entry in enumerate(self.outbox):
             if entry.task == event["task"] and entry.worker == worker:
-                self.pipe.append(replace(self.outbox.pop(at), stage=Stage.WRITING, payload=event["x"]))
+                self.pipe.append(self.outbox.pop(at)._replace(stage=Stage.WRITING, payload=event["x"]))
                 return
 
     def _result_written(self, event: Row) -> None:
         sought = (event["task"], self._sender(event), Stage.WRITING)
         for at, entry in enumerate(self.pipe):
             if (entry.task, entry.worker, entry.stage) == sought:
-                self.pipe[at] = replace(entry, stage=Stage.WRITTEN)
+                self.pipe[at] = entry._replace(stage=Stage.WRITTEN)
                 return
 
     def _sender(self, event: Row) -> int:
@@ -710,7 +707,7 @@ class Follower:
             return
         for at, entry in enumerate(self.pipe):
             if entry.stage in _IN_PIPE:
-                self.pipe[at] = replace(entry, stage=Stage.READ)
+                self.pipe[at] = entry._replace(stage=Stage.READ)
                 return
 
     def _take_result(self, event: Row) -> None:
@@ -901,6 +898,17 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.JOIN[0]: Follower._join_begun,
     ev.JOIN[1]: Follower._join_ended,
 }
+
+_READERS: Final[tuple[tuple[_Handler, tuple[int, ...]], ...]] = (
+    (Follower._decide, DispatcherReplay.READS),
+    (Follower._tell, (ev.INDEX_PUT,)),
+    (Follower._loader_lives, LoaderReplay.READS),
+    (Follower._worker_lives, WorkerReplay.READS),
+    (Follower._pin_lives, PinReplay.READS),
+    *((handler, (code,)) for code, handler in _HANDLERS.items()),
+)
+_FOLLOWED: Final = {code: [follow for follow, reads in _READERS if code in reads] for code in ev.EVENTS}
+"""Of each event, who follows it, in this order."""
 
 
 def _beginning(trace: Trace, rows: npt.NDArray[np.void], observed: bool) -> tuple[int | None, str]:

@@ -23,15 +23,17 @@ from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS, Event, Field, Outcome, Phase
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.replay import plain
 from minidl.tracing.state import Follower, ProtocolState, Queued, Row, WorkerNow
 
 if TYPE_CHECKING:
     from minidl.tracing.stepper_page import ReplayPage
 
 EVERY: Final = 512
-"""Events between two kept copies: a step back takes some milliseconds, a copy some kilobytes."""
+"""Events between two kept copies, at least: a step back takes some milliseconds."""
 
-_COLUMNS: Final = ("time", "code", "task", "worker", "x", "y", "z", "pid")
+MOST_KEPT: Final = 512
+"""Copies that are kept of a long run: one takes some 5 KB, and 1 KB for each worker."""
 
 
 def replay(trace: Trace | str | os.PathLike[str], loader: int | None = None) -> Replay:
@@ -81,6 +83,7 @@ class Replay:
         self._events = trace.events[self.rows]
         self._times = np.maximum.accumulate(self._events["time"])
         self._batches = _batches(self._events)
+        self._every = max(EVERY, -(-len(self.rows) // MOST_KEPT))
         self._kept = [Follower(trace, self.loader, self._events)]
         self._at = copy.copy(self._kept[0])
         self._block: tuple[int, list[Row]] = -1, []
@@ -236,23 +239,21 @@ class Replay:
 
     def _run_to(self, position: int) -> None:
         """Bring the follower to `position`, from where it is or from the nearest kept copy before it."""
-        nearest = min(position // EVERY, len(self._kept) - 1)
-        if not nearest * EVERY <= self._at.stepped <= position:
+        nearest = min(position // self._every, len(self._kept) - 1)
+        if not nearest * self._every <= self._at.stepped <= position:
             self._at = copy.copy(self._kept[nearest])
         while self._at.stepped < position:
-            begin = self._at.stepped // EVERY
-            events = self._events_of(begin)
-            for event in events[self._at.stepped - begin * EVERY : position - begin * EVERY]:
+            block, done = divmod(self._at.stepped, self._every)
+            for event in self._events_of(block)[done : position - block * self._every]:
                 self._at.step(event)
-            if self._at.stepped == len(self._kept) * EVERY:
+            if self._at.stepped == len(self._kept) * self._every:
                 self._kept.append(copy.copy(self._at))
 
     def _events_of(self, block: int) -> list[Row]:
-        """The events of one block as plain dictionaries: reading them from the array would take most of the time."""
+        """The events between one kept copy and the next."""
         if self._block[0] != block:
-            rows = self._events[block * EVERY : (block + 1) * EVERY]
-            columns = [rows[name].tolist() for name in _COLUMNS]
-            self._block = block, [dict(zip(_COLUMNS, values, strict=True)) for values in zip(*columns, strict=True)]
+            rows = slice(block * self._every, (block + 1) * self._every)
+            self._block = block, list(plain(self._events, rows))
         return self._block[1]
 
 

@@ -15,7 +15,7 @@ from minidl.tracing import events as ev
 from minidl.tracing.check.dispatch import orderly
 from minidl.tracing.check.view import LoaderView, Rows, Violation, rule
 from minidl.tracing.events import DoneEvent
-from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay
+from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, plain
 
 
 @rule(
@@ -31,7 +31,7 @@ def decisions(loader: LoaderView) -> Iterator[Violation]:
     rows = loader.pick(*DispatcherReplay.READS)
     rows = rows[loader.whole_epoch(rows) & orderly(loader, rows) & (rows >= loader.lacks.since)]
     lost = False
-    for row, event in zip(rows.tolist(), plain(loader, rows), strict=True):
+    for row, event in zip(rows.tolist(), plain(loader.events, rows), strict=True):
         if event["code"] == ev.EPOCH[0]:
             lost = False
         if not lost:
@@ -40,13 +40,6 @@ def decisions(loader: LoaderView) -> Iterator[Violation]:
             except DispatchError as error:
                 yield loader.broken("decisions", str(error), row)
                 lost = True
-
-
-def plain(loader: LoaderView, rows: Rows) -> Iterator[dict[str, int]]:
-    """The rows' events as dictionaries, which a replay reads faster than rows of an array."""
-    names = ("time", "code", "task", "worker", "x", "y", "z")
-    columns = [loader.events[name][rows].tolist() for name in names]
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
 
 
 @rule(
@@ -72,7 +65,7 @@ def lifecycles(loader: LoaderView) -> Iterator[Violation]:
 
 def _followed(loader: LoaderView, replay: LoaderReplay | WorkerReplay | PinReplay, rows: Rows) -> Iterator[Violation]:
     """Take the rows through a replay, up to its first error."""
-    for row, event in zip(rows.tolist(), plain(loader, rows), strict=True):
+    for row, event in zip(rows.tolist(), plain(loader.events, rows), strict=True):
         try:
             replay.step(event)
         except ProtocolError as error:
