@@ -30,7 +30,7 @@ Frozen = tuple[Any, ...]
 """A dispatcher's state."""
 
 Told = tuple[tuple[int, ...], ...]
-"""Events: each the arguments of `Recorder.emit`."""
+"""Events: each what the traced dispatcher gives `emit`."""
 
 
 class _Turns(Iterator[int]):
@@ -46,8 +46,6 @@ class _Turns(Iterator[int]):
 
 class _Ear:
     """Stands in for TracedPorts: hears what the traced dispatcher tells."""
-
-    loader = 1
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, ...]] = []

@@ -38,7 +38,7 @@ class Loader(Acting):
         """Ask the dispatcher; what it forbids is a fault of the run."""
         w.decisions, answer, told = self.dispatching.ask(w.decisions, call, *arguments)
         for event in told:
-            self.say(MAIN, event[0], *event[2:])
+            self.say(MAIN, *event)
         if isinstance(answer, DispatchError):
             w.fault = f"the dispatcher forbids it: {answer}"
         return answer
