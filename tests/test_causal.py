@@ -9,6 +9,7 @@ from pathlib import Path
 import made_trace
 import numpy as np
 import pytest
+import torch
 import workloads as wl
 from made_trace import Run
 from oracle_trace import write_process
@@ -332,13 +333,24 @@ def test_a_loader_without_workers_has_its_story_too(traces: dict[str, Trace]) ->
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"batch": 99}, "no batch 99: it has tasks 0 to"), ({"batch": 1, "epoch": 7}, "no batch 1 of epoch 7")],
+    [({"batch": 99}, "no batch 99: it has tasks 0 to 5$"), ({"batch": 1, "epoch": 7}, "no batch 1 of epoch 7")],
 )
 def test_a_batch_that_is_not_there_is_an_error(
     arguments: dict[str, int], message: str, traces: dict[str, Trace]
 ) -> None:
     with pytest.raises(ValueError, match=message):
         story(traces["persistent"], **arguments)
+
+
+class Rude(wl.Tensors):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise ValueError("no \x1b[31m")
+
+
+def test_a_story_steers_no_terminal(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"), pytest.raises(ValueError, match="no "):
+        list(minidl.DataLoader(Rude(2), num_workers=1))
+    assert "task_error of task 0 (ValueError: no \\x1b[31m)" in story(read_trace(tmp_path / "t"), 0)
 
 
 def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,3 +206,13 @@ def test_many_iterators_alike_are_told_in_a_line_each(tmp_path: Path) -> None:
     assert all("3 batches" in line for line in short)
     for full in (told.loaders[0], longest, told.loaders[6]):
         assert full.text() in told.text()
+
+
+def test_a_trace_steers_no_terminal(tmp_path: Path) -> None:
+    trace = read_trace(made_trace.write(tmp_path / "t", made_trace.Run(batches=4)))
+    trace.manifest |= {"command": ["\x1b]0;a\x07", "b\nc"], "host": "\x1b[31m"}
+    trace.loaders[1] = trace.loaders.get(1, {}) | {"batch_size": "\x1b[31m"}
+    trace.problems.append("loader\x1b[2J (pid 3)")
+    text = summary(trace).text()
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    assert "'b\\nc'" in text

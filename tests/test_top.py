@@ -124,6 +124,22 @@ def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -
     assert "worker 1 (pid 1101), no longer recorded for" in only(shot).stalled
 
 
+def test_a_trace_that_is_deleted_during_a_look_is_a_trace_error_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path := tmp_path / "t", Run(**HEALTHY))
+    names = os.listdir(path)
+    follower = Follower(path)
+    for side in path.glob("*.jsonl"):
+        side.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: names)
+        assert len(follower.read()[0]) == 0
+    shutil.rmtree(path)
+    with pytest.raises(TraceError, match="No such file or directory: give the directory of a trace"):
+        follower.read()
+
+
 class Model:
     """Where each task of an epoch is, by walking through the events one by one."""
 
@@ -385,7 +401,7 @@ def test_a_command_cannot_steer_the_terminal(tmp_path: Path) -> None:
     text = snapshot(trace, last_of(trace)).text()
     assert "\x1b" not in text
     assert "\r" not in text
-    assert "?[2J??" in text
+    assert r"\x1b[2J\r\n" in text
 
 
 # --- Reading the ends of files ----------------------------------------------------------------------------------------

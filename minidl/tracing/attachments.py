@@ -181,7 +181,7 @@ class Attachment:
         worker = self.about.get("worker", -1)
         pid = self.about.get("pid", "?")
         whom = f"worker {worker} (pid {pid})" if isinstance(worker, int) and worker >= 0 else f"pid {pid}"
-        return _plain(f"{self.kind} of {whom}")
+        return plain(f"{self.kind} of {whom}")
 
     @cached_property
     def _read(self) -> tuple[Slices, list[str]]:
@@ -204,13 +204,13 @@ class Attachment:
             return "; ".join(self.problems)
         program = f"{self.about.get('program', '?')} {self.about.get('version', '')}".strip()
         lacks = "".join(f"; {what}" for what in self._read[1])
-        return _plain(f"{self.who} ({program}): {len(self.slices.rows)} slices{lacks}")
+        return plain(f"{self.who} ({program}): {len(self.slices.rows)} slices{lacks}")
 
     def __repr__(self) -> str:
         return f"<Attachment {self.name}: {self.who}>"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """The text with escapes for what does not belong into a line of a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -242,7 +242,7 @@ class _Reader:
                 break
         if not self.complete:
             self.notes.append(self._incomplete())
-        return self._result(), [_plain(note) for note in self.notes]
+        return self._result(), [plain(note) for note in self.notes]
 
     def _incomplete(self) -> str:
         if self.attachment.kind != "functions":

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from minidl.tracing import events as ev
 from minidl.tracing import lanes
+from minidl.tracing.attachments import plain
 from minidl.tracing.events import EVENTS, Actor, DoneEvent, Ending, Message, Phase, QueueId, Track
 from minidl.tracing.reader import ends
 
@@ -557,7 +558,7 @@ def _batch(order: Order, task: int, loader: int | None, epoch: int | None) -> tu
     epochs = np.array([_epoch_of(order, at) for at in born.tolist()], np.int64)
     found = np.flatnonzero((epochs == epoch) | (epoch is None))
     if not len(found):
-        have = f"tasks 0 to {events['task'].max()}" if len(events) and events["task"].max() >= 0 else "no batches"
+        have = _tasks_of(events if loader is None else events[events["loader"] == loader])
         of = "".join(f" of {what} {n}" for what, n in (("loader", loader), ("epoch", epoch)) if n is not None)
         raise ValueError(f"the trace has no batch {task}{of}: it has {have}")
     put = int(born[found[-1]])
@@ -572,6 +573,11 @@ def _batch(order: Order, task: int, loader: int | None, epoch: int | None) -> tu
     known = np.flatnonzero(mine)
     last = int(known[order.times[known].argmax()])
     return put, last, f"B{name[1:]}, was never yielded. Its way as far as it is known:"
+
+
+def _tasks_of(events: Rows) -> str:
+    sent = events["task"][np.isin(events["code"], [ev.INDEX_PUT, ev.FETCH[0]]) & (events["task"] >= 0)]
+    return f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
 
 
 def _epoch_of(order: Order, at: int) -> int:
@@ -638,7 +644,7 @@ def _about(order: Order, at: int, other: int = -1) -> str:
     if task >= 0:
         words += f" of task {task}"
     text = order.trace.text(row)
-    return f"{words} ({text})" if text else words
+    return f"{words} ({plain(text)})" if text else words
 
 
 def _ms(order: Order, begin: int, end: int) -> str:

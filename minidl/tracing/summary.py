@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import plain
 from minidl.tracing.device_use import DeviceUse, device_use
 from minidl.tracing.events import EVENTS, Ending, Reason
 from minidl.tracing.verdict import Verdict, verdict
@@ -194,7 +195,9 @@ class Summary:
             lines += ["what other recorders saw:", *(f"  {text}" for text in self.attachments)]
         if self.problems:
             lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
-        return "\n".join(lines)
+        return "\n".join(
+            plain(line) for line in "\n".join(lines).split("\n")
+        )  # a trace is data, and steers no terminal
 
     def _loader_texts(self) -> Iterator[str]:
         """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
@@ -215,7 +218,7 @@ def summary(trace: Trace) -> Summary:
     numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
     return Summary(
         path=str(trace.path),
-        command=shlex.join(map(str, trace.manifest.get("command") or [])),
+        command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         machine=_machine(trace.manifest),
         processes=len(trace.processes),
         events=len(trace),

@@ -11,6 +11,7 @@ run has ended is shown as it was at its last event.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import os
 import shlex
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import plain
 from minidl.tracing.events import EVENTS, RECORD
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Files, Process, Trace, no_trace_in, read_trace, reason
@@ -230,7 +232,7 @@ def snapshot(trace: Trace, now: int, lives: Mapping[int, Life] | None = None) ->
     ]
     return Snapshot(
         path=str(trace.path),
-        command=_plain(shlex.join(map(str, trace.manifest.get("command") or []))),
+        command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         state=state,
         over=over,
         loaders=shown,
@@ -557,11 +559,6 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
-def _plain(text: str) -> str:
-    """Without what could steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 # --- Reading the ends of a trace's files ------------------------------------------------------------------------------
 class Follower:
     """Reads the last events of each process of the trace in `directory`, again and again.
@@ -586,7 +583,8 @@ class Follower:
         files = Files(manifest=manifest)
         for name in names:
             if name.endswith(SIDE_SUFFIX):
-                files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
+                with contextlib.suppress(OSError):  # the directory is being deleted: the next look says so
+                    files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
         lives = {stem: life(*_pid_and_start(stem)) for stem in files.side}
         for stem in files.side:
             files.events[stem] = self._events(stem, lives[stem])
@@ -730,6 +728,8 @@ def _trace_of(pid: int) -> Path:
         mapped = list(_mapped(pid))
     except PermissionError as error:
         raise TraceError(f"process {pid} is another user's: name its trace's directory instead") from error
+    except OSError as error:
+        raise TraceError(f"process {pid} has just ended: name its trace's directory instead") from error
     for child in _descendants(pid):
         try:
             mapped += _mapped(child)
