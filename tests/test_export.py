@@ -206,9 +206,10 @@ def test_processes_and_threads_have_names_and_an_order(healthy: Trace) -> None:
     assert order[1000] < order[1100] < order[1101]
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in named(document, "thread_name")}
     assert threads[1100, 1150] == "QueueFeederThread"
+    assert [threads[1000, 1001 + n] for n in range(2)] == ["feeder to worker 0", "feeder to worker 1"]
     (consumer,) = {e["tid"] for e in named(document, "consumer")}
     assert consumer >= PSEUDO_TID
-    assert threads[1000, consumer] == "training step (consumer)"
+    assert threads[1000, consumer] == "consumer"
 
 
 def test_loaders_come_before_all_workers_and_workers_in_order(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_loaders_iterated_together_keep_their_own_lanes(tmp_path: Path) -> None:
     assert sorted((ns(e["ts"]), ns(e["dur"])) for e in named(document, "consumer")) == [(20, 20), (30, 20)]
     assert len({e["tid"] for e in named(document, "consumer")}) == 2
     threads = {e["args"]["name"] for e in named(document, "thread_name")}
-    assert threads == {"loader 1: training step (consumer)", "loader 2: training step (consumer)"}
+    assert threads == {"loader 1: consumer", "loader 2: consumer"}
     assert [ns(e["ts"]) for e in named(document, "loader 2: epoch")] == [10, 70]
 
 

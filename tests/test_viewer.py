@@ -190,9 +190,11 @@ def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -
     assert (int(arguments["ts"]), "dur" in arguments) == (shown.step[0], False)
     commands = json.loads(arguments["startupCommands"])
     assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
-        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "RunQueryAndShowTab",
+        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "PinTracksByRegex",
+        "RunQueryAndShowTab",
     ]  # fmt: skip
     assert commands[-1]["args"] == [QUERIES["open"].sql]
+    assert re.fullmatch(commands[-2]["args"][0], "MainThread 1101"), "the thread of the worker that hangs"
     patterns = [c["args"][0] for c in commands[:3]]
     for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
         assert re.fullmatch(pattern, title)
@@ -245,6 +247,20 @@ def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> N
 
 def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) -> None:
     assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
+
+
+def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Path) -> None:
+    trace = lasting(tmp_path / "1", 60, (ev.FETCH[0], 3.0, 4.0))
+    events = [
+        {"time": 1 + 40 * 10**9, "code": ev.WORKER_GONE, "worker": 1, "x": 7, "y": 0},
+        {"time": 1 + 50 * 10**9, "code": ev.WORKER_GONE, "worker": 0, "x": 8, "y": -9},
+    ]
+    write_process(tmp_path / "1", events, role="loader", pid=900)
+    shown = focus(read_trace(trace.path))
+    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ("alarms",))
+    hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
+    write_process(tmp_path / "2", events, role="loader", pid=900)
+    assert focus(read_trace(hung.path)).queries == ("alarms", "open")
 
 
 def waited(path: Path, *waits: tuple[float, float]) -> Trace:
@@ -404,6 +420,9 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     ]
     assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")
     assert answers["waits"][0]["waited for the batch, ms"] == "7.697999"
+    assert [(row["process"], row["loader"]) for row in (answers["waits"][0], answers["blocked"][0])] == [
+        ("loader", "1")
+    ] * 2
     assert [(row["task"], row["first awaited task"], row["note"]) for row in answers["blocked"]] == [
         ("10", "9", "never yielded"), ("12", "9", "never yielded"), ("3", "2", ""),
     ]  # fmt: skip

@@ -329,6 +329,7 @@ def _metadata(view: _View) -> list[str]:
     def name(kind: str, pid: int, tid: int, **args: object) -> None:
         out.append(_json({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}))
 
+    fed = _index_feeders(view)
     ranks = sorted({_rank(process) for process in view.trace.processes})
     for index, (pid, process) in enumerate(zip(view.pids, view.trace.processes, strict=True)):
         name("process_name", pid, 0, name=_process_name(view, index))
@@ -337,10 +338,10 @@ def _metadata(view: _View) -> list[str]:
             name("process_labels", pid, 0, labels=process.note)
         for (owner, tid), thread in view.trace.threads.items():
             if owner == process.pid:
-                name("thread_name", pid, tid, name=thread)
+                name("thread_name", pid, tid, name=fed.get((index, tid), thread))
     for process_index, tid, loader in _consumers(view):
         lane = view.lane(process_index, tid, loader)
-        name("thread_name", view.pids[process_index], lane, name=view.of("training step (consumer)", loader))
+        name("thread_name", view.pids[process_index], lane, name=view.of("consumer", loader))
     for title, pid in view.guests.processes.items():
         name("process_name", pid, 0, name=title)
     for drawn in view.guests.drawn:
@@ -357,6 +358,17 @@ def _process_name(view: _View, index: int) -> str:
     if process.rank >= 0:
         return f"rank {process.rank} \N{MIDDLE DOT} {what}"
     return what if rank is None else f"{what} (rank {rank})"
+
+
+def _index_feeders(view: _View) -> dict[tuple[int, int], str]:
+    """(process, tid) -> name of the threads that feed index queues: multiprocessing names all of them the same."""
+    spans = view.spans[view.spans["code"] == ev.INDEX_WRITE[0]]
+    keys = np.stack([spans[name].astype(np.int64) for name in ("process", "tid", "loader", "worker")], axis=1)
+    return {
+        (process, tid): view.of(f"feeder to worker {worker}", loader)
+        for process, tid, loader, worker in np.unique(keys, axis=0).tolist()
+        if worker >= 0
+    }
 
 
 def _consumers(view: _View) -> list[tuple[int, int, int]]:

@@ -263,6 +263,17 @@ def alarm(scene: Scene, mark: np.void) -> str:
     return " ".join(words) + (f": {text}" if text else "")
 
 
+def alarming(events: Rows) -> Bools:
+    """Which of a trace's events say that something went wrong, each death once."""
+    out: Bools = np.isin(events["code"], ALARMS)
+    told = events[np.isin(events["code"], [ev.FOUND_DEAD, ev.TERMINATE])]
+    known = {(int(row["process"]), int(row["loader"]), int(row["worker"])) for row in told}
+    for at in np.flatnonzero((events["code"] == ev.WORKER_GONE) & (events["y"] != 0)).tolist():
+        row = events[at]
+        out[at] = (int(row["process"]), int(row["loader"]), int(row["worker"])) not in known
+    return out
+
+
 def _left_with(code: int) -> str:
     """An exit code in words: a negative one is a signal's number."""
     try:
@@ -661,18 +672,8 @@ class _Stage:
             out[name] = rows[name]
         out["batch"] = self.batches.find(self.crew.of(rows), rows["task"], out["time"], _COMES_EARLY[rows["code"]])
         out["event"] = np.flatnonzero(self.instant)
-        out["alarm"] = self._alarming(rows)
+        out["alarm"] = alarming(rows)
         return out[np.lexsort((out["time"], out["lane"]))]
-
-    def _alarming(self, rows: Rows) -> Bools:
-        """Which of these events say that something went wrong, each death once."""
-        out: Bools = np.isin(rows["code"], ALARMS)
-        told = rows[np.isin(rows["code"], [ev.FOUND_DEAD, ev.TERMINATE])]
-        known = {(int(row["process"]), int(row["loader"]), int(row["worker"])) for row in told}
-        for at in np.flatnonzero((rows["code"] == ev.WORKER_GONE) & (rows["y"] != 0)).tolist():
-            row = rows[at]
-            out[at] = (int(row["process"]), int(row["loader"]), int(row["worker"])) not in known
-        return out
 
     def counters(self) -> list[Counter]:
         return _counters(self)

@@ -42,7 +42,8 @@ QUERIES: Final = {
         "how long the training loop waited for each batch, the longest first",
         f"""{_SLICES}
 select took / 1e6 as "waited for the batch, ms", {_arg("task", "s.arg_set_id")} as task,
-  {_arg("worker", "y.arg_set_id")} as worker, {_arg("outcome", "s.arg_set_id")} as outcome,
+  {_arg("worker", "y.arg_set_id")} as worker, {_arg("outcome", "s.arg_set_id")} as outcome, process,
+  ifnull({_arg("loader", "s.arg_set_id")}, 1) as loader,
   s.ts / 1e6 as "at, ms", s.id, s.ts, s.dur, s.track_id
 from s left join slice y on y.parent_id = s.id and y.name = 'yield'
 where s.name glob 'next*' order by took desc limit 100""",
@@ -70,15 +71,16 @@ order by own.process, sum(took) desc""",
     ),
     "blocked": Query(
         "batches that came before their turn: how long each lay in the reorder buffer, and for which task it waited",
-        f"""with seen as (
+        f"""{_SLICES},
+seen as (
   select id, ts, name, {_LOADER} as loader, {_arg("task")} as task, {_arg("worker")} as worker,
-    {_arg("rcvd_idx")} as behind, track_id
-  from slice where name in ('reorder_store', 'yield')
+    {_arg("rcvd_idx")} as behind, track_id, process
+  from s where name in ('reorder_store', 'yield')
 ),
-after as (select *, lead(ts) over (partition by loader, task order by ts) as yielded from seen)
+after as (select *, lead(ts) over (partition by process, loader, task order by ts) as yielded from seen)
 select (ifnull(yielded, trace_end()) - ts) / 1e6 as "lay in the reorder buffer, ms", task, worker,
-  behind as "first awaited task", iif(yielded is null, 'never yielded', '') as note, ts / 1e6 as "from, ms",
-  id, ts, 0 as dur, track_id
+  behind as "first awaited task", iif(yielded is null, 'never yielded', '') as note, process, loader,
+  ts / 1e6 as "from, ms", id, ts, 0 as dur, track_id
 from after where name = 'reorder_store' order by ifnull(yielded, trace_end()) - ts desc limit 100""",
     ),
     "open": Query(

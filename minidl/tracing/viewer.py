@@ -35,6 +35,7 @@ import numpy as np
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS
 from minidl.tracing.export import process_titles, write_chrome
+from minidl.tracing.lanes import alarming
 from minidl.tracing.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def serve(trace: Trace, open_browser: bool = True, port: int = 0, queries: Seque
     """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
     try:
         with Viewer(trace, port, queries) as viewer:
+            if not len(trace.events):
+                print("The trace has no events: the page will be empty.")
             print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
             if open_browser:
                 webbrowser.open(viewer.url)
@@ -148,19 +151,21 @@ def serve(trace: Trace, open_browser: bool = True, port: int = 0, queries: Seque
 @dataclass(frozen=True, slots=True)
 class Focus:
     """What to look at first. begin, end: the window, and step: begin and length (-1 = open) of the step to select, in
-    ns since the trace's first event; queries: names of QUERIES."""
+    ns since the trace's first event; queries: names of QUERIES; pin: the title of the thread to keep on top, or ""."""
 
     begin: int
     end: int
     step: tuple[int, int] | None
     queries: tuple[str, ...]
+    pin: str = ""
 
 
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
-    """The earliest work that did not end, or else the longest wait of the training loop, and LONGEST_WINDOW around it.
+    """The earliest work that did not end, or else the first thing that went wrong, or else the longest wait of the
+    training loop, and LONGEST_WINDOW around it.
 
-    The first wait of an epoch, which is its workers' start, counts only if there is no other. ViewerError for a query
-    that there is not.
+    The first wait of an epoch, which is its workers' start, counts only if there is no other. A worker's thread is
+    pinned, since the UI does not scroll down to what a link selects. ViewerError for a query that there is not.
     """
     for name in queries or ():
         if name not in QUERIES:
@@ -168,31 +173,40 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
     start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
-    middle, step, telling = _interesting(trace, start)
+    middle, step, telling, pin = _interesting(trace, start)
     first = max(0, min(middle - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
-    return Focus(
-        first, min(first + LONGEST_WINDOW, end - start + 1), step, (telling,) if queries is None else tuple(queries)
-    )
+    asked = telling if queries is None else tuple(queries)
+    return Focus(first, min(first + LONGEST_WINDOW, end - start + 1), step, asked, pin)
 
 
-def _interesting(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
-    """A moment, the step that it is of, and the query that tells of it."""
+def _interesting(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, tuple[str, ...], str]:
+    """A moment, the step that it is of, the queries that tell of it, and the thread to pin."""
+    wrong = trace.events[alarming(trace.events)]
     spans = trace.spans()
     idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
     hung = spans[(spans["end"] < 0) & ~np.isin(spans["code"], idle)]
     if len(hung):
         row = hung[hung["begin"].argmin()]
-        return int(row["begin"]) - start, (int(row["begin"]) - start, -1), "open"
+        begin = int(row["begin"]) - start
+        return begin, (begin, -1), ("alarms", "open") if len(wrong) else ("open",), _thread(trace, row)
+    if len(wrong):
+        return int(wrong["time"][0]) - start, None, ("alarms",), ""
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
     later = waits[waits["ex"] > 1]
     waits = later if len(later) else waits
     if not len(waits):
-        return 0, None, "stages"
+        return 0, None, ("stages",), ""
     row = waits[(waits["end"] - waits["begin"]).argmax()]
     begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
     # The page zooms in on what is selected, and of a short wait alone nothing can be learnt.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, "waits"
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ("waits",), ""
+
+
+def _thread(trace: Trace, row: np.void) -> str:
+    """The title of a worker's thread in the UI; "" for one of another process, which is on top anyway."""
+    name = trace.threads.get((int(row["pid"]), int(row["tid"])), "")
+    return f"{name} {row['tid']}" if name and trace.processes[row["process"]].worker >= 0 else ""
 
 
 def web_files() -> Path:
@@ -220,6 +234,8 @@ def page_address(base: str, document: str, titles: list[str], shown: Focus) -> s
     if len(titles) > MOST_LISTED:
         commands.clear()
     commands.append(["ExpandTracksByRegex", "^(rank [0-9]+ . )?(loader|worker|GPU)"])
+    if shown.pin:
+        commands.append(["PinTracksByRegex", f"^{re.escape(shown.pin)}$"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
     step = "" if shown.step is None else f"&ts={shown.step[0]}"
