@@ -47,7 +47,7 @@ import minidl
 from minidl import cli
 from minidl.protocol import LoaderState, WorkerState
 from minidl.tracing import events as ev
-from minidl.tracing import stepper_page
+from minidl.tracing import stepper, stepper_page
 from minidl.tracing.events import Message
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.state import Follower, ProtocolState, Stage
@@ -245,6 +245,36 @@ def test_a_step_back_follows_no_more_than_a_block_of_events_again(
         followed.clear()
         go()
         assert len(followed) <= EVERY
+
+
+def test_however_long_a_run_is_few_copies_are_kept_and_the_states_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = made(tmp_path / "t", Run(batches=40))
+    there = list(replay(trace).walk())
+    monkeypatch.setattr(stepper, "EVERY", 10)
+    monkeypatch.setattr(stepper, "MOST_KEPT", 7)
+    at = replay(trace)
+    assert [at.to(position) for position in range(len(at), -1, -1)] == there[::-1]
+    assert len(at._kept) == 7
+
+
+def test_of_a_long_way_it_is_told_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = replay(made(tmp_path / "t", Run(batches=80)))
+    told: list[tuple[int, int]] = []
+    at.progress = lambda done, of: told.append((done, of))
+    at.to(len(at))
+    assert told == []
+    monkeypatch.setattr(stepper, "LONG", 3 * EVERY)
+    at.to(0)
+    at.to(len(at))
+    at.back()
+    assert told == [], "the copies that are kept save the way"
+    at = replay(at.trace)
+    at.progress = lambda done, of: told.append((done, of))
+    way = len(at) - 1
+    at.to(len(at))
+    assert told == [(done, way) for done in [*range(EVERY, way, EVERY), way]]
 
 
 # --- Where to go ------------------------------------------------------------------------------------------------------
@@ -611,6 +641,17 @@ def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.Ca
         assert said in capsys.readouterr().err
 
 
+def test_no_more_of_a_run_is_followed_than_what_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "t", Run(batches=80))
+    followed: list[int] = []
+    step = Follower.step
+    monkeypatch.setattr(Follower, "step", lambda self, event: followed.append(1) or step(self, event))
+    assert cli.main(["replay", str(tmp_path / "t"), "--event", "20"]) == 0
+    assert len(followed) == 20
+
+
 class Terminal:
     """`minidl replay` on a terminal of its own, in a child that is forked, as to import torch takes seconds."""
 
@@ -697,6 +738,20 @@ def test_keys_step_through_a_run(terminal: Terminal) -> None:
         terminal.wait_for(shown)
     terminal.type("q")
     assert terminal.end() == 0
+
+
+def test_a_long_jump_says_on_the_terminal_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "LONG", EVERY)
+    made(tmp_path / "t", Run(batches=80))
+    terminal = Terminal(str(tmp_path / "t"))
+    try:
+        terminal.wait_for("event 0 of ")
+        terminal.type("G")
+        terminal.wait_for(r"\x1b\[Kfollowing the run's events: 512 of \d,\d+\r.*\r\x1b\[K\x1b\[H.*the trace ends here")
+        terminal.type("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])

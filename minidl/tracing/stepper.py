@@ -4,14 +4,15 @@ Interface: `replay(trace)` -> `Replay`. Position p means: the first p of the loa
 what they led to (`state.ProtocolState`), `event` the last of them, `words` what it says, `changed` what it did.
 
 Rules of use: one Replay is one loader's. Events are in the order of `causal_order`: no message is received before it is
-sent. A state is worked out from a copy kept every `EVERY` events, so a step back costs no more than `EVERY` forward.
+sent. A state is worked out from a copy kept every `EVERY` events, so a step back costs no more than `EVERY` forward;
+a run so long that `MOST_KEPT` copies would not do keeps them further apart.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from minidl.tracing.stepper_page import ReplayPage
 
 EVERY: Final = 512
-"""Events between two kept copies, at least: a step back takes some milliseconds."""
+"""Events between two kept copies, at least: a step back takes a millisecond."""
 
 MOST_KEPT: Final = 512
 """Copies that are kept of a long run: one takes some 5 KB, and 1 KB for each worker."""
+
+LONG: Final = 250_000
+"""Events that take about half a second to follow: of a way longer than that, `progress` is told."""
 
 
 def replay(trace: Trace | str | os.PathLike[str], loader: int | None = None) -> Replay:
@@ -83,6 +87,8 @@ class Replay:
         self._events = trace.events[self.rows]
         self._times = np.maximum.accumulate(self._events["time"])
         self._batches = _batches(self._events)
+        self.progress: Callable[[int, int], None] | None = None
+        """Called with (events followed, events to follow) on a long way, at every copy that is kept of it."""
         self._every = max(EVERY, -(-len(self.rows) // MOST_KEPT))
         self._kept = [Follower(trace, self.loader, self._events)]
         self._at = copy.copy(self._kept[0])
@@ -242,12 +248,15 @@ class Replay:
         nearest = min(position // self._every, len(self._kept) - 1)
         if not nearest * self._every <= self._at.stepped <= position:
             self._at = copy.copy(self._kept[nearest])
+        begin = self._at.stepped
         while self._at.stepped < position:
             block, done = divmod(self._at.stepped, self._every)
             for event in self._events_of(block)[done : position - block * self._every]:
                 self._at.step(event)
             if self._at.stepped == len(self._kept) * self._every:
                 self._kept.append(copy.copy(self._at))
+            if self.progress is not None and position - begin > LONG:
+                self.progress(self._at.stepped - begin, position - begin)
 
     def _events_of(self, block: int) -> list[Row]:
         """The events between one kept copy and the next."""

@@ -316,12 +316,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`minidl replay`; the exit code. Raises TraceError, or ValueError or IndexError for what the trace has not."""
     at = replay(arguments.trace, arguments.loader)
+    at.progress = _progress if sys.stderr.isatty() else None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    if not interactive:
+    moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))
+    asked = [(moment, go) for moment, go in moments if moment is not None]
+    for moment, go in asked:
+        go(moment)
+    if not asked and not interactive:
         at.to(len(at))
-    for moment, go in ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at)):
-        if moment is not None:
-            go(moment)
     if arguments.html is not None:
         print(at.html(arguments.html))
     elif interactive:
@@ -329,3 +331,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(render(at, cut=False)))
     return 0
+
+
+def _progress(done: int, of: int) -> None:
+    """On the line where the cursor is, which is empty again at the end: on a screen that is drawn, the last one."""
+    told = f"following the run's events: {done:,} of {of:,}" if done < of else ""
+    print(f"\r\x1b[K{told}", end="", file=sys.stderr, flush=True)
