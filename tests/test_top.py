@@ -65,11 +65,11 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
         "loader 1: epoch 0, 9 yielded, waiting for task 9 of worker 1 for 12.0 s\n"
         "  0.0 batches/s, 0 B/s, no batch, over the last 5.00 s\n"
         "  in flight: index queue 1, worker 1, result queue 0, reorder buffer 2\n"
+        "  stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
+        "for 12.0 s; later batches that wait behind it: 2\n"
         "  worker  pid      process  queued  is                                          for\n"
         "  0       1100     alive         0  waiting for a task                       12.0 s\n"
-        "  1       1101     disk          1  in sample 38 (task 9)                    12.0 s\n"
-        "  stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
-        "for 12.0 s; later batches that wait behind it: 2"
+        "  1       1101     disk          1  in sample 38 (task 9)                    12.0 s"
     )
     assert not shot.over
 
@@ -691,6 +691,17 @@ def test_a_terminal_is_redrawn_and_folded(tmp_path: Path, monkeypatch: pytest.Mo
     out = Terminal()
     follow(tmp_path / "t", once=True, out=out)
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_of_many_workers_the_stall_is_on_the_screen(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = made(tmp_path / "t", **HUNG | {"workers": 40})
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", str(rows))
+    shot = snapshot(trace, last_of(trace) + 12 * SECOND, {LOADER_PID: Life.ALIVE})
+    text = top._framed(shot.text())
+    assert len(text.splitlines()) <= max(1, rows - 1)
+    assert ("stalled for" in text) is (rows == 9)
 
 
 def test_a_packed_trace_is_shown_as_of_its_end(tmp_path: Path) -> None:

@@ -173,10 +173,11 @@ class LoaderNow:
         if not ended:
             lines.append(f"  {self._rates()}")
             lines += [f"  in flight: {self._places()}"] if self.workers else []
+        lines += [f"  {self.stalled}"] if self.stalled else []  # before the workers: a screen may end among them
         if self.workers:
             lines.append(f"  {'worker':<8}{'pid':<9}{'process':<9}{'queued':>6}  {'is':<38} {'for':>8}")
             lines += [f"  {worker.text()}" for worker in self.workers]
-        return "\n".join(lines + ([f"  {self.stalled}"] if self.stalled else []))
+        return "\n".join(lines)
 
     def _rates(self) -> str:
         moved = f"{size(self.bytes_per_s)}/s, " if self.workers else ""
@@ -204,10 +205,10 @@ class Snapshot:
     def text(self) -> str:
         """What `minidl top` shows."""
         lines = [f"{self.path}: {self.state}"]
-        lines += [f"  {self.command}"] if self.command else []
+        lines += [f"  {text}" for text in (self.command, *self.notes) if text]
         lines += [loader.text() for loader in self.loaders] or ["no loader has begun yet"]
         lines += [f"and {self.hidden} loaders that have ended"] if self.hidden else []
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(lines)
 
 
 # --- From the events to the picture -----------------------------------------------------------------------------------
@@ -813,7 +814,7 @@ def _framed(text: str) -> str:
     columns, rows = shutil.get_terminal_size()
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, columns, subsequent_indent=" " * 4)]
     if len(lines) > rows - 1:
-        lines = [*lines[: rows - 2], f"({len(lines) - rows + 2} more lines)"]
+        lines = [*lines[: max(0, rows - 2)], f"({len(lines) - rows + 2} more lines)"]
     return "\x1b[H\x1b[2J" + "\n".join(lines) + "\n"
 
 
