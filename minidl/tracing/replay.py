@@ -37,7 +37,7 @@ Row = Any
 """One row of `Trace.events`, or anything that is subscripted by the same names."""
 
 
-def plain(events: npt.NDArray[np.void], rows: npt.NDArray[np.intp] | slice) -> Iterator[dict[str, int]]:
+def as_dicts(events: npt.NDArray[np.void], rows: npt.NDArray[np.intp] | slice) -> Iterator[dict[str, int]]:
     """Rows of `Trace.events` as dictionaries: to read them one by one from the array would take most of the time."""
     columns = [events[name][rows].tolist() for name in ("time", "code", "task", "worker", "x", "y", "z", "pid")]
     for time, code, task, worker, x, y, z, pid in zip(*columns, strict=True):

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import plain
 from minidl.tracing.events import EVENTS, Event, Field, Outcome, Phase
 from minidl.tracing.ledger import size
 from minidl.tracing.reader import Trace, read_trace
-from minidl.tracing.replay import plain
+from minidl.tracing.replay import as_dicts
 from minidl.tracing.state import Follower, ProtocolState, Queued, Row, WorkerNow
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class Replay:
         """The events between one kept copy and the next."""
         if self._block[0] != block:
             rows = slice(block * self._every, (block + 1) * self._every)
-            self._block = block, list(plain(self._events, rows))
+            self._block = block, list(as_dicts(self._events, rows))
         return self._block[1]
 
 
@@ -373,7 +374,7 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     values["who"] = f"worker {worker}" if worker >= 0 else "the loader"
     values["reader"] = "the pin thread" if pinned else "the loader"
     values["whose"] = f"worker {worker}'s index" if worker >= 0 else f"the {values.get('queue', '')}"
-    values["text"] = printable(trace.text(event))
+    values["text"] = plain(trace.text(event))
     message = values.get("message")
     values["got"] = {"empty": "nothing", "task": f"task {task}", "result": f"task {task}'s result"}.get(
         str(message), f"a {message} message"
@@ -391,11 +392,6 @@ def _plainly(told: Event) -> str:
 
 
 _PHASES: Final = {Phase.BEGIN: " begins", Phase.END: " ends", Phase.INSTANT: ""}
-
-
-def printable(text: str) -> str:
-    """The text with escapes for what does not belong into a line of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _value(value: int, own: Field) -> object:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from minidl.tracing.attachments import plain
 from minidl.tracing.ledger import size
 from minidl.tracing.state import ProtocolState, Queued
-from minidl.tracing.stepper import Change, Replay, printable, replay
+from minidl.tracing.stepper import Change, Replay, replay
 
 if TYPE_CHECKING:
     from minidl.tracing.state import WorkerNow
@@ -54,7 +55,7 @@ def _head(at: Replay, changed: tuple[Change, ...]) -> Iterator[str]:
     epoch = "" if state.epoch is None else f"   epoch {state.epoch}"
     yield (
         f"event {at.position} of {len(at)}   {state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}   "
-        f"loader {at.loader} of {printable(str(at.trace.path))}"
+        f"loader {at.loader} of {plain(str(at.trace.path))}"
     )
     yield f"» {at.words}"
     for change in changed[:MOST_CHANGES]:
@@ -62,7 +63,7 @@ def _head(at: Replay, changed: tuple[Change, ...]) -> Iterator[str]:
     if len(changed) > MOST_CHANGES:
         yield f"    and {len(changed) - MOST_CHANGES} more"
     if state.violation:
-        yield f"!! not allowed: {printable(state.violation)}"
+        yield f"!! not allowed: {plain(state.violation)}"
     if state.note:
         yield f"!  {state.note}"
     if at.position == len(at):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracing import events as ev
+from minidl.tracing.attachments import plain
 from minidl.tracing.events import EVENTS, Event, Phase, Track
 from minidl.tracing.export import nest
 from minidl.tracing.lanes import FADING, FATES, Fate, Kind, Scene, alarm, scene, window_of
@@ -308,7 +309,7 @@ def _alarms(drawn: Scene, window: _Window, batch: int | None) -> Iterator[str]:
     for number, mark in enumerate(marks[:_MOST_ALARMS]):
         if number == 0:
             yield ""
-        said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in alarm(drawn, mark)[:200])
+        said = plain(alarm(drawn, mark)[:200])
         yield f"went wrong: {drawn.lanes[mark['lane']].title}: {said}, at {mark['time'] / 1e9:.9f} s"
     if len(marks) > _MOST_ALARMS:
         yield f"went wrong: {len(marks) - _MOST_ALARMS} times more"

@@ -13,12 +13,6 @@ from minidl.tracing.check.view import LOADER_THREAD, LoaderView, Rows, Violation
 from minidl.tracing.events import Actor, DoneEvent, Ending, Message, QueueId
 
 
-def _done(loader: LoaderView, which: DoneEvent) -> Rows:
-    rows = loader.pick(ev.DONE_EVENT_SET)
-    set_now: Rows = rows[loader.x[rows] == which]
-    return set_now
-
-
 @rule(
     "started",
     "a worker is ready only after the loader has begun to start it, in the process that was started, seeded by its id",
@@ -50,7 +44,7 @@ def started(loader: LoaderView) -> Iterator[Violation]:
 def resume(loader: LoaderView) -> Iterator[Violation]:
     if loader.capacity is None or not loader.records(loader.received):
         return
-    answers = loader.messages(loader.received, Message.RESUME)
+    answers = loader.about(loader.received, Message.RESUME)
     for before, row in zip(loader.begins[:-1], loader.begins[1:], strict=True):
         heard = set(loader.worker[answers[(answers > before) & (answers < row)]].tolist())
         silent = sorted(set(range(loader.capacity[0])) - heard)
@@ -72,7 +66,7 @@ def messages(loader: LoaderView) -> Iterator[Violation]:
     resumed = (
         loader.pick(ev.RESUME_PUT),
         loader.pick(ev.RESUME_ACK),
-        *((loader.messages(ev.RESULT_GET[1], Message.RESUME),) if loader.records(ev.RESULT_GET[1]) else ()),
+        *((loader.about(ev.RESULT_GET[1], Message.RESUME),) if loader.records(ev.RESULT_GET[1]) else ()),
     )
     everybody = np.unique(loader.worker[np.concatenate([told, heard, *resumed])]).tolist()
     for worker in (worker for worker in everybody if worker not in loader.lacks.absent):
@@ -81,8 +75,8 @@ def messages(loader: LoaderView) -> Iterator[Violation]:
             if loader.x[row] == loader.x[before]:
                 yield loader.broken("messages", f"it has been told of epoch {loader.x[row]} already", row, before)
         for which in QueueId:
-            both = (rows[(loader.worker[rows] == worker) & (loader.x[rows] == which)] for rows in (told, heard))
-            yield from _answered(loader, *both)
+            sent, got = loader.about(ev.SENTINEL_PUT, which), loader.about(ev.SENTINEL_GET, which)
+            yield from _answered(loader, loader.of_worker(sent, worker), loader.of_worker(got, worker))
         for before, after in itertools.pairwise([loader.of_worker(rows, worker) for rows in resumed]):
             yield from _answered(loader, before, after)
 
@@ -103,10 +97,7 @@ def _answered(loader: LoaderView, before: Rows, after: Rows) -> Iterator[Violati
     "Data after the sentinel: nobody waits for it, and its shared memory may be lost.",
 )
 def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
-    told = loader.pick(ev.SENTINEL_PUT)
-    told = told[loader.x[told] == QueueId.INDEX]
-    heard = loader.pick(ev.SENTINEL_GET)
-    heard = heard[loader.x[heard] == QueueId.INDEX]
+    told, heard = (loader.about(code, QueueId.INDEX) for code in (ev.SENTINEL_PUT, ev.SENTINEL_GET))
     work = loader.pick(ev.INDEX_GET[0], *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK)
     for signals, after in (
         (told, loader.pick(ev.INDEX_PUT, ev.RESUME_PUT)),
@@ -151,23 +142,20 @@ def gone(loader: LoaderView) -> Iterator[Violation]:
     "A worker that leaves in the middle of a message leaves the pin thread reading for ever: the exit hangs.",
 )
 def pin_first(loader: LoaderView) -> Iterator[Violation]:
-    workers = _done(loader, DoneEvent.WORKERS)
-    told = loader.pick(ev.SENTINEL_PUT)
-    ended = set(loader.worker[loader.pick(ev.WORKER_EXHAUSTED, ev.FOUND_DEAD)].tolist())
-    first = [int(row) for row in told if loader.x[row] == QueueId.INDEX and int(loader.worker[row]) not in ended]
     if not loader.pinned:
         return
-    stop, joins, waits = _done(loader, DoneEvent.PIN_THREAD), loader.pick(ev.JOIN[1]), loader.pick(ev.JOIN[0])
-    joins = joins[loader.x[joins] == Actor.PIN_THREAD]
-    woken = told[loader.x[told] == QueueId.RESULT]
-    for row in waits[loader.x[waits] == Actor.PIN_THREAD]:
+    stop, workers = (loader.about(ev.DONE_EVENT_SET, which) for which in (DoneEvent.PIN_THREAD, DoneEvent.WORKERS))
+    waits, joins = (loader.about(code, Actor.PIN_THREAD) for code in ev.JOIN)
+    told, woken = (loader.about(ev.SENTINEL_PUT, queue) for queue in (QueueId.INDEX, QueueId.RESULT))
+    ended = loader.worker[loader.pick(ev.WORKER_EXHAUSTED, ev.FOUND_DEAD)]
+    for row in waits:
         if not np.any(stop < row):
             missing = "done_event_set of the pin thread"
             yield loader.broken("pin-first", "it is waited for and was not told to stop", row, missing=missing)
         elif not np.any(woken < row) and loader.records(ev.SENTINEL_PUT):
             missing = "sentinel_put into the result queue"
             yield loader.broken("pin-first", "it is waited for and was not woken", row, missing=missing)
-    for row in sorted([*workers.tolist(), *first])[:1]:
+    for row in np.union1d(workers, told[~np.isin(loader.worker[told], ended)])[:1]:
         if not np.any(stop < row):
             missing = "done_event_set of the pin thread"
             yield loader.broken("pin-first", "the pin thread was not told to stop before", row, missing=missing)
@@ -189,11 +177,10 @@ def pin_first(loader: LoaderView) -> Iterator[Violation]:
 def done_first(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.DONE_EVENT_SET):
         return
-    done = _done(loader, DoneEvent.WORKERS)
+    done = loader.about(ev.DONE_EVENT_SET, DoneEvent.WORKERS)
     since = int(done[0]) if len(done) else len(loader.code)
     why = loader.pick(ev.WORKER_EXHAUSTED, ev.FOUND_DEAD)
-    told = loader.pick(ev.SENTINEL_PUT)
-    told = told[loader.x[told] == QueueId.INDEX]
+    told = loader.about(ev.SENTINEL_PUT, QueueId.INDEX)
     for row in told[told < since]:
         if not np.any(loader.of_worker(why, int(loader.worker[row])) < row):
             reason = "it has not ended, and the done event is not set"
@@ -212,11 +199,11 @@ def done_first(loader: LoaderView) -> Iterator[Violation]:
 def told_first(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.SENTINEL_PUT):
         return
-    told = loader.pick(ev.SENTINEL_PUT, ev.TERMINATE, ev.FOUND_DEAD, ev.WORKER_GONE)
-    told = told[(loader.code[told] != ev.SENTINEL_PUT) | (loader.x[told] == QueueId.INDEX)]
-    waits = loader.pick(ev.JOIN[0])
+    known = loader.pick(ev.TERMINATE, ev.FOUND_DEAD, ev.WORKER_GONE)
+    told = np.union1d(known, loader.about(ev.SENTINEL_PUT, QueueId.INDEX))
+    waits = loader.about(ev.JOIN[0], Actor.WORKER)
     waits = waits[loader.last_before(waits, loader.pick(ev.SHUTDOWN[0])) >= 0]  # before, one that dies is waited for
-    for row in waits[loader.x[waits] == Actor.WORKER]:
+    for row in waits:
         worker = int(loader.worker[row])
         if not np.any(loader.of_worker(told, worker) < row):
             missing = f"sentinel_put for worker {worker}"
@@ -262,7 +249,7 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.WORKER_EXIT):
         return
     exits, heard = loader.pick(ev.WORKER_EXIT), loader.pick(ev.SENTINEL_GET)
-    dead = loader.pick(ev.FOUND_DEAD)
+    dead = loader.about(ev.FOUND_DEAD, Actor.LOADER)
     known = loader.pick(ev.WORKER_EXIT, ev.FOUND_DEAD, ev.TERMINATE)  # torch's handler of SIGTERM exits with code 0
     for row in loader.pick(ev.WORKER_GONE):
         worker = int(loader.worker[row])
@@ -276,8 +263,7 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
             yield loader.broken(
                 "explained", "it leaves for a sentinel it has not received", row, missing="sentinel_get"
             )
-        found = dead[(loader.x[dead] == Actor.LOADER) & (dead < row)]
-        if ending == Ending.ORPHANED and not len(loader.of_worker(found, worker)):
+        if ending == Ending.ORPHANED and not np.any(loader.of_worker(dead, worker) < row):
             yield loader.broken("explained", "it has not found the loader dead", row, missing="found_dead")
 
 

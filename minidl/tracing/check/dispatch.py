@@ -54,7 +54,7 @@ def capacity(loader: LoaderView) -> Iterator[Violation]:
 def outstanding(loader: LoaderView) -> Iterator[Violation]:
     if not loader.multiprocess or not loader.records(ev.RCVD_ADVANCE, loader.received):
         return
-    got = loader.messages(loader.received, Message.RESULT)
+    got = loader.about(loader.received, Message.RESULT)
     rows = loader.pick(ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE)
     said = np.where(loader.code == ev.EPOCH[0], 0, loader.y)
     rows, before = _neighbours(loader, rows)

@@ -15,7 +15,7 @@ from minidl.tracing import events as ev
 from minidl.tracing.check.dispatch import orderly
 from minidl.tracing.check.view import LoaderView, Rows, Violation, rule
 from minidl.tracing.events import DoneEvent
-from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, plain
+from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, as_dicts
 
 
 @rule(
@@ -31,7 +31,7 @@ def decisions(loader: LoaderView) -> Iterator[Violation]:
     rows = loader.pick(*DispatcherReplay.READS)
     rows = rows[loader.whole_epoch(rows) & orderly(loader, rows) & (rows >= loader.lacks.since)]
     lost = False
-    for row, event in zip(rows.tolist(), plain(loader.events, rows), strict=True):
+    for row, event in zip(rows.tolist(), as_dicts(loader.events, rows), strict=True):
         if event["code"] == ev.EPOCH[0]:
             lost = False
         if not lost:
@@ -54,8 +54,7 @@ def lifecycles(loader: LoaderView) -> Iterator[Violation]:
         yield from _followed(loader, PinReplay(), loader.pick(*PinReplay.READS))
     if not loader.multiprocess:
         return
-    done = loader.pick(ev.DONE_EVENT_SET)
-    done = done[loader.x[done] == DoneEvent.WORKERS]
+    done = loader.about(ev.DONE_EVENT_SET, DoneEvent.WORKERS)
     set_at = int(loader.time[done[0]]) if len(done) else None
     rows = loader.pick(*WorkerReplay.READS)
     for worker in np.unique(loader.worker[rows]).tolist():
@@ -65,7 +64,7 @@ def lifecycles(loader: LoaderView) -> Iterator[Violation]:
 
 def _followed(loader: LoaderView, replay: LoaderReplay | WorkerReplay | PinReplay, rows: Rows) -> Iterator[Violation]:
     """Take the rows through a replay, up to its first error."""
-    for row, event in zip(rows.tolist(), plain(loader.events, rows), strict=True):
+    for row, event in zip(rows.tolist(), as_dicts(loader.events, rows), strict=True):
         try:
             replay.step(event)
         except ProtocolError as error:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from minidl.tracing.attachments import plain
 from minidl.tracing.check.slices import Slice
 from minidl.tracing.check.view import TABLE, Violation, name_of
 from minidl.tracing.events import EVENTS
@@ -56,7 +57,7 @@ class Report:
         lines += [f"  open: {text}" for text in self.open]
         lines += [f"  died: {text}" for text in self.deaths]
         lines += [f"  not judged: {text}" for text in self.unjudged]
-        return "\n".join(escaped(line) for line in lines)
+        return "\n".join(plain(line) for line in lines)
 
     def _verdict(self) -> str:
         if not self.violations:
@@ -233,8 +234,3 @@ def table(trace: Trace, rows: list[int], mark: int = -1) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True) if width) for cell in cells]
     return [line.rstrip() for line in lines]
-
-
-def escaped(line: str) -> str:
-    """The line without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)

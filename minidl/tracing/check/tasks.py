@@ -126,9 +126,7 @@ def once(loader: LoaderView) -> Iterator[Violation]:
 def own_worker(loader: LoaderView) -> Iterator[Violation]:
     assigned = loader.pick(ev.TASK_ASSIGNED)
     for code in way(loader)[1:]:
-        rows = loader.stage(code)
-        to = loader.match(rows, assigned)
-        rows, to = rows[to >= 0], to[to >= 0]
+        rows, to = loader.matched(loader.stage(code), assigned)
         for at in np.flatnonzero(loader.worker[rows] != loader.worker[to]):
             told = f"the task was assigned to worker {loader.worker[to[at]]}"
             yield loader.broken("own-worker", told, rows[at], to[at])
@@ -251,8 +249,7 @@ def fifo(loader: LoaderView) -> Iterator[Violation]:
         puts, gets = loader.stage(put), loader.stage(get)
         puts = puts[np.argsort(loader.worker[puts], kind="stable")]
         gets = gets[np.argsort(loader.worker[gets], kind="stable")]
-        came = loader.match(gets, puts)
-        gets, came = gets[came >= 0], came[came >= 0]
+        gets, came = loader.matched(gets, puts)
         rank = np.zeros(len(loader.code), np.intp)
         rank[puts] = np.arange(len(puts))
         first = np.r_[True, loader.worker[came[1:]] != loader.worker[came[:-1]]][: len(came)]
@@ -276,8 +273,7 @@ def outcomes(loader: LoaderView) -> Iterator[Violation]:
     there += [(ev.YIELD, loader.x)] if not loader.multiprocess else []
     for (before, had), (after, has) in [*itertools.pairwise(there), ((ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x))]:
         rows = loader.stage(after)
-        come = loader.match(rows, loader.stage(before))
-        rows, come = rows[come >= 0], come[come >= 0]
+        rows, come = loader.matched(rows, loader.stage(before))
         was = np.full(len(come), int(Outcome.ERROR)) if had is None else had[come]
         assert has is not None
         now = has[rows]
@@ -285,8 +281,7 @@ def outcomes(loader: LoaderView) -> Iterator[Violation]:
             words = f"{_outcome(now[at])}; at {name_of(before)} it was {_outcome(was[at])}"
             yield loader.broken("outcomes", words, rows[at], come[at])
     ended = loader.stage(ev.WORKER_EXHAUSTED)
-    come = loader.match(ended, loader.stage(loader.received))
-    for row, get in zip(ended[come >= 0], come[come >= 0], strict=True):
+    for row, get in zip(*loader.matched(ended, loader.stage(loader.received)), strict=True):
         if loader.y[get] != Outcome.EXHAUSTED:
             yield loader.broken("outcomes", f"what came was {_outcome(loader.y[get])}", row, get)
 
@@ -303,9 +298,7 @@ def _outcome(value: int) -> str:
 def sizes(loader: LoaderView) -> Iterator[Violation]:
     pairs = [(ev.RESULT_PICKLE[1], ev.RESULT_REBUILD[0]), ev.RESULT_WRITE]
     for before, after in pairs:
-        rows = loader.stage(after)
-        come = loader.match(rows, loader.stage(before))
-        rows, come = rows[come >= 0], come[come >= 0]
+        rows, come = loader.matched(loader.stage(after), loader.stage(before))
         for at in np.flatnonzero(loader.x[rows] != loader.x[come]):
             told = f"{loader.x[rows[at]]} bytes; at {name_of(before)} they were {loader.x[come[at]]}"
             yield loader.broken("bytes", told, rows[at], come[at])

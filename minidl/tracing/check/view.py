@@ -191,16 +191,16 @@ class LoaderView:
         found: Rows = np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
         return found
 
-    def messages(self, code: int, message: Message) -> Rows:
-        """Rows of a get's end that brought `message`."""
+    def about(self, code: int, x: int) -> Rows:
+        """Rows of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
         rows = self.pick(code)
-        brought: Rows = rows[self.x[rows] == message]
-        return brought
+        those: Rows = rows[self.x[rows] == x]
+        return those
 
     def stage(self, code: int) -> Rows:
         """Rows of one stage of a task's way; of a get, those that brought what the stage is about."""
         wanted = {ev.INDEX_GET[1]: Message.TASK, ev.RESULT_GET[1]: Message.RESULT, ev.READY_GET[1]: Message.RESULT}
-        rows = self.messages(code, wanted[code]) if code in wanted else self.pick(code)
+        rows = self.about(code, wanted[code]) if code in wanted else self.pick(code)
         of_tasks: Rows = rows[self.task[rows] >= 0]
         return of_tasks
 
@@ -218,6 +218,11 @@ class LoaderView:
         place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
         found: Rows = np.where(keys[place] == self.key[rows], others[order[place]], -1)
         return found
+
+    def matched(self, rows: Rows, others: Rows) -> tuple[Rows, Rows]:
+        """Those of `rows` that `match` finds one of `others` for, and what it finds."""
+        found = self.match(rows, others)
+        return rows[found >= 0], found[found >= 0]
 
     def last_before(self, rows: Rows, others: Rows) -> Rows:
         """For each of `rows` the last of `others` that comes before it, or -1."""
