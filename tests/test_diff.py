@@ -105,8 +105,48 @@ def test_a_change_within_the_spread_is_none(tmp_path: Path) -> None:
 def test_too_few_batches(tmp_path: Path) -> None:
     found = diff(made(tmp_path / "a"), made(tmp_path / "b", twice, batches=FEWEST))
     assert found.b.batches == FEWEST  # of which the first is no cycle
-    assert found.sentence() == f"too few batches to say what changed: 60 in A, {FEWEST} in B, {FEWEST} needed"
+    assert found.sentence() == (
+        f"too few batches to say what changed: 59 and {FEWEST - 1} that an epoch does not begin with, {FEWEST} needed"
+    )
     assert found.stage("sample").verdict is Verdict.SLOWER  # type: ignore[union-attr]
+
+
+def test_what_one_recording_does_not_show_has_not_changed(tmp_path: Path) -> None:
+    """An observed loader shows no sample, and one recorded with detail "batch" does not either."""
+    for name, params, detail in (
+        ("outside", {"observed": True, "unseen": ["sample"]}, "sample"),
+        ("batch", {}, "batch"),
+    ):
+        a, b = made(tmp_path / f"{name}-a", params=PARAMS), made(tmp_path / f"{name}-b", params=PARAMS | params)
+        b.events = b.events[~np.isin(b.events["code"], ev.SAMPLE)]
+        b.manifest["detail"] = detail
+        for found in (diff(a, b), diff(b, a)):
+            assert found.stage("sample").verdict is Verdict.UNSEEN  # type: ignore[union-attr]
+            assert found.most() is None
+            assert "not recorded in one" in found.text()
+            assert "sample" not in found.sentence()
+    assert diff(a, made(tmp_path / "c", params=PARAMS | {"observed": True})).differences == [
+        "the loader is minidl's in A, torch's (observed) in B"
+    ]
+
+
+def test_a_run_that_hangs_is_said_to(tmp_path: Path) -> None:
+    hung = made(tmp_path / "a", lambda task: NEVER if task == 55 else 4 * MS, polls=900)
+    assert hung.spans()["end"].min() < 0
+    whole = made(tmp_path / "b")
+    assert "; A ends in a wait of " in diff(hung, whole).sentence()
+    assert "; B ends in a wait of " in diff(whole, hung).sentence()
+    assert "in a wait" not in diff(whole, whole).sentence()
+    killed = made(tmp_path / "c", lambda task: NEVER if task == 55 else 4 * MS, polls=3)
+    assert "in a wait" not in diff(killed, whole).sentence()
+
+
+def test_shares_of_the_work_that_changed_are_told_from_a_stage_that_did(tmp_path: Path) -> None:
+    """Each worker takes as long as before; the slow one gets fewer of the batches."""
+    changes = [stage("fetch", 5e6, 3e6), stage("fetch", 9e6, 9e6, worker=0), stage("fetch", 1e6, 1e6, worker=1)]
+    cycles = stage("cycle", 5e6, 3e6)
+    found = Diff(side(), side(), [cycles, changes[0]], changes[1:], [], [])
+    assert "in none of 2 workers, so it is their shares of the work that changed" in found.sentence()
 
 
 def stage(name: str, a: float | None, b: float | None, count: int = 100, worker: int = -1) -> Change:

@@ -42,6 +42,9 @@ NOTABLE = 1.1
 NEGLIGIBLE = 0.01
 """Share of a batch's cycle below which a stage's change is not worth a sentence."""
 
+HANGS = 10**9
+"""ns of a wait, longer than all before it, in which a run ends, from which on it is worth a word."""
+
 SAME_WORK = ("dataset", "dataset_kind", "batch_size")
 """Parameters that must not differ: with another dataset or batch size, a batch is another piece of work."""
 
@@ -65,6 +68,7 @@ class Verdict(enum.Enum):
     FEW = "too few to say"
     ONLY_A = "only in A"
     ONLY_B = "only in B"
+    UNSEEN = "not recorded in one"
 
 
 # --- What is compared -------------------------------------------------------------------------------------------------
@@ -98,12 +102,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One stage in both runs; worker -1 = all together."""
+    """One stage in both runs; worker -1 = all together. seen: both recordings could show it."""
 
     stage: str
     worker: int
     a: Figures | None
     b: Figures | None
+    seen: bool = True
 
     @property
     def factor(self) -> float:
@@ -112,6 +117,8 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
+        if not self.seen:
+            return Verdict.UNSEEN
         if min(figures.count for figures in (self.a, self.b) if figures) < FEWEST:
             return Verdict.FEW
         if self.a is None or self.b is None:
@@ -124,7 +131,7 @@ class Change:
 
     @property
     def is_clear(self) -> bool:
-        return self.verdict not in (Verdict.SAME, Verdict.FEW)
+        return self.verdict not in (Verdict.SAME, Verdict.FEW, Verdict.UNSEEN)
 
     def text(self) -> str:
         """The stage's row."""
@@ -143,7 +150,8 @@ class Change:
 class Side:
     """One run: the iterators of one loader. waited: in `next` for batches; wall: from an epoch's first `next` to its
     last batch, summed. samples and start_up are None where the trace does not tell; first: mean wait for an epoch's
-    first batch. durations: in order of time, by stage and worker (-1 = all)."""
+    first batch; pending: ns of a wait in which the trace ends, if it is longer than all before, else 0. unseen: stages
+    that such a recording does not show. durations: in order of time, by stage and worker (-1 = all)."""
 
     path: str
     loaders: tuple[int, ...]
@@ -157,6 +165,8 @@ class Side:
     first: float | None
     ledger: Ledger
     durations: dict[tuple[str, int], Ints] = field(repr=False)
+    pending: int = 0
+    unseen: frozenset[str] = frozenset()
 
     @property
     def batches_per_s(self) -> float:
@@ -221,10 +231,19 @@ class Diff:
         return [figures.mean for figures in (cycle.a, cycle.b) if figures]
 
     def sentence(self) -> str:
-        """What changed most, with direction, factor and evidence."""
+        """What changed most, with direction, factor and evidence; and whether a run ends in a wait."""
+        hung = (
+            f"; {name} ends in a wait of {side.pending / 1e9:.2f} s for a batch, in no figure here (see minidl summary)"
+            for name, side in (("A", self.a), ("B", self.b))
+            if side.pending
+        )
+        return self._compared() + "".join(hung)
+
+    def _compared(self) -> str:
         cycle = self.stage("cycle")
         if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Verdict.FEW:
-            return f"too few batches to say what changed: {self.a.batches} in A, {self.b.batches} in B, {FEWEST} needed"
+            counts = " and ".join(str(len(side.durations["cycle", -1])) for side in (self.a, self.b))
+            return f"too few batches to say what changed: {counts} that an epoch does not begin with, {FEWEST} needed"
         most = self.most()
         if most is not None:
             return f"{self._of_stage(most)}; {self._of_throughput(cycle)}{self._of_bytes()}"
@@ -239,6 +258,8 @@ class Diff:
         own = [c for c in self.workers if c.stage == change.stage]
         same = sum(c.verdict is change.verdict for c in own)
         where = f", in {same} of {len(own)} workers" if len(own) > 1 else ""
+        if len(own) > 1 and not any(c.is_clear for c in own):
+            where = f", in none of {len(own)} workers, so it is their shares of the work that changed"
         if a and b:
             return (
                 f"{change.stage} changed most: on average it takes {_ms(b.mean)} ms instead of {_ms(a.mean)} ms, "
@@ -322,13 +343,14 @@ def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
             f"compare them nevertheless with force=True (--force)"
         )
     names = list(dict.fromkeys([*one.durations, *two.durations]))
+
+    def figures(side: Side, stage: str, worker: int) -> Figures | None:
+        return Figures.of(side.durations.get((stage, worker), np.empty(0, np.int64)))
+
+    unseen = one.unseen | two.unseen
     changes = [
-        Change(
-            name,
-            worker,
-            *(Figures.of(side.durations.get((name, worker), np.empty(0, np.int64))) for side in (one, two)),
-        )
-        for name, worker in sorted(names, key=lambda key: (_ORDER.index(key[0]), key[1]))
+        Change(stage, worker, figures(one, stage, worker), figures(two, stage, worker), stage not in unseen)
+        for stage, worker in sorted(names, key=lambda key: (_ORDER.index(key[0]), key[1]))
     ]
     return Diff(
         a=one,
@@ -374,6 +396,9 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
     for name in sorted(a.params.keys() & b.params.keys()):
         if a.params[name] != b.params[name]:
             (vital if name in SAME_WORK else others).append(f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B")
+    kinds = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
+    if kinds[0] != kinds[1]:
+        others.append(f"the loader is {kinds[0]} in A, {kinds[1]} in B")
     for name, of in _MACHINE.items():
         values = of(a.manifest), of(b.manifest)
         if None not in values and values[0] != values[1]:
@@ -412,6 +437,7 @@ def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Sid
     spans = spans[np.isin(spans["loader"], loaders) & (spans["end"] >= 0)]
     account = ledger(trace)
     cycles, first, keys = _cycles(trace, loaders)
+    pending = _pending(trace, loaders)
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["ey"] == ev.Outcome.DATA)]
     waited, early = waits["end"] - waits["begin"], waits["ex"] == 1  # it has yielded one batch when it ends
     starts = _starts(trace, loaders)
@@ -426,9 +452,31 @@ def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Sid
         waited=int(waited.sum()),
         start_up=float(np.mean(starts)) if starts else None,
         first=float(waited[early].mean()) if early.any() else None,
+        pending=pending if pending > max(waited.max(initial=0), HANGS) else 0,
+        unseen=_unseen(trace, params),
         ledger=Ledger(_those(account.copies, loaders), _those(account.batches, loaders)),
         durations={("cycle", -1): cycles[~first], ("next", -1): waited[~early], **_durations(spans)},
     )
+
+
+def _pending(trace: Trace, loaders: tuple[int, ...]) -> int:
+    """How long the last `next` had taken when the trace ended in it, ns; 0 where it did not."""
+    spans = trace.spans()
+    opened = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] < 0) & np.isin(spans["loader"], loaders)]
+    if not len(opened):
+        return 0
+    end = min(int(trace.events["time"][-1]), trace.whole_until(int(opened["loader"][-1])))
+    return max(0, end - int(opened["begin"][-1]))
+
+
+def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
+    """The stages that this recording leaves out: by its detail, or since it was made from outside."""
+    told = params.get("unseen")
+    names = set(map(str, told)) if isinstance(told, list) else set()
+    begins = [event for event in EVENTS.values() if event.stage and event.phase is ev.Phase.BEGIN]
+    left_out = {e.stage for e in begins if e.name in names or (e.detail and trace.manifest.get("detail") == "batch")}
+    shown = {e.stage for e in begins if e.name not in names and not e.detail}
+    return frozenset(left_out - shown)
 
 
 def _keys(trace: Trace, rows: Rows, time: Ints) -> Ints:
