@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -163,6 +164,14 @@ def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
     np.testing.assert_allclose([head[0] * 1e6 for _, head in ends], arrows["reached"])
     assert "batch 3" in texts(figure)
     assert not artists(timeline(healthy), "arrow")
+
+
+def test_the_numbers_of_batches_that_begin_together_do_not_cover_each_other(healthy: Trace) -> None:
+    figure = timeline(healthy, batches=[0, 1, 2, 3])
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text().startswith("batch ")]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:

@@ -362,6 +362,7 @@ class _Drawing:
         scene = self.scene
         halo = [withStroke(linewidth=2.6, foreground=PAPER)]
         arrows = scene.arrows(batches)
+        named: list[float] = []
         for number, batch in enumerate(batches.tolist()):
             colour = BATCH_COLOURS[number % len(BATCH_COLOURS)]
             for arrow in arrows[arrows["batch"] == batch]:
@@ -373,21 +374,25 @@ class _Drawing:
                         shrinkB=0, connectionstyle="arc3,rad=0.06", zorder=7, path_effects=halo, gid=f"arrow {batch}",
                     )
                 )  # fmt: skip
-            self._name_batch(axes, batch, colour)
+            self._name_batch(axes, batch, colour, named)
 
     def _middle(self, lane: int, row: int) -> float:
         return sum(self._box(int(lane), int(row))) / 2
 
-    def _name_batch(self, axes: Axes, batch: int, colour: str) -> None:
+    def _name_batch(self, axes: Axes, batch: int, colour: str, named: list[float]) -> None:
+        """Its number where its way begins; above the numbers that stand there already, whose places are in `named`."""
         stops = self.scene.stops[self.scene.stops["batch"] == batch]
         stops = stops[(stops["begin"] >= self.scene.begin) & (stops["begin"] <= self.scene.end)]
         if not len(stops):
             return
         x, y = int(stops["begin"][0]) / self.scale, self._middle(stops["lane"][0], stops["row"][0])
         words = f"batch {self.scene.batches['task'][batch]}"
+        pixel = (x * self.scale - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels
+        above = sum(abs(pixel - other) < _wide(words, 7) for other in named)
+        named.append(pixel)
         axes.annotate(
-            words, (x, y), (0, 7), textcoords="offset points", fontsize=6.5, weight="bold", color=colour, ha="center",
-            zorder=9, annotation_clip=True, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
+            words, (x, y), (0, 7 + 8 * above), textcoords="offset points", fontsize=6.5, weight="bold", color=colour,
+            ha="center", zorder=9, annotation_clip=True, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
         )  # fmt: skip
 
     # --- counters
