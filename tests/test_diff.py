@@ -131,7 +131,7 @@ def test_what_one_recording_does_not_show_has_not_changed(tmp_path: Path) -> Non
 
 
 def test_a_run_that_hangs_is_said_to(tmp_path: Path) -> None:
-    hung = made(tmp_path / "a", lambda task: NEVER if task == 55 else 4 * MS, polls=900)
+    hung = made(tmp_path / "a", lambda task: NEVER if task == 55 else 4 * MS, polls=1500)
     assert hung.spans()["end"].min() < 0
     whole = made(tmp_path / "b")
     assert "; A ends in a wait of " in diff(hung, whole).sentence()
