@@ -392,7 +392,8 @@ class _Drawing:
         named.append(pixel)
         axes.annotate(
             words, (x, y), (0, 7 + 8 * above), textcoords="offset points", fontsize=6.5, weight="bold", color=colour,
-            ha="center", zorder=9, annotation_clip=True, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
+            ha="center", zorder=9, annotation_clip=True,
+            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
         )  # fmt: skip
 
     # --- counters
