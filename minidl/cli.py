@@ -7,16 +7,21 @@ what, remedy); 130 Ctrl-C. `run` exits with the script's own code. Results go to
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
+
+_Act = Callable[[argparse.Namespace], int]
+_Declare = Callable[[argparse.ArgumentParser], None]
 
 OK, FOUND, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -25,6 +30,15 @@ SHOWN_BATCHES = 12  # of the demo, as text: start-up, the first batches on their
 
 class CommandError(Exception):
     """The command can't do what it was asked; the message is all that the user sees."""
+
+
+@contextlib.contextmanager
+def _refused(command: str, *errors: type[Exception]) -> Iterator[None]:
+    """Where one of `errors` is raised in here, the user is told what it says, and no more."""
+    try:
+        yield
+    except errors as error:
+        raise CommandError(f"{command}: {error}") from error
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -81,25 +95,25 @@ def _run(arguments: argparse.Namespace) -> int:
         # The ranks of one job get the same command line, and each needs a trace of its own.
         directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
     try:
-        return run.run_script(
-            arguments.command,
-            module=arguments.module,
-            trace=directory,
-            observe=arguments.observe,
-            align_clocks=arguments.align_clocks,
-            detail=arguments.detail,
-            functions=arguments.functions,
-            functions_main=arguments.functions_main,
-            functions_min_us=arguments.functions_min_us,
-            **({"ring_bytes": None} if arguments.full else {}),
-        )
-    except run.RunError as error:
-        raise CommandError(f"run: {error}") from error
+        with _refused("run", run.RunError):
+            code = run.run_script(
+                arguments.command,
+                module=arguments.module,
+                trace=directory,
+                observe=arguments.observe,
+                align_clocks=arguments.align_clocks,
+                detail=arguments.detail,
+                functions=arguments.functions,
+                functions_main=arguments.functions_main,
+                functions_min_us=arguments.functions_min_us,
+                **({"ring_bytes": None} if arguments.full else {}),
+            )
     finally:
         if (directory / "manifest.json").exists():
             print(f"minidl: recorded in {directory}; next: minidl summary {directory}", file=sys.stderr)
         elif arguments.trace is None:
             directory.rmdir()
+    return code
 
 
 def _summary(arguments: argparse.Namespace) -> int:
@@ -119,7 +133,7 @@ def _ledger(arguments: argparse.Namespace) -> int:
 def _before(arguments: argparse.Namespace) -> int:
     from minidl.tracing.causal import story
 
-    try:
+    with _refused(f"before: {arguments.trace}", ValueError):
         text = story(
             _read(arguments.trace),
             arguments.batch,
@@ -127,25 +141,8 @@ def _before(arguments: argparse.Namespace) -> int:
             epoch=arguments.epoch,
             lines=arguments.lines,
         )
-    except ValueError as error:
-        raise CommandError(f"before: {arguments.trace}: {error}") from error
     print(text)
     return OK
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    from minidl.tracing import top
-
-    return top.run(arguments)
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from minidl.tracing import stepper_terminal
-
-    try:
-        return stepper_terminal.run(arguments)
-    except (ValueError, IndexError) as error:
-        raise CommandError(f"replay: {error}") from error
 
 
 def _timeline(arguments: argparse.Namespace) -> int:
@@ -153,7 +150,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
 
     if arguments.output is not None:
         return _picture(arguments)
-    try:
+    with _refused("timeline", ValueError):
         text = render(
             _read(arguments.trace),
             width=arguments.width or shutil.get_terminal_size((100, 24)).columns,
@@ -162,8 +159,6 @@ def _timeline(arguments: argparse.Namespace) -> int:
             worker=arguments.worker,
             batch=arguments.batch,
         )
-    except ValueError as error:
-        raise CommandError(f"timeline: {error}") from error
     print(text)
     return OK
 
@@ -172,10 +167,8 @@ def _page(arguments: argparse.Namespace) -> int:
     from minidl.tracing.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    try:
+    with _refused("timeline", ValueError):
         html(_read(arguments.trace), arguments.output, since=arguments.since, until=arguments.until, workers=workers)
-    except ValueError as error:
-        raise CommandError(f"timeline: {error}") from error
     print(arguments.output)
     return OK
 
@@ -185,7 +178,7 @@ def _picture(arguments: argparse.Namespace) -> int:
 
     if arguments.output.suffix == ".html":
         return _page(arguments)
-    try:
+    with _refused("timeline", ValueError, ImportError):
         figure = timeline(
             _read(arguments.trace),
             since=arguments.since,
@@ -194,8 +187,6 @@ def _picture(arguments: argparse.Namespace) -> int:
             batches=None if arguments.batch is None else [arguments.batch],
         )
         figure.savefig(arguments.output)
-    except (ValueError, ImportError) as error:
-        raise CommandError(f"timeline: {error}") from error
     print(arguments.output)
     return OK
 
@@ -229,10 +220,8 @@ def _view(arguments: argparse.Namespace) -> int:
         return OK
     if arguments.trace is None:
         raise CommandError("view: a trace is missing, e.g. minidl view minidl-demo/trace-1")
-    try:
+    with _refused("view", ViewerError):
         serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries)
-    except ViewerError as error:
-        raise CommandError(f"view: {error}") from error
     return OK
 
 
@@ -244,39 +233,6 @@ def _pack(arguments: argparse.Namespace) -> int:
     for attachment in too_large(trace.attachments):
         print(f"minidl: left out, since it is too large: {attachment!r}", file=sys.stderr)
     return OK
-
-
-def _merge(arguments: argparse.Namespace) -> int:
-    from minidl.tracing import merge
-
-    return merge.run(arguments)
-
-
-def _audit(arguments: argparse.Namespace) -> int:
-    from minidl.tracing import audit
-
-    return audit.run(arguments)
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    from minidl.tracing import diff
-
-    return diff.run(arguments)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from minidl import bench
-
-    return bench.run(arguments)
-
-
-def _explore(arguments: argparse.Namespace) -> int:
-    from minidl import explore
-
-    try:
-        return explore.run(arguments)
-    except ValueError as error:
-        raise CommandError(f"explore: {error}") from error
 
 
 def _events(arguments: argparse.Namespace) -> int:
@@ -380,66 +336,26 @@ def _view_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
 
 
-def _top_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl.tracing import top
-
-    top.add_arguments(parser)
-
-
-def _merge_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl.tracing import merge
-
-    merge.add_arguments(parser)
-
-
-def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl.tracing import audit
-
-    audit.add_arguments(parser)
-
-
-def _replay_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl.tracing import stepper_terminal
-
-    stepper_terminal.add_arguments(parser)
-
-
-def _diff_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl.tracing import diff
-
-    diff.add_arguments(parser)
-
-
-def _record_suite(arguments: argparse.Namespace) -> int:
-    from minidl import recordings
-
-    return recordings.run(arguments)
-
-
-def _record_suite_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl import recordings
-
-    recordings.add_arguments(parser)
-
-
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl import bench
-
-    bench.add_arguments(parser)
-
-
-def _explore_arguments(parser: argparse.ArgumentParser) -> None:
-    from minidl import explore
-
-    explore.add_arguments(parser)
-
-
 @dataclass(frozen=True)
 class _Command:
     about: str
     example: str
-    act: Callable[[argparse.Namespace], int]
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    act: _Act
+    arguments: _Declare = lambda parser: None
+
+
+def _of(module: str, name: str, *errors: type[Exception]) -> tuple[_Act, _Declare]:
+    """A command that a module runs: its `run` and `add_arguments`. errors: what `run` raises for what it refuses."""
+
+    def act(arguments: argparse.Namespace) -> int:
+        with _refused(name, *errors):
+            code: int = importlib.import_module(module).run(arguments)
+        return code
+
+    def declare(parser: argparse.ArgumentParser) -> None:
+        importlib.import_module(module).add_arguments(parser)
+
+    return act, declare
 
 
 _TRACE = "minidl-demo/trace-1"
@@ -461,34 +377,43 @@ _COMMANDS = {
     "before": _Command(
         "tell what led to a batch, whatever the clocks say", f"before {_TRACE} --batch 9", _before, _before_arguments
     ),
-    "top": _Command("watch a running job, live", "top 4711", _top, _top_arguments),
+    "top": _Command("watch a running job, live", "top 4711", *_of("minidl.tracing.top", "top")),
     "replay": _Command(
-        "step through a recorded run, forwards and backwards", f"replay {_TRACE} --batch 9", _replay, _replay_arguments
+        "step through a recorded run, forwards and backwards",
+        f"replay {_TRACE} --batch 9",
+        *_of("minidl.tracing.stepper_terminal", "replay", ValueError, IndexError),
     ),
     "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),
     "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
     "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
     "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
     "merge": _Command(
-        "put torch.profiler's profile into a trace, or join ranks' traces", f"merge {_TRACE} profile.json", _merge,
-        _merge_arguments,
+        "put torch.profiler's profile into a trace, or join ranks' traces",
+        f"merge {_TRACE} profile.json",
+        *_of("minidl.tracing.merge", "merge"),
     ),
     "audit": _Command(
-        "did each rank see what it should? exit code 1 if not", "audit minidl-traces", _audit, _audit_arguments
+        "did each rank see what it should? exit code 1 if not",
+        "audit minidl-traces",
+        *_of("minidl.tracing.audit", "audit"),
     ),
     "diff": _Command(
-        "say what changed most between two runs", f"diff {_TRACE} minidl-demo/trace-2", _diff, _diff_arguments
+        "say what changed most between two runs",
+        f"diff {_TRACE} minidl-demo/trace-2",
+        *_of("minidl.tracing.diff", "diff"),
     ),
     "record-suite": _Command(
-        "make every recording of traces/", "record-suite --device simulated -o traces", _record_suite,
-        _record_suite_arguments,
+        "make every recording of traces/",
+        "record-suite --device simulated -o traces",
+        *_of("minidl.recordings", "record-suite"),
     ),
-    "bench": _Command("measure what minidl costs beside torch", "bench --quick samplers", _bench, _bench_arguments),
+    "bench": _Command(
+        "measure what minidl costs beside torch", "bench --quick samplers", *_of("minidl.bench", "bench")
+    ),
     "explore": _Command(
         "try out all runs of the protocol, on a model; what each guard is for",
         "explore --quick -o explored",
-        _explore,
-        _explore_arguments,
+        *_of("minidl.explore", "explore", ValueError),
     ),
     "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
 }
