@@ -353,7 +353,7 @@ def test_the_command(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["summary", str(tmp_path / "out.minidl")]) == 0
     assert capsys.readouterr().out.count("profiler of pid 1000 (torch.profiler 1): 1 slices") == 2
     assert cli.main(["merge", str(trace), str(tmp_path / "none.json")]) == 2
-    assert "none.json: No such file or directory" in capsys.readouterr().err
+    assert "none.json: there is no such file or directory: give a trace, then" in capsys.readouterr().err
 
 
 def test_the_offset_is_the_median_of_what_the_processes_noted(trace: Path) -> None:

@@ -160,6 +160,19 @@ def test_a_hang_is_told_with_its_sample_and_who_waits_for_it(tmp_path: Path) -> 
     assert "when the trace ends:" in told.text()
 
 
+def test_who_polls_has_waited_since_his_first_poll(tmp_path: Path) -> None:
+    """The loader asks whether its workers live and waits on: it has waited since it began to."""
+    trace = read_trace(made_trace.write(tmp_path / "t", made_trace.Run(**made_trace.HUNG | {"polls": 7})))
+    end = int(trace.events["time"][-1])
+    gets = trace.select("result_get", Phase.BEGIN)
+    gets = gets[gets["task"] == 9]
+    ends = trace.select("result_get", Phase.END)
+    begin = next(int(row["time"]) for row in gets if not np.any((ends["time"] >= row["time"]) & (ends["x"] != 0)))
+    assert gets["time"][-1] > begin
+    told = {text.partition(" (")[0]: text for text in summary(trace).open}
+    assert told["loader"].endswith(f"for {(end - begin) / 1e6:.1f} ms")
+
+
 def test_a_trace_without_a_loader(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "trace"):
         pass

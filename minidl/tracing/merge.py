@@ -70,6 +70,9 @@ def merge(paths: Sequence[Path], output: Path | None = None) -> Path:
     A trace's directory gets the profiles put into it, unless `output` names a packed file to write instead; a packed
     trace needs one. Raises TraceError where the arguments do not go together, or one of them is not usable.
     """
+    for path in paths:
+        if not path.exists():
+            raise TraceError(f"{path}: there is no such file or directory: give a trace, then profiles of its run")
     traces = [path for path in paths if _is_trace(path)]
     profiles = [path for path in paths if path not in traces]
     if not profiles and (len(traces) > 1 or (traces[0].is_dir() and not (traces[0] / MANIFEST).is_file())):

@@ -18,13 +18,16 @@ import numpy.typing as npt
 from minidl.tracing import events as ev
 from minidl.tracing.attachments import plain
 from minidl.tracing.device_use import DeviceUse, device_use
-from minidl.tracing.events import EVENTS, Ending, Reason
+from minidl.tracing.events import EVENTS, Ending, Message, Reason
 from minidl.tracing.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
 
 Rows = npt.NDArray[np.void]
+
+POLLED = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
+"""Waits that end with nothing now and then, and begin again."""
 
 MANY_ALIKE = 4
 """Iterators with the same parameters from which most are told in a line each: an epoch that starts its workers anew is
@@ -386,8 +389,22 @@ def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
         elif index in left or process.pid in gone:
             out.append(f"{process.name} ended while it was {_doing(row)}")
         else:
-            out.append(f"{process.name} has been {_doing(row)} for {_s(last - int(row['begin']))}")
+            out.append(f"{process.name} has been {_doing(row)} for {_s(last - _since(trace, row))}")
     return out
+
+
+def _since(trace: Trace, span: np.void) -> int:
+    """Since when a thread is in this span, its innermost open one; a wait that polls has begun with its first poll."""
+    begins = [pair[0] for pair in POLLED]
+    if span["code"] not in begins:
+        return int(span["begin"])
+    events = trace.events
+    mine = events[(events["process"] == span["process"]) & (events["tid"] == span["tid"])]
+    polls = np.isin(mine["code"], begins)
+    polls |= np.isin(mine["code"], [pair[1] for pair in POLLED]) & (mine["x"] == Message.EMPTY)
+    other = np.flatnonzero(~polls)
+    waits = mine[other[-1] + 1 :] if len(other) else mine
+    return int(waits["time"][0])
 
 
 def _doing(row: np.void) -> str:
