@@ -396,6 +396,17 @@ def test_counters_are_the_exports(tmp_path: Path, run: dict[str, object]) -> Non
             assert counters[ours].times.tolist() == [round(e["ts"] * 1000) for e in theirs]
 
 
+def test_out_of_order_too_a_yielded_task_is_outstanding_no_more(tmp_path: Path) -> None:
+    """Task 0 is slow: 1, 2 and 3 overtake it, and from 2 on the sampler has no more to tell the count by."""
+    told = [(ev.EPOCH[0], 0, 0), (ev.TASK_ASSIGNED, 1, 1), (ev.TASK_ASSIGNED, 2, 2), (ev.TASK_ASSIGNED, 3, 3)]
+    told += [(ev.TASK_ASSIGNED, 4, 3), (ev.YIELD, 0, 1), (ev.YIELD, 0, 2), (ev.YIELD, 0, 3)]
+    told += [(ev.RCVD_ADVANCE, 1, 0), (ev.YIELD, 0, 4)]
+    events = [{"time": 10 * n, "code": code, "x": x, "y": y} for n, (code, x, y) in enumerate(told, 1)]
+    (counter,) = scene(trace_of(tmp_path, events)).counters
+    assert (counter.name, counter.values.tolist()) == ("outstanding", [0, 1, 2, 3, 3, 2, 1, 0])
+    assert counter.times.tolist() == [0, 10, 20, 30, 40, 60, 70, 80]
+
+
 def test_bytes_copied_by_the_feeder_count_once(tmp_path: Path) -> None:
     about = {"task": 0, "worker": 0}
     segment = {"code": ev.SHM_ALLOC, **about, "y": ev.Place.FEEDER, "x": 4096}

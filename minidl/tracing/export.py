@@ -32,7 +32,7 @@ from minidl.tracing import events as ev
 from minidl.tracing.attachments import Attachment, Name, Slices, lanes, places
 from minidl.tracing.attachments import Track as GuestTrack
 from minidl.tracing.events import EVENTS, Event, Field, Message, Phase, Place, Track
-from minidl.tracing.lanes import AT_END, FATES, Fate, Scene, scene
+from minidl.tracing.lanes import AT_END, FATES, Fate, Scene, outstanding, scene
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -56,8 +56,8 @@ CHUNK: Final = 20_000
 COUNTERS: Final = {
     "send_idx": "of task_assigned; 0 when an epoch begins",
     "rcvd_idx": "of rcvd_advance; 0 when an epoch begins",
-    "tasks outstanding": "`outstanding` of task_assigned and rcvd_advance; one less at reorder_store and at "
-    "worker_exhausted; 0 when an epoch begins",
+    "tasks outstanding": "`outstanding` of task_assigned and rcvd_advance; one less at reorder_store, at "
+    "worker_exhausted, and at a yield without either since the one before it; 0 when an epoch begins",
     "reorder buffer batches": "`depth` of reorder_store and reorder_pop; 0 when an epoch begins",
     "in flight bytes": "up by `bytes` at a batch's shm_alloc in collate and by `bytes` + `copied` at the end of its "
     "result_pickle, down by both when the batch is yielded or given up",
@@ -663,7 +663,7 @@ def _counters(view: _View) -> Iterator[str]:
         for name, unit, steps in (
             ("send_idx", "", _values(view, loader, {ev.TASK_ASSIGNED: "x"})),
             ("rcvd_idx", "", _values(view, loader, {ev.RCVD_ADVANCE: "x"})),
-            ("tasks", "outstanding", _outstanding(view, loader)),
+            ("tasks", "outstanding", outstanding(view.events[view.events["loader"] == loader])),
             ("reorder buffer", "batches", _values(view, loader, {ev.REORDER_STORE: "y", ev.REORDER_POP: "y"})),
             ("in flight", "bytes", _bytes_in_flight(view, loader)),
         ):
@@ -689,17 +689,6 @@ def _values(view: _View, loader: int, columns: dict[int, str]) -> tuple[Ints, In
         mine = rows["code"] == code
         values[mine] = rows[column][mine]
     return rows["time"], values
-
-
-def _outstanding(view: _View, loader: int) -> tuple[Ints, Ints]:
-    """The dispatcher's own count where an event tells it, one less at each event that takes a task from it."""
-    rows = view.pick(ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE, ev.REORDER_STORE, ev.WORKER_EXHAUSTED)
-    rows = rows[rows["loader"] == loader]
-    less = np.isin(rows["code"], [ev.REORDER_STORE, ev.WORKER_EXHAUSTED])
-    told = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"])
-    base = np.maximum.accumulate(np.where(less, 0, np.arange(len(rows))))
-    taken = np.cumsum(less)
-    return rows["time"], told[base] - (taken - taken[base])
 
 
 def _sums(times: Ints, changes: Ints) -> tuple[Ints, Ints]:

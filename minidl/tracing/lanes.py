@@ -805,7 +805,7 @@ def _counters(stage: _Stage) -> list[Counter]:
     for slot in range(len(stage.crew.slots)):
         events = stage.events[slot_of_event == slot]
         for name, unit, (times, values) in (
-            ("outstanding", "tasks", _outstanding(events)),
+            ("outstanding", "tasks", outstanding(events)),
             ("reorder buffer", "batches", _reorder_depth(events)),
             ("in flight", "B", _in_flight(stage, events, slot)),
         ):
@@ -814,16 +814,25 @@ def _counters(stage: _Stage) -> list[Counter]:
     return out
 
 
-def _outstanding(events: Rows) -> tuple[Ints, Ints]:
-    """The dispatcher's own count where an event tells it, and one less where a task is taken from it."""
-    rows = events[np.isin(events["code"], [ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE, *_TAKES])]
-    takes = np.isin(rows["code"], _TAKES)
-    told = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"])
-    base = np.maximum.accumulate(np.where(takes, 0, np.arange(len(rows))))
-    taken = np.cumsum(takes)
-    return rows["time"], np.where(takes[base], 0, told[base]) - (taken - taken[base])
+def outstanding(events: Rows) -> tuple[Ints, Ints]:
+    """When the number of outstanding tasks changes, CLOCK_MONOTONIC ns, and to what.
+
+    It is the dispatcher's own count where an event tells it, and one less where a task is taken from it: by a
+    reorder_store, a worker_exhausted, or a yield since which, and since the one before it, nothing was told (out of
+    order, when the sampler has no more).
+    """
+    rows = events[np.isin(events["code"], [*_TELLS, *_TAKES, ev.YIELD])]
+    at, tells, yields = np.arange(len(rows)), np.isin(rows["code"], _TELLS), rows["code"] == ev.YIELD
+    last_told = np.maximum.accumulate(np.where(tells, at, -1))
+    last_yield = np.concatenate([[-1], np.maximum.accumulate(np.where(yields, at, -1))])[:-1]
+    takes = np.isin(rows["code"], _TAKES) | (yields & (last_told < last_yield))
+    told = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"]) * tells
+    base, taken = np.maximum(last_told, 0), np.cumsum(takes)
+    values = np.maximum(told[base] - (taken - taken[base]), 0)
+    return rows["time"][tells | takes], values[tells | takes]
 
 
+_TELLS = (ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE)
 _TAKES = (ev.REORDER_STORE, ev.WORKER_EXHAUSTED)
 
 
