@@ -33,7 +33,9 @@ class Uneven(minidl.Dataset[torch.Tensor]):
 def grade(prediction: object, recorded: object, why: str) -> str:
     """Hold a prediction against what the trace says; `why` names the step of the protocol that makes it so."""
     if prediction is None:
-        return "write down your prediction first, then run the cell again"
+        return (
+            "no prediction yet: write it in the place of None above, run that cell and this one, and the trace answers"
+        )
     if prediction == recorded:
         return f"right: {recorded}. {why}"
     return f"you said {prediction}, the trace says {recorded}. {why}"
