@@ -1,7 +1,8 @@
 """A trace as one HTML page that needs nothing else: no network, no server, no other file.
 
 Interface: `html(trace)` -> `Page`, a str that a notebook shows as the page itself, also where it was saved;
-`html(trace, path)` writes it. What is drawn where comes from `lanes`; `page.html` beside this file draws it.
+`html(trace, path)` writes it. What is drawn where comes from `lanes`; `page.html` beside this file draws it,
+within `frame.html`, which it shares with `stepper.html`.
 
 Rules of use: numbers go into the page as typed arrays, in base64, compressed (a browser of 2023 or later reads that;
 `compress=False` is for older ones). Text goes in as JSON with every character escaped that HTML could take for its own,
@@ -48,6 +49,7 @@ class Page(str):
     """A page as text. A notebook shows it in a frame of its own, which can run the page's script and reach nothing."""
 
     height = FRAME_HEIGHT
+    shows = "timeline of a minidl trace"
 
     def __repr__(self) -> str:
         return f"<Page of {len(self):,} characters; html(trace, path) writes it to a file>"
@@ -55,7 +57,7 @@ class Page(str):
     def _repr_html_(self) -> str:
         return (
             f'<iframe sandbox="allow-scripts" style="width:100%;height:{self.height}px;border:0" '
-            f'title="timeline of a minidl trace" srcdoc="{markup.escape(self, quote=True)}"></iframe>'
+            f'title="{self.shows}" srcdoc="{markup.escape(self, quote=True)}"></iframe>'
         )
 
 
@@ -330,14 +332,23 @@ def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
     words = {**words, "columns": layout, "compressed": compress}
     if compress:
         data = gzip.compress(data, 4, mtime=0)
-    template = files("minidl.tracing").joinpath("page.html").read_text(encoding="utf-8")
-    holes = {
-        "TITLE": markup.escape(words["title"]),
-        "POLICY": _policy(template),
-        "WORDS": _json(words),
-        "NUMBERS": base64.b64encode(data).decode(),
-    }
-    return Page(re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes[match[1]], template))
+    numbers_told = base64.b64encode(data).decode()
+    return Page(
+        framed("page.html", {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers_told})
+    )
+
+
+def framed(name: str, holes: dict[str, str]) -> str:
+    """The page whose style, body and script are in `name`, within `frame.html`, which all pages share; holes filled."""
+    frame, own = (files("minidl.tracing").joinpath(each).read_text(encoding="utf-8") for each in ("frame.html", name))
+    parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
+    assert parts is not None
+    page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
+    return _filled(page, {**holes, "POLICY": _policy(page)})
+
+
+def _filled(template: str, holes: dict[str, str]) -> str:
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes.get(match[1], match[0]), template)
 
 
 def _packed(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
@@ -372,7 +383,7 @@ def _policy(template: str) -> str:
     return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
 
 
-def _json(value: object) -> str:
+def as_json(value: object) -> str:
     """JSON that HTML reads as text, wherever it stands, and that every encoding can write."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

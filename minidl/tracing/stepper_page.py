@@ -16,8 +16,6 @@ import gzip
 import html as markup
 import json
 import os
-import re
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +23,7 @@ import numpy as np
 
 from minidl.tracing import events as ev
 from minidl.tracing.ledger import size
-from minidl.tracing.page import Page, _json, _policy
+from minidl.tracing.page import Page, as_json, framed
 from minidl.tracing.state import Activity, ProtocolState, Queued, WorkerNow
 
 if TYPE_CHECKING:
@@ -43,9 +41,6 @@ class ReplayPage(Page):
 
     def __repr__(self) -> str:
         return f"<ReplayPage of {len(self):,} characters; Replay.html(path) writes it to a file>"
-
-    def _repr_html_(self) -> str:
-        return super()._repr_html_().replace("timeline of a minidl trace", self.shows, 1)
 
 
 def html(
@@ -184,15 +179,9 @@ def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]
 # --- The page ---------------------------------------------------------------------------------------------------------
 def _fill(told: dict[str, Any], compress: bool) -> ReplayPage:
     """The template with its holes filled. Two pages of one replay are the same, byte for byte."""
-    data = _json(told)
+    data = as_json(told)
     if compress:
         raw = json.dumps(told, separators=(",", ":")).encode()
         data = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
-    template = files("minidl.tracing").joinpath("stepper.html").read_text(encoding="utf-8")
-    holes = {
-        "TITLE": markup.escape(told["title"]),
-        "POLICY": _policy(template),
-        "KIND": "application/octet-stream" if compress else "application/json",
-        "DATA": data,
-    }
-    return ReplayPage(re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes[match[1]], template))
+    kind = "application/octet-stream" if compress else "application/json"
+    return ReplayPage(framed("stepper.html", {"TITLE": markup.escape(told["title"]), "KIND": kind, "DATA": data}))
