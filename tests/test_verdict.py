@@ -373,6 +373,12 @@ def test_what_helps_a_slow_reader_depends_on_what_it_reads(what: str) -> None:
     assert step in judge(replace(made(rebuild=60), payload=payload, tensors=tensors)).next_step
 
 
+def test_a_reader_that_shares_the_cpus_with_busy_workers_may_wait_for_one() -> None:
+    found = replace(made(rebuild=60, workers=4), payload=250, tensors=1, busy=0.66)
+    assert "2.6 workers were at work at a time, and share 2 CPU(s)" in judge(found, cpus=2).next_step
+    assert judge(found, cpus=8).next_step.startswith("larger batches")
+
+
 def test_a_worker_that_always_blocks_the_line_is_told_from_a_slow_sample() -> None:
     slow = replace(made(head_of_line=60), task=3, worker=1, sample=12)
     assert "raise prefetch_factor" in judge(slow).next_step

@@ -493,7 +493,7 @@ def _next_step(kind: Kind, cause: Cause | None, found: Waiting, params: dict[str
     return {
         Kind.NOT_INPUT: "make the training step faster; the loader has time to spare",
         Kind.HEAD_OF_LINE: _line_step(found),
-        Kind.READING: _reading_step(found) if cause is Cause.REBUILD else "fewer bytes a batch, or no pin_memory",
+        Kind.READING: _reading_step(found, cpus) if cause is Cause.REBUILD else "fewer bytes a batch, or no pin_memory",
         Kind.START_UP: _start_step(found, params),
         Kind.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
         Kind.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
@@ -511,7 +511,7 @@ def _line_step(found: Waiting) -> str:
     return f"{step}spread slow samples over the batches, or raise prefetch_factor"
 
 
-def _reading_step(found: Waiting) -> str:
+def _reading_step(found: Waiting, cpus: int | None) -> str:
     """What a batch's rebuilding costs goes by the bytes that were pickled, and by its tensors."""
     if found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
         return (
@@ -520,7 +520,14 @@ def _reading_step(found: Waiting) -> str:
         )
     if found.tensors > MANY_TENSORS:
         return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
-    return "larger batches: rebuilding costs the same for each, whatever its size"
+    larger = "larger batches: rebuilding costs the same for each, whatever its size"
+    at_work = found.busy * found.workers
+    if cpus is None or at_work < cpus:
+        return larger
+    return (
+        f"cheaper samples if they compute: {at_work:.1f} workers were at work at a time, and share {cpus} CPU(s) with "
+        f"the reader; if they wait (disk, network), {larger}"
+    )
 
 
 def _start_step(found: Waiting, params: dict[str, Any]) -> str:
