@@ -8,6 +8,7 @@ Article 4, shutdown; upstream: `_shutdown_workers` and the note above it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 import warnings
@@ -95,7 +96,8 @@ def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     if thread is None:
         return
     iterator._pin_memory_thread_done_event.set()
-    iterator._worker_result_queue.put(Sentinel())
+    with contextlib.suppress(RuntimeError):  # it can't be put while Python exits; then other messages wake the thread
+        iterator._worker_result_queue.put(Sentinel())
     patience = 2 * MP_STATUS_CHECK_INTERVAL
     thread.join(timeout=patience)
     if thread.is_alive():

@@ -29,7 +29,7 @@ from minidl.tracing import observe as module
 from minidl.tracing import recorder
 from minidl.tracing.check import check
 from minidl.tracing.events import EVENTS, DoneEvent, Ending, Outcome, Phase
-from minidl.tracing.observe import DERIVED, SEEN, UNSEEN, ObservedContext, observed_loaders
+from minidl.tracing.observe import DERIVED, SEEN, UNSEEN, ObservedContext, _joins_the_terminated, observed_loaders
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
 
@@ -366,7 +366,8 @@ def test_a_worker_that_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyP
         used._shutdown_workers()
     trace = clean(tmp_path / "t")
     assert list(trace.select("terminate")["worker"]) == [1]
-    assert list(trace.select("shutdown", Phase.END)["x"]) == [0]
+    (left,) = trace.select("shutdown", Phase.END)["x"]
+    assert left == 0 or not _joins_the_terminated()  # then nobody has waited for it
 
 
 def test_a_start_that_fails(tmp_path: Path) -> None:

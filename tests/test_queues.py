@@ -6,7 +6,9 @@ import contextlib
 import os
 import pickle
 import queue
+import select
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +85,40 @@ def test_a_queue_without_writers_says_so(pipe: Any) -> None:
     pipe._writer.close()
     with pytest.raises(EOFError, match="every writer"):
         pipe.get(timeout=wl.BOUND)
+
+
+@pytest.fixture
+def no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that exits, from Python 3.12 on."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_where_no_thread_can_be_started_a_short_message_is_written_at_once(pipe: Any) -> None:
+    pipe.put("first")
+    pipe.put("second")
+    assert [pipe.get(timeout=0), pipe.get(timeout=0)] == ["first", "second"]
+    assert pipe.qsize() == 0
+
+
+@pytest.mark.usefixtures("no_new_thread")
+@pytest.mark.parametrize("why", ["a long message", "a full pipe", "a lock whose holder is dead"])
+def test_and_where_that_could_mean_to_wait_it_is_an_error(pipe: Any, why: str) -> None:
+    message = "x" * (select.PIPE_BUF if why == "a long message" else 1)
+    if why == "a full pipe":
+        os.set_blocking(pipe._writer.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe._writer.fileno(), bytes(select.PIPE_BUF))
+    if why == "a lock whose holder is dead":
+        pipe._wlock.acquire()
+    with pytest.raises(RuntimeError, match="can't create new thread"):
+        pipe.put(message)
+    assert pipe.qsize() == 0
 
 
 def test_a_closed_queue_is_not_read(pipe: Any) -> None:

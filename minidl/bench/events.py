@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import timeit
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -136,11 +137,13 @@ def _profiled(directory: Path) -> Iterator[Names]:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Standard error to nowhere: torch's profiler logs from C++ that it starts and stops."""
+    """Standard error to nowhere: torch's profiler logs from C++ that it starts and stops. It may warn, too."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)

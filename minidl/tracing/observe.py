@@ -984,10 +984,22 @@ class ObservedProcess(TracedProcess):
     def terminate(self) -> None:
         super().terminate()
         self.terminated = True
+        if not _joins_the_terminated():
+            self._ended()
 
     def join(self, timeout: float | None = None) -> None:
         super().join(timeout)
-        if self.terminated and self in self.ports.workers[-1:]:
+        if self.terminated:
+            self._ended()
+
+    def _ended(self) -> None:
+        if self in self.ports.workers[-1:]:
             self.ports.loader_side.shut_down()
 
     terminated = False
+
+
+@functools.cache
+def _joins_the_terminated() -> bool:
+    """Whether torch waits for a worker that it has terminated: 2.13 does, 2.11 does not."""
+    return "join" in inspect.getsource(_MultiProcessingDataLoaderIter._shutdown_workers).partition("terminate()")[2]

@@ -15,6 +15,7 @@ import select
 import struct
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any
 
 import torch
@@ -82,6 +83,9 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
     """
 
     _reader: Connection
+    _writer: Connection
+    _send_bytes: Any
+    _thread: Any
     _closed: bool
     _rlock: Any
     _wlock: Any
@@ -94,6 +98,36 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         super()._reset(after_fork)  # type: ignore[misc]
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.take
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Hand a message to the feeder thread, which the first one starts.
+
+        From Python 3.12 on, a program that has begun to exit can start none. Then the message is written here and now.
+        Raises RuntimeError where no thread can be started and to write could mean to wait.
+        """
+        try:
+            super().put(obj, block, timeout)
+        except RuntimeError:
+            self._thread = None
+            if not self._write(obj):
+                self._sem.release()
+                raise
+
+    def _write(self, obj: Any) -> bool:
+        """Write a message in the calling thread, if that can be done at once; whether it was."""
+        data = _ForkingPickler.dumps(obj)
+        out = select.poll()
+        out.register(self._writer.fileno(), select.POLLOUT)
+        # What is shorter than PIPE_BUF is written whole, or not at all. The lock's holder may be dead.
+        if len(data) > select.PIPE_BUF - _SIZE.size or not self._wlock.acquire(timeout=1.0):
+            return False
+        try:
+            there_is_room = bool(out.poll(0))
+            if there_is_room:
+                self._send_bytes(data)
+            return there_is_room
+        finally:
+            self._wlock.release()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next message. Raises queue.Empty where no whole one has come within `timeout` seconds."""
