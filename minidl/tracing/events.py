@@ -355,7 +355,7 @@ RESULT_WRITE = _span(
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
     40, "result_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
-    "a result is waited for; worker and task of the begin are those that the loader needs next, where it knows them",
+    "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
     "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
 RESULT_READ = _instant(

@@ -133,6 +133,7 @@ class TracedPorts(ports.Ports):
         self.workers: list[TracedProcess] = []
         self.pid = os.getpid()
         self.alone = False  # no workers: this process fetches
+        self.pinned = False  # a pin thread reads the result queue
         self.simulated = False  # pinning is a pretence
         self.received = -1  # in a worker: the task that came last
 
@@ -175,6 +176,7 @@ class TracedPorts(ports.Ports):
         return TracedResultQueue(self, super().result_queue(context))
 
     def ready_queue(self) -> Any:
+        self.pinned = True
         return TracedReadyQueue(self, super().ready_queue())
 
     def workers_done_event(self) -> Any:
@@ -853,6 +855,9 @@ class TracedResultQueue(_TracedQueue):
             self.ports.emit(ev.RESUME_ACK, -1, message.worker_id, message.epoch)
         else:
             super().emit_put(message)
+
+    def wanted(self) -> tuple[int, int]:
+        return (-1, -1) if self.ports.pinned else super().wanted()  # the pin thread takes what comes
 
 
 class TracedReadyQueue(_TracedQueue):
