@@ -12,7 +12,7 @@ import made_trace
 import numpy as np
 import pytest
 import torch
-from oracle_trace import stop_recording
+from oracle_trace import stop_recording, write_process
 
 import minidl
 from minidl.tracing import events as ev
@@ -171,6 +171,21 @@ def test_who_polls_has_waited_since_his_first_poll(tmp_path: Path) -> None:
     assert gets["time"][-1] > begin
     told = {text.partition(" (")[0]: text for text in summary(trace).open}
     assert told["loader"].endswith(f"for {(end - begin) / 1e6:.1f} ms")
+
+
+def test_a_process_id_that_is_used_again(tmp_path: Path) -> None:
+    """Worker 0 of loader 1 has ended; its id is that of worker 3 of loader 2 now, which has not."""
+    write_process(
+        tmp_path, [{"code": ev.WORKER_GONE, "loader": 1, "worker": 0, "x": 7, "time": 5}], pid=5, role="loader"
+    )
+    fetch = {"code": ev.FETCH[0], "task": 1}
+    write_process(tmp_path, [fetch | {"loader": 1, "time": 2}], pid=7, role="worker", worker=0, loader=1)
+    last = [fetch | {"loader": 2, "time": 9_000_000}, {"code": ev.SHM_ALLOC, "loader": 2, "time": 19_000_000}]
+    write_process(tmp_path, last, pid=7, start_ns=6, role="worker", worker=3, loader=2)
+    assert summary(read_trace(tmp_path)).open == [
+        "worker 0 (pid 7) ended while it was in fetch (task 1)",
+        "worker 3 (pid 7) has been in fetch (task 1) for 10.0 ms",
+    ]
 
 
 def test_a_trace_without_a_loader(tmp_path: Path) -> None:

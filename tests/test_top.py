@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -122,6 +123,17 @@ def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -
     worker = only(shot).workers[1]
     assert (worker.doing.words, shot.state) == ("no longer recorded", "running")
     assert "worker 1 (pid 1101), no longer recorded for" in only(shot).stalled
+
+
+def test_of_two_processes_with_the_same_id_the_one_that_lives_counts(tmp_path: Path) -> None:
+    write(path := tmp_path / "t", Run(**HEALTHY))
+    manifest = {"boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "host": socket.gethostname()}
+    follower = Follower(path)
+    trace, _ = follower.read()
+    trace.manifest |= manifest
+    both = {"7-1000": Life.ALIVE, "7-999": Life.GONE}
+    for order in (both, dict(reversed(both.items()))):
+        assert follower._by_pid(trace, order)[7] is Life.ALIVE
 
 
 def test_a_trace_that_is_deleted_during_a_look_is_a_trace_error_in_the_next(

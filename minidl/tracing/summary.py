@@ -294,8 +294,8 @@ def _shutdown(spans: Rows) -> int | None:
     return _total(found) if len(found) else None
 
 
-def _stages(spans: Rows) -> list[Stage]:
-    """In the order of the event table. Several kinds of span may be one stage: both waits are "wait"."""
+def stage_codes(spans: Rows) -> dict[str, list[int]]:
+    """Stage -> its spans' codes, in the event table's order. Several kinds may be one stage: both waits are "wait"."""
     codes: dict[str, list[int]] = {}
     for event in EVENTS.values():
         if event.stage and event.phase is ev.Phase.BEGIN:
@@ -303,7 +303,11 @@ def _stages(spans: Rows) -> list[Stage]:
     if np.any(spans["code"] == ev.READY_GET[0]):  # then it is the pin thread that waits for results
         codes["wait"].remove(ev.RESULT_GET[0])
         codes["pin idle"] = [ev.RESULT_GET[0]]
-    found = ((name, spans[np.isin(spans["code"], wanted)]) for name, wanted in codes.items())
+    return codes
+
+
+def _stages(spans: Rows) -> list[Stage]:
+    found = ((name, spans[np.isin(spans["code"], codes)]) for name, codes in stage_codes(spans).items())
     return [Stage.of(name, _durations(mine)) for name, mine in found if len(mine)]
 
 
@@ -378,7 +382,8 @@ def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
         return []
     last = int(trace.events["time"][-1])
     left = set(trace.events["process"][trace.events["code"] == ev.WORKER_EXIT].tolist())
-    gone = set(trace.events["x"][trace.events["code"] == ev.WORKER_GONE].tolist())
+    ended = trace.events[trace.events["code"] == ev.WORKER_GONE]
+    gone = set(zip(*(ended[name].tolist() for name in ("loader", "worker", "x")), strict=True))
     innermost = {(int(row["process"]), int(row["tid"])): row for row in unended}  # in order of begin: the last stays
     out = []
     for (index, _), row in innermost.items():
@@ -386,7 +391,7 @@ def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
         if process.whole_until:
             since = _s(last - process.whole_until)
             out.append(f"{process.name} was {_doing(row)} when its recording stopped, {since} before that")
-        elif index in left or process.pid in gone:
+        elif index in left or (process.loader, process.worker, process.pid) in gone:
             out.append(f"{process.name} ended while it was {_doing(row)}")
         else:
             out.append(f"{process.name} has been {_doing(row)} for {_s(last - _since(trace, row))}")

@@ -597,7 +597,11 @@ class Follower:
             return {}
         first, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
         found = {first: life(first, begun)} if isinstance(first, int) and isinstance(begun, int) else {}
-        return found | {_pid_and_start(stem)[0]: state for stem, state in lives.items()}
+        for stem, state in lives.items():
+            pid = _pid_and_start(stem)[0]
+            if found.get(pid) in (None, *_NOT_THERE):  # two of a trace's processes may have had the same id
+                found[pid] = state
+        return found
 
     def _events(self, stem: str, state: Life) -> bytes:
         known = self._gone.get(stem)
