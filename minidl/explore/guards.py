@@ -17,8 +17,7 @@ PLAIN = C("plain", may_break=True)
 STREAMS = C("streams", streams=(1, 2), may_break=True)
 STREAM_OF_ONE = C("unequal streams", streams=(0, 2))
 PINNED = C("pinned", pin=True, may_break=True)
-FULL = C("pinned, narrow pipe", pin=True, may_break=True, result_room=1)
-FULL_PLAIN = C("narrow pipe", may_break=True, result_room=1)
+NARROW = C("narrow pipe", may_break=True, result_room=1)
 KILLED_WORKER = C("worker killed", crashes=(Crash.WORKER_KILLED,))
 KILLED_STREAM = C("exhausted worker killed", streams=(0, 2), crashes=(Crash.WORKER_KILLED,))
 KILLED_PINNED = C("worker killed, pinned", pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,))
@@ -74,7 +73,7 @@ _LIST = (
           "worker:_worker_loop", "_utils.worker:_worker_loop", (STREAM_OF_ONE,)),
     Guard("cancel-join-results-when-done", "cancel_results_when_done",
           "lets a worker leave though nobody reads its results any more",
-          "worker:_worker_loop", "_utils.worker:_worker_loop", (FULL_PLAIN,)),
+          "worker:_worker_loop", "_utils.worker:_worker_loop", (NARROW,)),
     Guard("pin-first", "pin_first", "ends the pin thread while the result queue is still whole",
           "shutdown:shut_down", "dataloader:_shutdown_workers", (PINNED,)),
     Guard("bounded-joins", "bounded_joins", "lets the loader go on though a worker does not end",

@@ -268,7 +268,7 @@ class Loader(Acting):
             return
         dead = self._dead(w)
         if dead and p.liveness_check:
-            self._say_nothing_came(w)
+            self._say_nothing_came()
             for number in dead:
                 self.say(MAIN, ev.FOUND_DEAD, -1, number, Actor.WORKER, 0, w.crew[number].code)
                 if w.decisions[STATUS][number]:
@@ -277,7 +277,7 @@ class Loader(Acting):
             self._raise(w)
             self._took(out, w, "loader", "finds a worker dead", dead[0])
         elif w.pin is not None and w.pin.life is PinState.ENDED and p.pin_liveness_check:
-            self._say_nothing_came(w)
+            self._say_nothing_came()
             self.say(MAIN, ev.FOUND_DEAD, -1, -1, Actor.PIN_THREAD)
             self._raise(w)
             self._took(out, w, "loader", "finds the pin thread dead")
@@ -292,7 +292,7 @@ class Loader(Acting):
             return failed
         return [number for number in gone if w.crew[number].code != 0]
 
-    def _say_nothing_came(self, w: World) -> None:
+    def _say_nothing_came(self) -> None:
         code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
         self.say(MAIN, code, -1, -1, Message.EMPTY)
 
@@ -310,7 +310,7 @@ class Loader(Acting):
         w = World(state)
         w.signalled = False
         if w.phase in (at.GETTING, at.RESUMING):
-            self._say_nothing_came(w)
+            self._say_nothing_came()
         if w.phase in SHUTTING_DOWN:
             w.phase = at.TERMINATE
         else:

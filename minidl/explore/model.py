@@ -102,7 +102,7 @@ class Model(Loader, Workers, PinThread):
             self._pin_ends(w)
             self._took(out, w, "pin thread", POLL)
         elif w.phase in (at.GETTING, at.RESUMING) and self.configuration.timeout:
-            self._say_nothing_came(w)
+            self._say_nothing_came()
             task, worker = self._wanted(w)
             self.say(MAIN, ev.TIMED_OUT, task, worker, 0)
             self._raise(w)

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from minidl.explore import world as at
 from minidl.explore.model import Model
@@ -46,16 +45,6 @@ class Found:
     seconds: float = 0.0
     ends: int = 0
     bad: list[Bad] = field(default_factory=list)
-
-
-class Steps(Protocol):
-    """What the search asks of a model."""
-
-    initial: State
-
-    def steps(self, state: State) -> list[Step]: ...
-    def crashes(self, state: State) -> list[Step]: ...
-    def over(self, state: State) -> bool: ...
 
 
 def judge(model: Model, state: State, steps: list[Step]) -> Bad | None:

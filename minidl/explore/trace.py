@@ -131,7 +131,7 @@ def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: An
              for n, (who, what, which) in enumerate(run.labels, 1)]  # fmt: skip
     lines.append({"kind": "loader", "loader": LOADER, **_parameters(model)})
     for process, own in records.items():
-        _write_process(path, model, process, own, sorted(threads[process]), lines if process < 0 else [])
+        _write_process(path, process, own, sorted(threads[process]), lines if process < 0 else [])
     return path
 
 
@@ -152,7 +152,7 @@ def _parameters(model: Model) -> dict[str, Any]:
 
 
 def _write_process(
-    path: Path, model: Model, process: int, records: list[bytes], threads: list[Thread], lines: list[dict[str, Any]]
+    path: Path, process: int, records: list[bytes], threads: list[Thread], lines: list[dict[str, Any]]
 ) -> None:
     pid = _pid(process)
     stem = path / f"{pid}-{START + process + 1}"

@@ -26,6 +26,7 @@ from minidl.tracing.events import EVENTS
 from minidl.tracing.ledger import Ledger, epochs, ledger, size
 from minidl.tracing.reader import Trace, read_trace
 from minidl.tracing.recorder import TraceError
+from minidl.tracing.summary import stage_codes
 
 Rows = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int64]
@@ -536,15 +537,8 @@ def _starts(trace: Trace, loaders: tuple[int, ...]) -> list[int]:
 
 def _durations(spans: Rows) -> dict[tuple[str, int], Ints]:
     """Durations in order of time, by stage and worker; worker -1 = all."""
-    codes: dict[str, list[int]] = {}
-    for event in EVENTS.values():
-        if event.stage and event.phase is ev.Phase.BEGIN:
-            codes.setdefault(event.stage, []).append(event.code)
-    if np.any(spans["code"] == ev.READY_GET[0]):  # then it is the pin thread that waits for results
-        codes["wait"].remove(ev.RESULT_GET[0])
-        codes["pin idle"] = [ev.RESULT_GET[0]]
     found = {}
-    for stage, wanted in codes.items():
+    for stage, wanted in stage_codes(spans).items():
         mine = spans[np.isin(spans["code"], wanted)]
         took = mine["end"] - mine["begin"]
         if len(mine):

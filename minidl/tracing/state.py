@@ -776,18 +776,6 @@ class Follower:
         self.epoch, self.yielded = event["x"], 0
         self.in_hand = self.waiting_for = self.consumer = None
 
-    def _sampler_asked(self, event: Row) -> None:
-        self.sampling = event["task"]
-
-    def _sampler_answered(self, event: Row) -> None:
-        self.sampling = None
-
-    def _stored(self, event: Row) -> None:
-        self.in_hand = None
-
-    def _popped(self, event: Row) -> None:
-        self.in_hand = event["task"]
-
     def _yielded(self, event: Row) -> None:
         self.in_hand = None
         self.yielded = event["y"]
@@ -797,18 +785,6 @@ class Follower:
         """An observed loader does not tell when it is called: what it does tells."""
         if self.observed:
             self.loader_life.life.state = state
-
-    def _next_begun(self, event: Row) -> None:
-        self.consumer = None
-
-    def _next_ended(self, event: Row) -> None:
-        self.waiting_for = None
-
-    def _consumer_begun(self, event: Row) -> None:
-        self.consumer = event["task"]
-
-    def _consumer_ended(self, event: Row) -> None:
-        self.consumer = None
 
     def _done(self, event: Row) -> None:
         if event["x"] in _DONE_EVENTS:
@@ -843,10 +819,18 @@ def _works(activity: Activity) -> _Handler:
     return lambda follower, event: follower._work(event, activity)
 
 
+def _has(what: str) -> _Handler:
+    return lambda follower, event: setattr(follower, what, event["task"])
+
+
+def _lets_go_of(what: str) -> _Handler:
+    return lambda follower, event: setattr(follower, what, None)
+
+
 _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.EPOCH[0]: Follower._epoch_begun,
-    ev.SAMPLER_NEXT[0]: Follower._sampler_asked,
-    ev.SAMPLER_NEXT[1]: Follower._sampler_answered,
+    ev.SAMPLER_NEXT[0]: _has("sampling"),
+    ev.SAMPLER_NEXT[1]: _lets_go_of("sampling"),
     ev.INDEX_PUT: lambda follower, event: follower._put_index(event, Message.TASK),
     ev.INDEX_WRITE[0]: lambda follower, event: follower._write_index(event, Stage.ENQUEUED, Stage.WRITING),
     ev.INDEX_WRITE[1]: lambda follower, event: follower._write_index(event, Stage.WRITING, Stage.WRITTEN),
@@ -876,14 +860,14 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.PIN_EXIT: Follower._pin_ended,
     ev.READY_GET[0]: Follower._wait,
     ev.READY_GET[1]: Follower._ready_got,
-    ev.REORDER_STORE: Follower._stored,
-    ev.REORDER_POP: Follower._popped,
-    ev.WORKER_EXHAUSTED: Follower._stored,
+    ev.REORDER_STORE: _lets_go_of("in_hand"),
+    ev.REORDER_POP: _has("in_hand"),
+    ev.WORKER_EXHAUSTED: _lets_go_of("in_hand"),
     ev.YIELD: Follower._yielded,
-    ev.NEXT[0]: Follower._next_begun,
-    ev.NEXT[1]: Follower._next_ended,
-    ev.CONSUMER[0]: Follower._consumer_begun,
-    ev.CONSUMER[1]: Follower._consumer_ended,
+    ev.NEXT[0]: _lets_go_of("consumer"),
+    ev.NEXT[1]: _lets_go_of("waiting_for"),
+    ev.CONSUMER[0]: _has("consumer"),
+    ev.CONSUMER[1]: _lets_go_of("consumer"),
     ev.WORKER_START[0]: _works(Activity.STARTING),
     ev.WORKER_START[1]: Follower._worker_started,
     ev.WORKER_READY: Follower._worker_ready,
