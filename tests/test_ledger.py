@@ -156,6 +156,30 @@ def test_epochs_of_persistent_workers_are_told_apart(tmp_path: Path) -> None:
         assert batches["collate"].tolist() == batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
 
 
+class Pinner:
+    """A batch that pins itself, as a user's class may."""
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self.samples = torch.stack(samples)
+
+    def pin_memory(self) -> Pinner:
+        self.samples = self.samples.clone()
+        return self
+
+
+def test_what_an_object_pins_itself_is_said_to_be_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    found = {}
+    for name, collate_fn in (("own", Pinner), ("plain", stacked)):
+        with minidl.trace(tmp_path / name):
+            list(minidl.DataLoader(Vectors(), 4, num_workers=1, pin_memory=True, collate_fn=collate_fn))
+        found[name] = ledger(read_trace(tmp_path / name))
+    assert found["own"].batches["pin"].tolist() == [0, 0, 0]
+    assert any(note.startswith("batches of whose pinning no byte was seen: 3;") for note in found["own"].notes)
+    assert found["plain"].batches["pin"].tolist() == [4 * ROW_BYTES] * 3
+    assert not any("pinning no byte" in note for note in found["plain"].notes)
+
+
 def test_pinning_is_a_copy_and_a_simulated_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.accelerator.is_available():
         pytest.skip("a simulated device, and this machine has a real one")
@@ -266,8 +290,8 @@ def test_each_copy_is_counted_once_and_in_its_epoch(tmp_path: Path) -> None:
         "2 batches crossed, on average 2.4 KiB by handle in 2 tensors and 300 B pickled; 1.39 copies of each byte\n"
         "  copy              bytes     a batch   copies  avoidable  what\n"
         "  feeder          4.9 KiB     2.4 KiB        2       100%  tensors into shared memory, by its feeder\n"
-        "        not shared yet: let default_collate stack tensors or arrays: numbers, and what a collate_fn\n"
-        "        of your own makes, are in private memory\n"
+        "        not shared yet: let default_collate stack tensors or arrays: numbers, samples that are not\n"
+        "        batched, and what a collate_fn of your own makes, are in private memory\n"
         "  pickle            601 B       300 B        2         0%  the rest into a message, by its feeder\n"
         "  write             802 B       401 B        2         0%  the message into the pipe, by its feeder\n"
         "  read              802 B       401 B        2         0%  the message out of the pipe, by its reader\n"

@@ -77,8 +77,8 @@ WHAT = {
 """What moves where, and by whom; "its" refers to the worker, the reader is the loader or its pin thread."""
 
 REMEDY = {
-    Why.NOT_SHARED_YET: "let default_collate stack tensors or arrays: numbers, and what a collate_fn of your own "
-    "makes, are in private memory",
+    Why.NOT_SHARED_YET: "let default_collate stack tensors or arrays: numbers, samples that are not batched, and what "
+    "a collate_fn of your own makes, are in private memory",
     Why.PICKLED_DATA: "send the data as a tensor, which crosses by handle, or send less of it",
     Why.MANY_TENSORS: "join the tensors into few: each is a segment, a descriptor and a mapping of its own",
     Why.PAGEABLE: "pin_memory=True: from pageable memory the driver copies into a staging buffer of its own first, and "
@@ -247,7 +247,13 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
     copies = copies[np.argsort(copies["time"], kind="stable")]
     batches = _batches(trace, copies, closed)
     return Ledger(
-        copies, batches, [*_pageable(trace, batches, loader), *_left_out(trace, spans, closed, copies, loader)]
+        copies,
+        batches,
+        [
+            *_pageable(trace, batches, loader),
+            *_blind(copies, batches),
+            *_left_out(trace, spans, closed, copies, loader),
+        ],
     )
 
 
@@ -402,6 +408,18 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
                 f"a staging buffer and blocks; remedy: pin_memory=True"
             )
     return notes
+
+
+def _blind(copies: Rows, batches: Rows) -> list[str]:
+    """Batches that were pinned, and had bytes to pin, of which the trace saw none."""
+    pinned = copies[(copies["kind"] == Copy.PIN) & (copies["bytes"] == 0)]
+    blind = int(np.isin(_keys(batches[batches["by_handle"] > 0]), _keys(pinned)).sum())
+    if not blind:
+        return []
+    return [
+        f"batches of whose pinning no byte was seen: {blind}; what an object's own pin_memory copies is not recorded, "
+        "and is missing here"
+    ]
 
 
 def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int | None) -> list[str]:
