@@ -409,7 +409,7 @@ def _since(trace: Trace, span: np.void) -> int:
     polls |= np.isin(mine["code"], [pair[1] for pair in POLLED]) & (mine["x"] == Message.EMPTY)
     other = np.flatnonzero(~polls)
     waits = mine[other[-1] + 1 :] if len(other) else mine
-    return int(waits["time"][0])
+    return int(waits["time"][0]) if len(waits) else int(span["begin"])  # it has read, and got nothing out yet
 
 
 def _doing(row: np.void) -> str:
