@@ -76,8 +76,8 @@ _PLACES = {
 } | {at.RUNNING: "waits for a task"}
 
 
-def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = False) -> Found:
-    """Visit every reachable state; stops at the first bad one unless `all_bad`."""
+def explore(model: Model, progress: Progress | None = None) -> Found:
+    """Visit every reachable state; stops at the first bad one."""
     found, began = Found(), time.process_time()
     open_now: dict[State, bool] = {model.initial: True}  # True: on the path from the beginning
     path: list[tuple[State, Iterator[Step]]] = []
@@ -86,7 +86,7 @@ def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = F
         steps = model.steps(state)
         found.states += 1
         wrong = judge(model, state, steps)
-        if wrong is not None and wrong not in found.bad:
+        if wrong is not None:
             found.bad.append(wrong)
         following = [] if wrong is not None and wrong.kind == "rule" else [*steps, *model.crashes(state)]
         found.steps += len(following)
@@ -96,7 +96,7 @@ def explore(model: Model, progress: Progress | None = None, *, all_bad: bool = F
             progress(found.states)
 
     enter(model.initial)
-    while path and (all_bad or not found.bad):
+    while path and not found.bad:
         state, following = path[-1]
         for _, after in following:
             seen = open_now.get(after)
@@ -126,18 +126,16 @@ class Run:
         return len(self.labels)
 
 
-def shortest(model: Model, wanted: Callable[[Bad], bool] | None = None, progress: Progress | None = None) -> Run | None:
-    """A shortest run into a bad state (one that `wanted` accepts); None where there is none."""
+def shortest(model: Model, progress: Progress | None = None) -> Run | None:
+    """A shortest run into a bad state; None where there is none."""
     came: dict[State, tuple[State, Label] | None] = {model.initial: None}
     todo = deque([model.initial])
     while todo:
         state = todo.popleft()
         steps = model.steps(state)
         wrong = judge(model, state, steps)
-        if wrong is not None and (wanted is None or wanted(wrong)):
+        if wrong is not None:
             return _run_to(state, came, wrong)
-        if wrong is not None and wrong.kind == "rule":
-            continue
         for label, after in [*steps, *model.crashes(state)]:
             if after not in came:
                 came[after] = (state, label)
