@@ -250,6 +250,27 @@ def test_the_pickler_counts_tensors_and_bytes_of_whole_storages() -> None:
     assert (counted.tensors, counted.shared_bytes, counted.copied_bytes) == (4, 12000, 8000)
 
 
+class Marked(torch.Tensor):
+    """A subclass."""
+
+
+@pytest.mark.parametrize(
+    ("data", "tensors", "size"),
+    [
+        (lambda: torch.nn.Parameter(torch.zeros(3)), 1, 12),
+        (lambda: torch.zeros(3, requires_grad=True), 1, 12),
+        (lambda: torch.zeros(3).as_subclass(Marked), 1, 12),
+        (lambda: torch.eye(3).to_sparse(), 1, 60),
+        (lambda: torch.nn.Linear(2, 2), 2, 24),
+        (lambda: torch.zeros(3, device="meta"), 0, 0),
+    ],
+    ids=["parameter", "leaf", "subclass", "sparse", "module", "meta"],
+)
+def test_tensors_of_other_kinds_are_counted_too(data: Callable[[], Any], tensors: int, size: int) -> None:
+    _, counted = dumps([data()])
+    assert (counted.tensors, counted.shared_bytes) == (tensors, size)
+
+
 def test_a_task_travels_in_its_envelope_too() -> None:
     assert through_a_queue(Task(3, 1, [5, "key", None])) == Task(3, 1, [5, "key", None])
 

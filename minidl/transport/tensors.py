@@ -31,8 +31,8 @@ _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not 
 
 
 class TensorPickler(pickle.Pickler):
-    """Pickles for a queue; counts what it sends. `tensors`: how many; `shared_bytes`: of storages sent by handle;
-    `copied_bytes`: of these, what had to be copied into shared memory here."""
+    """Pickles for a queue; counts what it sends. `tensors`: how many, of every kind that lies in main memory;
+    `shared_bytes`: of storages sent by handle; `copied_bytes`: of these, what had to be copied there here."""
 
     # What ForkingPickler knows (pipes, locks, torch's kinds of tensors), without its new table for each message.
     dispatch_table = ChainMap(_registered, _by_copyreg)  # noqa: RUF012  # what pickle looks for on the class
@@ -42,9 +42,10 @@ class TensorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Ours for plain CPU tensors and storages; NotImplemented, and with it pickle's usual way, for the rest."""
-        if type(obj) is torch.Tensor and _is_plain(obj):
-            self.tensors += 1
-            return reduce_tensor(obj)
+        if isinstance(obj, torch.Tensor):
+            self.tensors += obj.device.type == "cpu"
+            if type(obj) is torch.Tensor and _is_plain(obj):
+                return reduce_tensor(obj)
         if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
             return self.reduce_storage(obj)
         return NotImplemented
