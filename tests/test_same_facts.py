@@ -125,6 +125,28 @@ def test_the_traces_hold_what_views_could_disagree_about(traces: dict[str, Trace
     assert (scenes["head of line"].counters[1].values > 2).any()
 
 
+def test_the_replays_counts_are_the_tables(trace: Trace) -> None:
+    """At each moment at which one of the table's counters changes."""
+    drawn = lanes.scene(trace)
+    for number, slot in enumerate(drawn.slots):
+        (loader,) = slot.loaders
+        at = minidl.replay(trace, loader)
+        counters = {counter.name: counter for counter in drawn.counters if counter.slot == number}
+        assert "in flight" in counters
+        for position, state in enumerate(at.walk()):
+            now = int(at.trace.events["time"][at.rows[position - 1]]) if position else 0
+            following = int(at.trace.events["time"][at.rows[position]]) if position < len(at) else now + 1
+            if following <= now:
+                continue  # more happens at this moment, or the clocks are at odds
+            told = {"in flight": state.bytes_in_flight, "reorder buffer": len(state.reorder_buffer)}
+            for name, value in told.items():
+                if name in counters:
+                    seen = np.searchsorted(counters[name].times, now - drawn.start, side="right")
+                    assert value == (counters[name].values[seen - 1] if seen else 0), (name, position)
+                else:
+                    assert value == 0
+
+
 # --- What the table says ----------------------------------------------------------------------------------------------
 Bar = tuple[int, int, int, int, int, bool]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from minidl.dispatcher import DispatchError
 from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracing import events as ev
-from minidl.tracing.events import Actor, DoneEvent, Message, Outcome, QueueId
+from minidl.tracing.events import Actor, DoneEvent, Message, Outcome, Place, QueueId
 from minidl.tracing.replay import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ class ProtocolState:
     tasks that are here before their turn. in_hand: the task that the loader has received and not yet stored or handed
     out. waiting_for: the task that a waiting loader needs, -1 = whichever comes. consumer: the task whose batch the
     training loop works on, -1 = its code runs without one, None = it waits or is not running. result_queue: what is in
-    the pipe, in order, then what waits in the workers' feeders. bytes_in_flight: payloads and shared memory of results
-    that are not rebuilt yet, batches in work included. joining: (actor, worker) that the loader waits for.
+    the pipe, in order, then what waits in the workers' feeders. bytes_in_flight: of this epoch's batches, from the
+    memory that collate makes for one, or its pickle, to its yield. joining: (actor, worker) that the loader waits for.
 
     time: seconds since the trace's first event. known: decided by the loader's own Dispatcher, from an epoch's begin
     on; otherwise told from the events alone, and `note` says why. violation: what the protocol does not allow about
@@ -313,7 +313,6 @@ _WITH_WORKERS: Final = (
 """What an iterator without workers never records."""
 
 _IN_PIPE: Final = (Stage.WRITING, Stage.WRITTEN)
-_UNREAD: Final = (Stage.ENQUEUED, Stage.PICKLING, Stage.PICKLED, *_IN_PIPE, Stage.READ, Stage.REBUILDING)
 
 
 @dataclass(slots=True)
@@ -381,6 +380,7 @@ class Follower:
         self.pipe: list[Queued] = []
         self.outbox: list[Queued] = []  # results that their feeder threads have not begun to write
         self.ready: list[Queued] = []
+        self.in_flight: dict[int, int] | None = {}  # task -> bytes; None between two epochs
         self.pin: PinNow | None = None
         self.done_events: tuple[DoneEvent, ...] = ()
         self.joining: tuple[tuple[Actor, int], ...] = ()
@@ -400,6 +400,7 @@ class Follower:
             pipe=list(self.pipe),
             outbox=list(self.outbox),
             ready=list(self.ready),
+            in_flight=copy.copy(self.in_flight),
         )
         return new
 
@@ -515,6 +516,8 @@ class Follower:
         )
         for worker in self.workers.values():
             worker.index_queue[:] = [m for m in worker.index_queue if not 0 <= m.task < rcvd_idx]
+        if self.in_flight is not None:
+            self.in_flight = {task: size for task, size in self.in_flight.items() if task >= rcvd_idx}
 
     # --- the state
     def state(self) -> ProtocolState:
@@ -534,7 +537,7 @@ class Follower:
             result_queue=(*self.pipe, *self.outbox),
             pin=None if self.pin is None else replace(self.pin, state=self.pin_life.life.state),
             ready_queue=tuple(self.ready),
-            bytes_in_flight=self._bytes(),
+            bytes_in_flight=sum((self.in_flight or {}).values()),
             done_events=self.done_events,
             joining=self.joining,
             known=not self.partial and not self.note,
@@ -563,11 +566,6 @@ class Follower:
             "workers_status": status,
             "reorder_buffer": tuple(task for task, known in tasks.items() if known.fetched and task != self.in_hand),
         }
-
-    def _bytes(self) -> int:
-        queued = (m for queue in (self.pipe, self.outbox) for m in queue)
-        waiting = sum(m.payload + m.shared for m in queued if m.stage in _UNREAD)
-        return waiting + sum(worker.making for worker in self.workers.values())
 
     # --- workers and their index queues
     def _worker(self, number: int) -> _Worker:
@@ -655,6 +653,12 @@ class Follower:
             return
         if not self._change(self.outbox, event, shared=event["x"]):
             self._worker(event["worker"]).making += event["x"]
+        if event["code"] == ev.SHM_ALLOC and event["y"] == Place.COLLATE:
+            self._made(event["task"], event["x"])
+
+    def _made(self, task: int, size: int) -> None:
+        if self.in_flight is not None:
+            self.in_flight[task] = self.in_flight.get(task, 0) + size
 
     def _put_result(self, event: Row) -> None:
         worker = self._work(event, Activity.ANSWERED)
@@ -675,6 +679,7 @@ class Follower:
         return False
 
     def _pickled(self, event: Row) -> None:
+        self._made(event["task"], event["x"] + event["z"])
         for at, entry in enumerate(self.outbox):
             if entry.task == event["task"] and entry.worker == event["worker"]:
                 self.outbox[at] = entry._replace(stage=Stage.PICKLED, payload=event["x"])
@@ -775,11 +780,24 @@ class Follower:
     def _epoch_begun(self, event: Row) -> None:
         self.epoch, self.yielded = event["x"], 0
         self.in_hand = self.waiting_for = self.consumer = None
+        self.in_flight = {}
 
     def _yielded(self, event: Row) -> None:
+        self._landed(event)
         self.in_hand = None
         self.yielded = event["y"]
         self._seem(LoaderState.IDLE)
+
+    def _landed(self, event: Row) -> None:
+        if self.in_flight is not None:
+            self.in_flight.pop(event["task"], None)
+
+    def _exhausted(self, event: Row) -> None:
+        self._landed(event)
+        self.in_hand = None
+
+    def _epoch_ended(self, event: Row) -> None:
+        self.in_flight = None
 
     def _seem(self, state: LoaderState) -> None:
         """An observed loader does not tell when it is called: what it does tells."""
@@ -829,6 +847,7 @@ def _lets_go_of(what: str) -> _Handler:
 
 _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.EPOCH[0]: Follower._epoch_begun,
+    ev.EPOCH[1]: Follower._epoch_ended,
     ev.SAMPLER_NEXT[0]: _has("sampling"),
     ev.SAMPLER_NEXT[1]: _lets_go_of("sampling"),
     ev.INDEX_PUT: lambda follower, event: follower._put_index(event, Message.TASK),
@@ -862,7 +881,7 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.READY_GET[1]: Follower._ready_got,
     ev.REORDER_STORE: _lets_go_of("in_hand"),
     ev.REORDER_POP: _has("in_hand"),
-    ev.WORKER_EXHAUSTED: _lets_go_of("in_hand"),
+    ev.WORKER_EXHAUSTED: Follower._exhausted,
     ev.YIELD: Follower._yielded,
     ev.NEXT[0]: _lets_go_of("consumer"),
     ev.NEXT[1]: _lets_go_of("waiting_for"),
