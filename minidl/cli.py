@@ -94,6 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         # The ranks of one job get the same command line, and each needs a trace of its own.
         directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
+    taken = (directory / "manifest.json").exists()
     try:
         with _refused("run", run.RunError):
             code = run.run_script(
@@ -109,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 **({"ring_bytes": None} if arguments.full else {}),
             )
     finally:
-        if (directory / "manifest.json").exists():
+        if not taken and (directory / "manifest.json").exists():
             print(f"minidl: recorded in {directory}; next: minidl summary {directory}", file=sys.stderr)
         elif arguments.trace is None:
             directory.rmdir()
@@ -206,9 +207,15 @@ def _export(arguments: argparse.Namespace) -> int:
     from minidl.tracing.export import write_chrome
 
     target = arguments.output or _beside(arguments.trace, ".json")
-    write_chrome(_read(arguments.trace), target)
+    write_chrome(_read(arguments.trace), target, _written)
     print(target)
     return OK
+
+
+def _written(done: int, of: int) -> None:
+    from minidl.demo import progress
+
+    progress(f"written: {done:,} of {of:,} events" if done < of else "")
 
 
 def _view(arguments: argparse.Namespace) -> int:
@@ -221,7 +228,7 @@ def _view(arguments: argparse.Namespace) -> int:
     if arguments.trace is None:
         raise CommandError("view: a trace is missing, e.g. minidl view minidl-demo/trace-1")
     with _refused("view", ViewerError):
-        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries)
+        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries, progress=_written)
     return OK
 
 

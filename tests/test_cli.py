@@ -132,7 +132,7 @@ def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
     shown = []
     monkeypatch.setattr("minidl.tracing.viewer.serve", lambda t, **how: shown.append((t.path, how)))
     assert cli.main(["view", str(trace), "--no-browser", "--query", "samples"]) == cli.OK
-    assert shown == [(trace, {"open_browser": False, "queries": ["samples"]})]
+    assert shown == [(trace, {"open_browser": False, "queries": ["samples"], "progress": cli._written})]
 
 
 def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,9 @@ def test_run_without_a_script(
 def test_run_into_a_taken_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path) -> None:
     (tmp_path / "ok.py").write_text("")
     cli.main(["run", "--trace", str(trace), str(tmp_path / "ok.py")])
-    assert "already holds a trace: give another directory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "already holds a trace: give another directory" in said
+    assert "recorded in" not in said
 
 
 def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:

