@@ -407,6 +407,21 @@ def test_out_of_order_too_a_yielded_task_is_outstanding_no_more(tmp_path: Path) 
     assert counter.times.tolist() == [0, 10, 20, 30, 40, 60, 70, 80]
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_out_of_order_the_first_yield_counts_where_all_was_sent_before(tmp_path: Path, pinned: bool) -> None:
+    """Tasks 1 and 2 overtake 0; that the loader passes over 1 is told before 2 comes, and says nothing of 2."""
+    get, results = (ev.READY_GET[1], ev.Message.RESULT) if pinned else (ev.RESULT_GET[1], ev.Message.RESULT)
+    told = [(ev.EPOCH[0], 0, 0), *((ev.TASK_ASSIGNED, n, n) for n in (1, 2, 3, 4))]
+    told += [(get, results, 0), (ev.YIELD, 0, 1), (get, results, 0), (ev.RCVD_ADVANCE, 1, 2), (ev.YIELD, 0, 2)]
+    told += [(ev.RCVD_ADVANCE, 3, 2), (get, results, 0), (ev.YIELD, 0, 3), (get, ev.Message.EMPTY, 0)]
+    told += [(get, results, 0), (ev.RCVD_ADVANCE, 4, 0), (ev.YIELD, 0, 4)]
+    events = [{"time": 10 * n, "code": code, "x": x, "y": y} for n, (code, x, y) in enumerate(told, 1)]
+    if pinned:  # the pin thread's gets are not the loader's
+        events += [{"time": 10 * n + 5, "tid": 9, "code": ev.RESULT_GET[1], "x": results} for n in range(16)]
+    counters = {counter.name: counter for counter in scene(trace_of(tmp_path, events)).counters}
+    assert counters["outstanding"].values.tolist() == [0, 1, 2, 3, 4, 3, 2, 2, 1, 0]
+
+
 def test_bytes_copied_by_the_feeder_count_once(tmp_path: Path) -> None:
     about = {"task": 0, "worker": 0}
     segment = {"code": ev.SHM_ALLOC, **about, "y": ev.Place.FEEDER, "x": 4096}

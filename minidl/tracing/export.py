@@ -57,7 +57,7 @@ COUNTERS: Final = {
     "send_idx": "of task_assigned; 0 when an epoch begins",
     "rcvd_idx": "of rcvd_advance; 0 when an epoch begins",
     "tasks outstanding": "`outstanding` of task_assigned and rcvd_advance; one less at reorder_store, at "
-    "worker_exhausted, and at a yield without either since the one before it; 0 when an epoch begins",
+    "worker_exhausted, and at a yield without either since its result came; 0 when an epoch begins",
     "reorder buffer batches": "`depth` of reorder_store and reorder_pop; 0 when an epoch begins",
     "in flight bytes": "up by `bytes` at a batch's shm_alloc in collate and by `bytes` + `copied` at the end of its "
     "result_pickle, down by both when the batch is yielded or given up",

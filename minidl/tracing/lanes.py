@@ -818,20 +818,23 @@ def outstanding(events: Rows) -> tuple[Ints, Ints]:
     """When the number of outstanding tasks changes, CLOCK_MONOTONIC ns, and to what.
 
     It is the dispatcher's own count where an event tells it, and one less where a task is taken from it: by a
-    reorder_store, a worker_exhausted, or a yield since which, and since the one before it, nothing was told (out of
-    order, when the sampler has no more).
+    reorder_store, a worker_exhausted, or a yield, if nothing was told since its result came (out of order, when the
+    sampler has no more). Where no get is seen in the loader's own thread, since the yield before it.
     """
-    rows = events[np.isin(events["code"], [*_TELLS, *_TAKES, ev.YIELD])]
+    yielding = np.unique(events["tid"][events["code"] == ev.YIELD])
+    came = np.isin(events["code"], _GOT) & (events["x"] == ev.Message.RESULT) & np.isin(events["tid"], yielding)
+    rows = events[np.isin(events["code"], [*_TELLS, *_TAKES, ev.YIELD]) | came]
     at, tells, yields = np.arange(len(rows)), np.isin(rows["code"], _TELLS), rows["code"] == ev.YIELD
     last_told = np.maximum.accumulate(np.where(tells, at, -1))
-    last_yield = np.concatenate([[-1], np.maximum.accumulate(np.where(yields, at, -1))])[:-1]
-    takes = np.isin(rows["code"], _TAKES) | (yields & (last_told < last_yield))
+    last_come = np.concatenate([[-1], np.maximum.accumulate(np.where(yields | np.isin(rows["code"], _GOT), at, -1))])
+    takes = np.isin(rows["code"], _TAKES) | (yields & (last_told < last_come[:-1]))
     told = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"]) * tells
     base, taken = np.maximum(last_told, 0), np.cumsum(takes)
     values = np.maximum(told[base] - (taken - taken[base]), 0)
     return rows["time"][tells | takes], values[tells | takes]
 
 
+_GOT = (ev.RESULT_GET[1], ev.READY_GET[1])
 _TELLS = (ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE)
 _TAKES = (ev.REORDER_STORE, ev.WORKER_EXHAUSTED)
 
