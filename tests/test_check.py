@@ -255,17 +255,33 @@ def test_a_ring_is_judged_on_what_it_holds_and_says_what_it_lacks() -> None:
     }
 
 
+def overwritten(trace: Trace, process: int, count: int) -> Trace:
+    """As if the ring of one process had overwritten so many of its events."""
+    own = np.flatnonzero(trace.events["process"] == process)
+    gone = own[np.argsort(trace.events["seq"][own], kind="stable")][:count]
+    return losing(spoiled(trace, lambda e: np.delete(e, gone), renumber=False), process, count)
+
+
 def test_in_a_ring_nothing_is_concluded_from_what_is_overwritten() -> None:
     """However much of the loader's ring is left, and of each worker's."""
     trace = recorded("persistent")
     for process in range(len(trace.processes)):
+        own = int((trace.events["process"] == process).sum())
         for share in (0.1, 0.4, 0.8):
-            own = np.flatnonzero(trace.events["process"] == process)
-            gone = own[: int(len(own) * share)]
-            lossy = losing(spoiled(trace, lambda e, gone=gone: np.delete(e, gone), renumber=False), process, len(gone))  # type: ignore[misc]
-            report = examine(lossy)
+            count = int(own * share)
+            report = examine(overwritten(trace, process, count))
             assert report.violations == []
-            assert any(f"({len(gone)} of " in text for text in report.unjudged)
+            assert any(f"({count} of " in text for text in report.unjudged)
+
+
+def test_wherever_a_ring_begins_nothing_is_concluded_from_what_is_overwritten() -> None:
+    """At each event of two tasks' way through the loader; and when not even the last epoch's end is left."""
+    trace = recorded("persistent")
+    home = [process.role for process in trace.processes].index("loader")
+    codes = trace.events["code"][trace.events["process"] == home]
+    begins, (*_, over) = np.flatnonzero(codes == ev.TASK_ASSIGNED), np.flatnonzero(codes == ev.EPOCH[1])
+    for count in (*range(begins[4], begins[6] + 1), over + 1):
+        assert check(overwritten(trace, home, int(count))) == []
 
 
 def test_after_a_full_disk_nothing_is_judged_and_before_it_everything() -> None:

@@ -262,8 +262,17 @@ class LoaderView:
         if self.complete:
             return there
         births = self.pick(ev.TASK_ASSIGNED if self.multiprocess else ev.SAMPLER_NEXT[0])
-        judged: Mask = there & (self.match(rows, births) >= self.lacks.since)
+        judged: Mask = there & (self.match(rows, births) >= self._drawn_since)
         return judged
+
+    @cached_property
+    def _drawn_since(self) -> int:
+        """Row of the first draw since everything was recorded: a task assigned before it was perhaps drawn earlier."""
+        if not self.records(ev.SAMPLER_NEXT[0]):
+            return self.lacks.since
+        draws = self.pick(ev.SAMPLER_NEXT[0])
+        later = draws[draws >= self.lacks.since]
+        return int(later[0]) if len(later) else len(self.code)
 
     @cached_property
     def capacity(self) -> tuple[int, int] | None:
@@ -324,6 +333,7 @@ def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -
     """Find out between which rows of a loader's events nothing is missing."""
     start, since, until, overwritten, cut = 0, 0, len(events), [], ""
     home = events["process"][np.isin(events["code"], LOADER_THREAD)][:1].tolist()
+    home = home or [index for index, process in enumerate(trace.processes) if process.role == "loader"]
     for index in np.unique(events["process"]).tolist():
         process = trace.processes[index]
         head, tail = _losses(trace, index)
