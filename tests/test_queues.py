@@ -121,6 +121,32 @@ def test_and_where_that_could_mean_to_wait_it_is_an_error(pipe: Any, why: str) -
     assert pipe.qsize() == 0
 
 
+def test_an_error_that_a_signals_handler_raises_in_a_put_is_passed_on(pipe: Any) -> None:
+    """Such as "a worker is killed": the message is sent all the same, once, by the thread that sends the others."""
+    pipe.put("first")
+    feeder, condition = pipe._thread, pipe._notempty
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            condition.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            condition.release()
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+        notify = condition.notify
+
+    pipe._notempty = Interrupted()
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        pipe.put("second")
+    pipe._notempty = condition
+    pipe.put("third")
+    assert [pipe.get(timeout=wl.BOUND) for _ in range(3)] == ["first", "second", "third"]
+    assert pipe._thread is feeder
+    pipe.close()
+    pipe.join_thread()
+
+
 def test_a_closed_queue_is_not_read(pipe: Any) -> None:
     pipe.close()
     with pytest.raises(ValueError, match="is closed"):

@@ -107,7 +107,9 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         """
         try:
             super().put(obj, block, timeout)
-        except RuntimeError:
+        except RuntimeError as error:
+            if "new thread" not in str(error):
+                raise  # the handler of SIGCHLD's, say: the message may be on its way already
             self._thread = None
             if not self._write(obj):
                 self._sem.release()
