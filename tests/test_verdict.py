@@ -16,6 +16,7 @@ from oracle_trace import write_process
 import minidl
 from minidl.tracing import events as ev
 from minidl.tracing.reader import Trace, read_trace
+from minidl.tracing.state import MOST_WORKERS
 from minidl.tracing.verdict import FEW_BATCHES, Cause, Kind, Verdict, Waiting, judge, verdict, waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -415,3 +416,12 @@ def test_what_is_in_use_already_is_not_advised() -> None:
     collating = made(collate=50)
     assert "default_collate stacks" in judge(collating, {"collate_fn": "sleepy_collate"}).next_step
     assert "default_collate stacks" not in judge(collating, {"collate_fn": "default_collate"}).next_step
+
+
+@pytest.mark.parametrize("worker", [-(2**63), 2**40, 2**63 - 1])
+def test_a_damaged_workers_number_is_judged_too(worker: int, tmp_path: Path) -> None:
+    """It takes no memory for all the workers that there would be."""
+    told = [(ev.EPOCH[0], -1), (ev.NEXT[0], -1), (ev.RESULT_GET[0], worker), (ev.RESULT_GET[1], 0), (ev.NEXT[1], -1)]
+    events = [{"time": 10 * n, "code": c, "worker": w, "y": 2, "loader": 1} for n, (c, w) in enumerate(told, 1)]
+    write_process(tmp_path, events, role="loader", loader=1)
+    assert waiting(read_trace(tmp_path), 1).workers <= MOST_WORKERS

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from minidl.tracing import events as ev
 from minidl.tracing.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, size
+from minidl.tracing.state import MOST_WORKERS
 
 if TYPE_CHECKING:
     from minidl.tracing.reader import Trace
@@ -260,7 +261,7 @@ class _Moments:
         self.events, self.spans = events, spans
         self.epochs: Ints = events["time"][events["code"] == ev.EPOCH[0]].astype(np.int64)
         told = events["y"][events["code"] == ev.EPOCH[0]]
-        self.workers = int(max(told.max(initial=0), 1 + events["worker"].max(initial=-1)))
+        self.workers = min(max(int(told.max(initial=0)), 1 + int(events["worker"].max(initial=-1))), MOST_WORKERS)
         self.set_up = self._set_up()
         edges = np.unique(np.concatenate([spans["begin"], spans["end"], events["time"], *self.set_up]))
         self.at: Ints = edges[:-1]
@@ -317,7 +318,7 @@ class _Moments:
         np.minimum.at(first, (epoch, np.clip(rows["worker"], 0, self.workers)), rows["begin"])
         first[:, -1] = first.min(axis=1)
         first[0] = 0  # an epoch of which the begin is not in the trace
-        worker = self._of_latest(self.needs, "worker")
+        worker = np.clip(self._of_latest(self.needs, "worker"), -1, self.workers)
         found: Bools = self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
         return found
 
