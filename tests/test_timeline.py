@@ -296,3 +296,9 @@ def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
         "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield",
     ]  # fmt: skip
     assert "batch 4 of" not in render(made(tmp_path / "other", Run(batches=6)))
+
+
+def test_a_damaged_time_at_the_end_of_all_time_is_drawn(tmp_path: Path) -> None:
+    events = [{"time": 5, "code": ev.FETCH[0], "task": 1}, {"time": 2**63 - 1, "code": ev.SHM_ALLOC, "task": 1}]
+    write_process(tmp_path, events, role="worker", worker=0, loader=1)
+    assert "worker 0" in render(read_trace(tmp_path))

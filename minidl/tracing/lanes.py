@@ -535,7 +535,7 @@ class _Stage:
         self.mark_lane = np.searchsorted(self.keys, mark_keys)
         self.edge = self.last
         if (self.spans["end"] < 0).any():
-            self.edge += max(1, round(self.last * EDGE))
+            self.edge = min(self.last + max(1, round(self.last * EDGE)), int(np.iinfo(np.int64).max))
         self.until, self.fate = self._ends()
         self.row, self.rows = self._rows()
         self.lanes = self._lanes()
