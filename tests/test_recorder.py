@@ -146,6 +146,19 @@ def test_nothing_is_written_before_the_first_event(pen: Recorder, place: Path) -
 
 
 # --- Threads, signals, processes --------------------------------------------------------------------------------------
+def test_a_thread_is_named_when_its_first_event_is_in_the_file(
+    pen: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while the name is written loses the name alone."""
+    pen.emit(ev.YIELD, 1, 0)
+    there: list[int] = []
+    monkeypatch.setattr(Recorder, "describe", lambda *_, **__: there.append(len(read_trace(place))))
+    thread = threading.Thread(target=pen.emit, args=(ev.YIELD, 1, 1))
+    thread.start()
+    thread.join()
+    assert there == [2]
+
+
 def test_threads_share_one_file_and_lose_nothing(pen: Recorder, place: Path) -> None:
     def work(worker: int) -> None:
         for task in range(5000):

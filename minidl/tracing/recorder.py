@@ -201,8 +201,11 @@ class Recorder:
         if PACK is None:
             return  # the interpreter has cleared this module: there is nothing left to grow a file with
         stamp = stamp or time.monotonic_ns()
+        named = bool(tid) or hasattr(self._local, "tid")
         try:
             tid = tid or self._tid()
+            if not named and not self._introduced:  # a process's words come first
+                named = self._name_thread(tid)
             slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
         except OSError as error:
             self._give_up(error)
@@ -214,13 +217,19 @@ class Recorder:
             PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n)
         except _UNFIT:
             self._refuse(values)
+        if not named:  # only now: who is killed while a file is written to must not take an event along
+            self._name_thread(tid)
 
     def _tid(self) -> int:
         tid: int | None = getattr(self._local, "tid", None)
         if tid is None:
             tid = self._local.tid = threading.get_native_id()
-            self.describe("thread", tid=tid, name=threading.current_thread().name)
         return tid
+
+    def _name_thread(self, tid: int) -> bool:
+        """Describe the thread that runs this; True: that was tried."""
+        self.describe("thread", tid=tid, name=threading.current_thread().name)
+        return True
 
     def _grow(self, slots: int) -> mmap.mmap | bytearray:
         """A map of at least `slots` slots. Raises OSError where the disk, the directory or a limit says no.
