@@ -26,6 +26,8 @@ import workloads as wl
 
 import minidl
 from minidl import signals
+from minidl.tracing import recorder
+from minidl.tracing.events import Phase
 from minidl.tracing.reader import Trace, read_trace
 
 PLACE = Path(tempfile.mkdtemp(prefix="minidl-recorded-"))
@@ -49,12 +51,12 @@ class Failing(wl.Tensors):
         return super().__getitem__(index)
 
 
-class Deadly(wl.Tensors):
-    """Sample 5 kills its worker."""
+class Stuck(wl.Tensors):
+    """Sample 5 does not end."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 5:
-            wl.kill_myself()
+            wl.hang()
         return super().__getitem__(index)
 
 
@@ -97,14 +99,33 @@ def timed_out() -> None:
     with pytest.MonkeyPatch.context() as patch:
         wl.impatient(patch)
         iterator: Any = iter(minidl.DataLoader(wl.At(20, 1, wl.hang), num_workers=1, timeout=0.2))
+        until_recorded("sample", Phase.BEGIN, task=1)
+        until_recorded("result_write", Phase.END, task=0)
         drain(iterator, 3)
         iterator.close()
 
 
 def killed_worker() -> None:
+    """In sample 5, when its feeder thread is idle: killed in a write, it might take a lock or an event along."""
     with pytest.MonkeyPatch.context() as patch:
         wl.impatient(patch)
-        loop(Deadly(16), num_workers=2)
+        iterator: Any = iter(minidl.DataLoader(Stuck(16), batch_size=2, num_workers=2))
+        until_recorded("sample", Phase.BEGIN, task=2, y=5)
+        until_recorded("result_write", Phase.END, task=0)
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        drain(iterator)
+        iterator.close()
+
+
+def until_recorded(name: str, phase: Phase, **values: int) -> None:
+    """Wait until the trace that this process records has such an event; the test's own timeout ends it."""
+    pen = recorder.active()
+    assert pen is not None
+    while True:
+        rows = read_trace(pen.config.directory).select(name, phase)
+        if any(all(row[column] == value for column, value in values.items()) for row in rows):
+            return
+        time.sleep(0.01)
 
 
 def several() -> None:
