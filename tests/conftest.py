@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from minidl.tracing.observe import _joins_the_terminated
@@ -29,6 +30,12 @@ SHM = Path("/dev/shm")
 
 SHM_MANAGER = "torch_shm_manager"
 """What torch starts for the file_system strategy, once, and keeps until the interpreter ends."""
+
+
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # how long one example takes is the machine's affair: it may be busy
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
