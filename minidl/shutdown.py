@@ -19,6 +19,7 @@ from minidl.messages import Sentinel
 from minidl.ports import MP_STATUS_CHECK_INTERVAL
 from minidl.protocol import LoaderEvent
 from minidl.signals import _remove_worker_pids
+from minidl.transport.queues import NoThreadError
 
 if TYPE_CHECKING:
     from minidl.iterators import _MultiProcessingDataLoaderIter
@@ -96,7 +97,7 @@ def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
     if thread is None:
         return
     iterator._pin_memory_thread_done_event.set()
-    with contextlib.suppress(RuntimeError):  # it can't be put while Python exits; then other messages wake the thread
+    with contextlib.suppress(NoThreadError):  # while Python exits; then there are other messages to wake the pin thread
         iterator._worker_result_queue.put(Sentinel())
     patience = 2 * MP_STATUS_CHECK_INTERVAL
     thread.join(timeout=patience)

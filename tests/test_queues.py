@@ -16,7 +16,7 @@ import pytest
 import torch.multiprocessing
 import workloads as wl
 
-from minidl.transport.queues import BoundedQueue, SharedFlag
+from minidl.transport.queues import BoundedQueue, NoThreadError, SharedFlag
 
 
 @pytest.fixture
@@ -116,8 +116,15 @@ def test_and_where_that_could_mean_to_wait_it_is_an_error(pipe: Any, why: str) -
                 os.write(pipe._writer.fileno(), bytes(select.PIPE_BUF))
     if why == "a lock whose holder is dead":
         pipe._wlock.acquire()
-    with pytest.raises(RuntimeError, match="can't create new thread"):
+    with pytest.raises(NoThreadError, match="can't create new thread"):
         pipe.put(message)
+    assert pipe.qsize() == 0
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_what_cannot_be_pickled_takes_no_place_in_the_queue(pipe: Any) -> None:
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        pipe.put(lambda: None)
     assert pipe.qsize() == 0
 
 

@@ -593,8 +593,9 @@ def test_tracing_is_undone_at_the_blocks_end_and_an_iterator_that_outlives_it_go
     assert recorder.active() is None
     assert type(ports.new_ports()) is ports.Ports
     with minidl.trace(tmp_path / "next"):  # which is not its own
+        follower = iter(minidl.DataLoader(wl.Tensors(4), num_workers=1))
         assert len(list(iterator)) == 3
-        drain(iter(minidl.DataLoader(wl.Tensors(4), num_workers=1)))
+        drain(follower)
     assert len(read_trace(tmp_path / "trace").select("yield")) == 1
     following = read_trace(tmp_path / "next")
     assert np.unique(following.events["loader"]).tolist() == sorted(following.loaders)

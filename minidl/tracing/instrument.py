@@ -98,18 +98,11 @@ def _facts_of_index(index: Any) -> tuple[int, int, int]:
         return len(index), first, 0
 
 
-_OUTCOMES = {
-    WorkerExhausted: ev.Outcome.EXHAUSTED,
-    ExceptionWrapper: ev.Outcome.ERROR,
-    RebuildFailure: ev.Outcome.ERROR,
-}
-
-
 def _outcome(data: Any) -> ev.Outcome:
-    return _OUTCOMES.get(type(data), _DATA)
-
-
-_DATA = ev.Outcome.DATA
+    kind = type(data)
+    if kind is WorkerExhausted:
+        return ev.Outcome.EXHAUSTED
+    return ev.Outcome.ERROR if kind is ExceptionWrapper or kind is RebuildFailure else ev.Outcome.DATA
 
 
 def nbytes(data: Any) -> int:
@@ -987,9 +980,20 @@ def _end(pen: recorder.Recorder) -> None:
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:
-    ports = TracedPorts(config, recorder.number_loader(config.directory))
+    ports = TracedPorts(config, number_loader(config.directory))
     _live.add(ports)
     return ports
+
+
+def number_loader(directory: str) -> int:
+    """A number for a loader of the trace in `directory`.
+
+    Messages of an iterator of an earlier trace, which has a number too, may still come to this process: not the same.
+    """
+    while True:
+        number = recorder.number_loader(directory)
+        if all(ports.loader != number for ports in tuple(_live)):
+            return number
 
 
 def trace_from_environment() -> None:

@@ -50,6 +50,7 @@ from minidl.tracing.instrument import (
     _TracedQueue,
     _watch_new_shared,
     emit_of,
+    number_loader,
 )
 from minidl.tracing.recorder import TraceConfig
 
@@ -190,7 +191,7 @@ class ObservedContext(BaseContext):
             made = ObservedPorts(traced.config, traced.loader)
         elif self.trace is not None:
             pen = recorder.active() or recorder.start(TraceConfig(self.trace))
-            made = ObservedPorts(pen.config, recorder.number_loader(pen.config.directory))
+            made = ObservedPorts(pen.config, number_loader(pen.config.directory))
         else:
             return None
         made.begin(iterator)

@@ -24,6 +24,10 @@ _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-by
 _LONG_SIZE = struct.Struct("!Q")
 
 
+class NoThreadError(RuntimeError):
+    """A message has found no thread to write it, nor room to be written at once."""
+
+
 class _Incoming:
     """The message that is coming out of a pipe, as far as it has come."""
 
@@ -103,7 +107,7 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         """Hand a message to the feeder thread, which the first one starts.
 
         From Python 3.12 on, a program that has begun to exit can start none. Then the message is written here and now.
-        Raises RuntimeError where no thread can be started and to write could mean to wait.
+        Raises NoThreadError where to write could mean to wait.
         """
         try:
             super().put(obj, block, timeout)
@@ -111,9 +115,14 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
             if "new thread" not in str(error):
                 raise  # the handler of SIGCHLD's, say: the message may be on its way already
             self._thread = None
-            if not self._write(obj):
-                self._sem.release()
-                raise
+            written = False
+            try:
+                written = self._write(obj)
+            finally:
+                if not written:
+                    self._sem.release()
+            if not written:
+                raise NoThreadError(str(error)) from error
 
     def _write(self, obj: Any) -> bool:
         """Write a message in the calling thread, if that can be done at once; whether it was."""
