@@ -26,6 +26,7 @@ import torch
 import torch.utils.data
 import workloads as wl
 from oracle_twice import different
+from recorded import until_recorded
 from test_differential import GRID, epochs, observe
 
 import minidl
@@ -119,6 +120,7 @@ def killed_worker(directory: Path) -> None:
 def timed_out(directory: Path) -> None:
     """And then ended by a signal."""
     iterator: Any = iter(minidl.DataLoader(wl.At(20, 1, wl.hang), num_workers=1, timeout=0.3))
+    until_recorded("result_write", Phase.END, task=0)  # the first batch is to be there in time
     next(iterator)
     with pytest.raises(RuntimeError, match="timed out"):
         next(iterator)
