@@ -69,6 +69,7 @@ class ProgressBoard:
 
     def __init__(self, num_workers: int) -> None:
         self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64)
+        self._cells[:, 3] = time.monotonic_ns()  # each is starting, since now
         self._cells.share_memory_()  # type: ignore[no-untyped-call]
 
     def read(self, worker_id: int) -> Place:

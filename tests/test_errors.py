@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import workloads as wl
 import minidl
 from minidl import iterators, signals
 from minidl.errors import ExceptionWrapper, RemoteTracebackError
+from minidl.progress import ProgressBoard, Stage
 
 
 def errors_of(loader: Any) -> dict[int, Exception]:
@@ -630,3 +632,11 @@ def _no_leftovers_of_errors() -> Iterator[None]:
     """Frames of caught errors hold iterators; let them go before the leak check counts."""
     yield
     gc.collect()
+
+
+def test_a_worker_that_has_not_begun_is_starting_since_its_board_was_made() -> None:
+    """Not since the machine was."""
+    before = time.monotonic_ns()
+    place = ProgressBoard(2).read(1)
+    assert place.stage is Stage.STARTING
+    assert before <= place.since <= time.monotonic_ns()
