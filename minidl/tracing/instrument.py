@@ -988,11 +988,11 @@ def _new_ports(config: TraceConfig) -> TracedPorts:
 def number_loader(directory: str) -> int:
     """A number for a loader of the trace in `directory`.
 
-    Messages of an iterator of an earlier trace, which has a number too, may still come to this process: not the same.
+    Not that of an iterator of an earlier trace that still has workers: their messages come to this process, too.
     """
     while True:
         number = recorder.number_loader(directory)
-        if all(ports.loader != number for ports in tuple(_live)):
+        if not any(ports.loader == number and ports.workers for ports in tuple(_live)):
             return number
 
 
