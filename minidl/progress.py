@@ -14,12 +14,9 @@ from typing import Any
 
 import torch
 
-from minidl.members import direct
-
 _FIELDS = 4
 
 
-@direct
 class Stage(enum.IntEnum):
     """What a worker is doing."""
 

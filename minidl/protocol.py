@@ -27,8 +27,6 @@ import enum
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from minidl.members import direct
-
 
 class _Name(enum.Enum):
     """An enumeration whose members are looked up in tables several times a batch."""
@@ -72,7 +70,6 @@ class Lifecycle(Generic[State, Event]):
 
 
 # --- The loader -------------------------------------------------------------------------------------------------------
-@direct
 class LoaderState(_Name):
     """States of an iterator in the process that iterates."""
 
@@ -90,7 +87,6 @@ class LoaderState(_Name):
     CLOSED = enum.auto()
 
 
-@direct
 class LoaderEvent(_Name):
     """What can happen to an iterator."""
 
@@ -148,7 +144,6 @@ class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
 
 
 # --- A worker ---------------------------------------------------------------------------------------------------------
-@direct
 class WorkerState(_Name):
     """States of a worker process, as it sees itself."""
 
@@ -159,7 +154,6 @@ class WorkerState(_Name):
     ENDED = enum.auto()
 
 
-@direct
 class WorkerEvent(_Name):
     """What can happen to a worker. The `_WHEN_DONE` events are the same messages with the done event set."""
 
@@ -175,7 +169,6 @@ class WorkerEvent(_Name):
     INTERRUPTED = enum.auto()  # KeyboardInterrupt: the loader's process has it too, and speaks for both
 
 
-@direct
 class Action(enum.Enum):
     """What a worker does about an event."""
 
@@ -226,7 +219,6 @@ class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
 
 
 # --- The pin-memory thread --------------------------------------------------------------------------------------------
-@direct
 class PinState(_Name):
     """States of the pin-memory thread."""
 
@@ -237,7 +229,6 @@ class PinState(_Name):
     ENDED = enum.auto()
 
 
-@direct
 class PinEvent(_Name):
     """What can happen to the pin-memory thread."""
 

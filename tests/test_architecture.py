@@ -18,7 +18,7 @@ from minidl.tracing.events import EVENTS, Event
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ROWS = (
-    {"worker_info", "errors", "members", "messages"},
+    {"worker_info", "errors", "messages"},
     {"_libstdcxx", "dataset", "sampler", "distributed", "collate", "fetch", "nest", "augment"},
     {"dispatcher", "protocol"},
     {"transport", "ports", "progress", "streams"},
@@ -88,7 +88,7 @@ def test_imports_run_one_way(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(PURE))
 def test_decisions_are_pure(module: str) -> None:
-    roots = {name.split(".")[0] for name in run_time_imports(source_of(module)) if name != "minidl.members.direct"}
+    roots = {name.split(".")[0] for name in run_time_imports(source_of(module))}
     assert roots <= PURE_STDLIB, f"minidl.{module} decides and does nothing else, but imports {roots - PURE_STDLIB}"
 
 

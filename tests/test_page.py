@@ -332,12 +332,9 @@ FLAGS = (
 )
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("run", [made_trace.HUNG, {"batches": 0}], ids=["hung", "nothing sent"])
-def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
-    trace = made(tmp_path / "trace", **run)
-    page = html(trace, tmp_path / "page.html")
-    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+def opened(page: Path, profile: Path) -> tuple[str, dict[str, str | None]]:
+    """The document after the page's script has run in Chromium, and the attributes of its root."""
+    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
     browser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         dom = browser.communicate(timeout=90)[0].decode()
@@ -348,6 +345,14 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
             pass
         browser.wait()
     ((_, root), *_) = [(tag, a) for tag, a in Parsed(dom).tags if tag == "html"]
+    return dom, root
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("run", [made_trace.HUNG, {"batches": 0}], ids=["hung", "nothing sent"])
+def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", **run)
+    dom, root = opened(html(trace, tmp_path / "page.html"), tmp_path / "profile")
     drawn = lanes.scene(trace)
     assert root.get("data-bars") == str(len(drawn.bars)), "the page's script has failed"
     assert root["data-marks"] == str(len(drawn.marks))
@@ -355,3 +360,13 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
     assert "data-frame" in root
     fading = int(np.isin(drawn.bars["fate"], lanes.FADING).sum())
     assert (f">{fading} without an end<" in dom) == bool(fading)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path) -> None:
+    page = html(made(tmp_path / "trace", **made_trace.HUNG), tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<head>", "<head><script>requestAnimationFrame = () => 0</script>"), encoding="utf-8")
+    _, root = opened(page, tmp_path / "profile")
+    assert "data-bars" in root
+    assert "data-frame" in root

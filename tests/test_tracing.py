@@ -604,6 +604,13 @@ def test_tracing_is_undone_at_the_blocks_end_and_an_iterator_that_outlives_it_go
     assert len(following.select("result_rebuild", Phase.BEGIN)) == 4
 
 
+def test_a_pin_thread_waits_for_no_task_in_particular(traces: dict[str, Trace]) -> None:
+    waits = traces["pinned"].select("result_get", Phase.BEGIN)
+    assert len(waits)
+    assert set(zip(waits["task"].tolist(), waits["worker"].tolist(), strict=True)) == {(-1, -1)}
+    assert (traces["pinned"].select("ready_get", Phase.BEGIN)["task"] >= 0).any()
+
+
 def test_a_trace_that_nobody_ends_is_ended_by_the_program_in_silence(tmp_path: Path) -> None:
     program = """
 import contextlib, sys

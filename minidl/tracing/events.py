@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidl.members import direct
-
 FORMAT_VERSION = 1
 """Version of the record layout and of the files around it; written into each trace's manifest."""
 
@@ -66,7 +64,6 @@ DEVICE_TID = 1 << 24
 """Above every real thread number of Linux: from here on, what stands in `tid` is a stream of a device."""
 
 
-@direct
 class Actor(enum.IntEnum):
     """Who is joined, watched, signalled or found dead."""
 
@@ -75,7 +72,6 @@ class Actor(enum.IntEnum):
     PIN_THREAD = 2
 
 
-@direct
 class QueueId(enum.IntEnum):
     """Which queue. There is one INDEX queue a worker; READY exists only where memory is pinned."""
 
@@ -84,7 +80,6 @@ class QueueId(enum.IntEnum):
     READY = 3
 
 
-@direct
 class DoneEvent(enum.IntEnum):
     """Which of the two done events."""
 
@@ -92,7 +87,6 @@ class DoneEvent(enum.IntEnum):
     PIN_THREAD = 2
 
 
-@direct
 class Message(enum.IntEnum):
     """What came out of a queue."""
 
@@ -103,7 +97,6 @@ class Message(enum.IntEnum):
     SENTINEL = 4
 
 
-@direct
 class Outcome(enum.IntEnum):
     """How a task ended where it was worked on."""
 
@@ -112,7 +105,6 @@ class Outcome(enum.IntEnum):
     EXHAUSTED = 2  # the worker's iterable dataset has ended
 
 
-@direct
 class Place(enum.IntEnum):
     """Where a shared-memory segment was made."""
 
@@ -120,7 +112,6 @@ class Place(enum.IntEnum):
     FEEDER = 2
 
 
-@direct
 class Reason(enum.IntEnum):
     """Why a tensor's bytes went into shared memory there."""
 
@@ -128,7 +119,6 @@ class Reason(enum.IntEnum):
     NOT_SHARED_YET = 2  # the batch reached the feeder in private memory: one extra copy
 
 
-@direct
 class Ending(enum.IntEnum):
     """Why an epoch, a worker or a wait ended."""
 

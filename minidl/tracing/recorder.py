@@ -205,7 +205,8 @@ class Recorder:
         try:
             tid = tid or self._tid()
             if not named and not self._introduced:  # a process's words come first
-                named = self._name_thread(tid)
+                named = True
+                self._name_thread(tid)
             slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
         except OSError as error:
             self._give_up(error)
@@ -226,10 +227,8 @@ class Recorder:
             tid = self._local.tid = threading.get_native_id()
         return tid
 
-    def _name_thread(self, tid: int) -> bool:
-        """Describe the thread that runs this; True: that was tried."""
+    def _name_thread(self, tid: int) -> None:
         self.describe("thread", tid=tid, name=threading.current_thread().name)
-        return True
 
     def _grow(self, slots: int) -> mmap.mmap | bytearray:
         """A map of at least `slots` slots. Raises OSError where the disk, the directory or a limit says no.

@@ -32,7 +32,7 @@ _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not 
 
 class TensorPickler(pickle.Pickler):
     """Pickles for a queue; counts what it sends. `tensors`: how many, of every kind that lies in main memory;
-    `shared_bytes`: of storages sent by handle; `copied_bytes`: of these, what had to be copied there here."""
+    `shared_bytes`: of storages sent by handle; `copied_bytes`: of these, what was copied into shared memory here."""
 
     # What ForkingPickler knows (pipes, locks, torch's kinds of tensors), without its new table for each message.
     dispatch_table = ChainMap(_registered, _by_copyreg)  # noqa: RUF012  # what pickle looks for on the class
