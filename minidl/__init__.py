@@ -2,42 +2,50 @@
 
 `DataLoader`, the datasets and the samplers stand for their namesakes in `torch.utils.data`, and mix with them.
 `trace(directory)` records a run, `read_trace(path)` reads it. Start reading at `protocol.py` and `dispatcher.py`.
+
+Each name is imported when it is first used. A training program loads the loader and nothing that reads or draws
+traces, and `minidl --help` loads neither torch nor NumPy.
 """
 
-from minidl.collate import default_collate, default_convert
-from minidl.dataloader import DataLoader
-from minidl.dataset import (
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    random_split,
-)
-from minidl.device import DeviceLoader
-from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
-from minidl.fetch import _DatasetKind
-from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-from minidl.sampler import (
-    BatchSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from minidl.tracing.instrument import trace, trace_from_environment
-from minidl.tracing.observe import observe
-from minidl.tracing.page import html
-from minidl.tracing.picture import timeline
-from minidl.tracing.ranks import align_clocks
-from minidl.tracing.reader import Trace, read_trace
-from minidl.tracing.recorder import TraceError
-from minidl.tracing.spans import span
-from minidl.tracing.stepper import replay
-from minidl.worker_info import WorkerInfo, get_worker_info
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minidl.collate import default_collate, default_convert
+    from minidl.dataloader import DataLoader
+    from minidl.dataset import (
+        ChainDataset,
+        ConcatDataset,
+        Dataset,
+        IterableDataset,
+        StackDataset,
+        Subset,
+        TensorDataset,
+        random_split,
+    )
+    from minidl.device.loader import DeviceLoader
+    from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
+    from minidl.fetch import _DatasetKind
+    from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+    from minidl.record.clocks import align_clocks
+    from minidl.record.observe import observe
+    from minidl.record.session import trace
+    from minidl.record.spans import span
+    from minidl.sampler import (
+        BatchSampler,
+        RandomSampler,
+        Sampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+    )
+    from minidl.tracefile.format import TraceError
+    from minidl.tracefile.reader import Trace, read_trace
+    from minidl.views.page import html
+    from minidl.views.picture import timeline
+    from minidl.views.replay_page import replay
+    from minidl.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0"
 
@@ -81,4 +89,48 @@ __all__ = [
     "trace",
 ]
 
-trace_from_environment()
+_NAMES_OF = {
+    "collate": "default_collate default_convert",
+    "dataloader": "DataLoader",
+    "dataset": "ChainDataset ConcatDataset Dataset IterableDataset StackDataset Subset TensorDataset random_split",
+    "device.loader": "DeviceLoader",
+    "distributed": "DistributedRandomSampler DistributedSampler DistributedSequentialSampler",
+    "fetch": "_DatasetKind",
+    "iterators": "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _SingleProcessDataLoaderIter",
+    "record.clocks": "align_clocks",
+    "record.observe": "observe",
+    "record.session": "trace",
+    "record.spans": "span",
+    "sampler": "BatchSampler RandomSampler Sampler SequentialSampler SubsetRandomSampler WeightedRandomSampler",
+    "tracefile.format": "TraceError",
+    "tracefile.reader": "Trace read_trace",
+    "views.page": "html",
+    "views.picture": "timeline",
+    "views.replay_page": "replay",
+    "worker_info": "WorkerInfo get_worker_info",
+}
+"""The public names of each module. The imports above say the same to type checkers; a test compares the two."""
+
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # else a misspelt name would have a type
+
+    def __getattr__(name: str) -> object:
+        """Import a public name's module, or the module `name`, at its first use."""
+        if name in _MODULE_OF:
+            value = getattr(importlib.import_module(f"minidl.{_MODULE_OF[name]}"), name)
+            globals()[name] = value  # the next use finds it here
+            return value
+        if name.startswith("__") or importlib.util.find_spec(f"minidl.{name}") is None:
+            raise AttributeError(f"module 'minidl' has no attribute {name!r}")
+        return importlib.import_module(f"minidl.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if os.environ.get("MINIDL_TRACE"):
+    from minidl.record.session import trace_from_environment
+
+    trace_from_environment()

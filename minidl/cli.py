@@ -1,479 +1,316 @@
-"""The command `minidl`. `main(argv)` runs it and returns its exit code.
+"""The command line: a table of all commands with their arguments. `main(argv)` runs one and returns its exit code.
 
-Exit codes: 0 well; 1 `check` found something; 2 a usage error, or input that can't be read (one line on stderr: who,
-what, remedy); 130 Ctrl-C. `run` exits with the script's own code. Results go to stdout, everything else to stderr.
+Exit codes: 0 success; 1 a command found what it looks for (a broken rule, a mistake, a hole in the protocol); 2 wrong
+arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C. `run` exits with the
+script's own code. Results go to stdout, everything else to stderr. What the commands do: `commands`.
+
+Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors come at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from minidl.tracing.reader import Trace
+import minidl
+from minidl import commands, terminal
+from minidl.commands import FOUND, OK, CommandError
 
-_Act = Callable[[argparse.Namespace], int]
-_Declare = Callable[[argparse.ArgumentParser], None]
+USAGE, INTERRUPTED = 2, 130
 
-OK, FOUND, USAGE, INTERRUPTED = 0, 1, 2, 130
+__all__ = ["COMMANDS", "FOUND", "INTERRUPTED", "OK", "USAGE", "CommandError", "main", "parser"]
 
-SHOWN_BATCHES = 12  # of the demo, as text: start-up, the first batches on their way, the reorder buffer at work
 
-
-class CommandError(Exception):
-    """The command can't do what it was asked; the message is all that the user sees."""
-
-
-@contextlib.contextmanager
-def _refused(command: str, *errors: type[Exception]) -> Iterator[None]:
-    """Where one of `errors` is raised in here, the user is told what it says, and no more."""
-    try:
-        yield
-    except errors as error:
-        raise CommandError(f"{command}: {error}") from error
-
-
-# --- Commands ---------------------------------------------------------------------------------------------------------
-# Each imports what it needs when it runs, so that a part that fails to import takes no other command with it.
-def _demo(arguments: argparse.Namespace) -> int:
-    from minidl import demo
-
-    options = demo.Options(
-        workers=arguments.workers,
-        epochs=arguments.epochs,
-        batch_size=arguments.batch_size,
-        work_dir=arguments.work_dir,
-        images=arguments.images,
-        trace=arguments.trace,
-        pin=arguments.pin,
-    )
-    try:
-        training = demo.train(options)
-    except demo.DemoError as error:
-        raise CommandError(str(error)) from error
-    return _after_demo(training.trace, training.losses)
-
-
-def _after_demo(path: Path, losses: Sequence[float]) -> int:
-    from minidl.tracing.check import examine
-    from minidl.tracing.summary import summary
-    from minidl.tracing.timeline import render
-
-    if len(losses) > 1:
-        fell = "fell" if losses[-1] < losses[0] else "did not fall"
-        print(f"the loss {fell}: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
-    trace = _read(path)
-    report = examine(trace)
-    yields = trace.select("yield")["time"][:SHOWN_BATCHES]
-    until = float(yields[-1] - trace.events["time"][0]) / 1e9
-    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}")
-    print(f"\nuntil batch {len(yields)}:\n{render(trace, until=until)}")
-    print(f"\nrecorded in {path}; look at it in the browser:  minidl view {path}")
-    print(f"all of it as text:  minidl timeline {path};  what else there is:  minidl --help")
-    return FOUND if report.violations else OK
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from minidl import run
-    from minidl.demo import free_directory
-
-    if not arguments.command:
-        what = "a module" if arguments.module else "a script"
-        raise CommandError(f"run: {what} to run is missing, e.g. minidl run train.py --epochs 2")
-    rank = os.environ.get("RANK")
-    if arguments.trace is None:
-        directory = free_directory(Path("minidl-traces"), "run" if rank is None else f"rank-{rank}")
-    else:
-        # The ranks of one job get the same command line, and each needs a trace of its own.
-        directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
-    taken = (directory / "manifest.json").exists()
-    try:
-        with _refused("run", run.RunError):
-            code = run.run_script(
-                arguments.command,
-                module=arguments.module,
-                trace=directory,
-                observe=arguments.observe,
-                align_clocks=arguments.align_clocks,
-                detail=arguments.detail,
-                functions=arguments.functions,
-                functions_main=arguments.functions_main,
-                functions_min_us=arguments.functions_min_us,
-                **({"ring_bytes": None} if arguments.full else {}),
-            )
-    finally:
-        if not taken and (directory / "manifest.json").exists():
-            print(f"minidl: recorded in {directory}; next: minidl summary {directory}", file=sys.stderr)
-        elif arguments.trace is None:
-            directory.rmdir()
-    return code
-
-
-def _summary(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.summary import summary
-
-    print(summary(_read(arguments.trace)).text())
-    return OK
-
-
-def _ledger(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.ledger import ledger
-
-    print(ledger(_read(arguments.trace)).text())
-    return OK
-
-
-def _before(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.causal import story
-
-    with _refused(f"before: {arguments.trace}", ValueError):
-        text = story(
-            _read(arguments.trace),
-            arguments.batch,
-            loader=arguments.loader,
-            epoch=arguments.epoch,
-            lines=arguments.lines,
-        )
-    print(text)
-    return OK
-
-
-def _timeline(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.timeline import render
-
-    if arguments.output is not None:
-        return _picture(arguments)
-    with _refused("timeline", ValueError):
-        text = render(
-            _read(arguments.trace),
-            width=arguments.width or shutil.get_terminal_size((100, 24)).columns,
-            since=arguments.since,
-            until=arguments.until,
-            worker=arguments.worker,
-            batch=arguments.batch,
-        )
-    print(text)
-    return OK
-
-
-def _page(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.page import html
-
-    workers = None if arguments.worker is None else [arguments.worker]
-    with _refused("timeline", ValueError):
-        html(_read(arguments.trace), arguments.output, since=arguments.since, until=arguments.until, workers=workers)
-    print(arguments.output)
-    return OK
-
-
-def _picture(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.picture import timeline
-
-    if arguments.output.suffix == ".html":
-        return _page(arguments)
-    with _refused("timeline", ValueError, ImportError):
-        figure = timeline(
-            _read(arguments.trace),
-            since=arguments.since,
-            until=arguments.until,
-            workers=None if arguments.worker is None else [arguments.worker],
-            batches=None if arguments.batch is None else [arguments.batch],
-        )
-        figure.savefig(arguments.output)
-    print(arguments.output)
-    return OK
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.check import rules_text, run
-
-    if arguments.rules:
-        print(rules_text())
-        return OK
-    if arguments.trace is None:
-        raise CommandError("check: a trace is missing, e.g. minidl check minidl-demo/trace-1")
-    return run(_read(arguments.trace), as_json=arguments.json)
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.export import write_chrome
-
-    target = arguments.output or _beside(arguments.trace, ".json")
-    write_chrome(_read(arguments.trace), target, _written)
-    print(target)
-    return OK
-
-
-def _written(done: int, of: int) -> None:
-    from minidl.demo import progress
-
-    progress(f"written: {done:,} of {of:,} events" if done < of else "")
-
-
-def _view(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.queries import QUERIES
-    from minidl.tracing.viewer import ViewerError, serve
-
-    if arguments.list_queries:
-        print("\n".join(f"{name:<8} {query.about}" for name, query in QUERIES.items()))
-        return OK
-    if arguments.trace is None:
-        raise CommandError("view: a trace is missing, e.g. minidl view minidl-demo/trace-1")
-    with _refused("view", ViewerError):
-        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries, progress=_written)
-    return OK
-
-
-def _pack(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.attachments import too_large
-
-    trace = _read(arguments.trace)
-    print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
-    for attachment in too_large(trace.attachments):
-        print(f"minidl: left out, since it is too large: {attachment!r}", file=sys.stderr)
-    return OK
-
-
-def _events(arguments: argparse.Namespace) -> int:
-    from minidl.tracing.events import EVENTS
-
-    for event in EVENTS.values():
-        if event.phase.value == "E":
-            continue  # told with its begin
-        end = EVENTS.get(event.code + 1)
-        spans = event.phase.value == "B" and end is not None
-        codes = f"{event.code}-{event.code + 1}" if spans else str(event.code)
-        fields = [field.name for e in (event, end if spans else None) if e is not None for field in e.fields]
-        print(f"{codes:>7}  {event.name:<18} {event.track.value:<10} {event.meaning}")
-        print(f"{'':9}fields: {', '.join(dict.fromkeys(fields)) or 'none'}; ours {event.ours}"
-              + (f"; torch {event.upstream}" if event.upstream else "") + f"; article {event.article}")  # fmt: skip
-    return OK
-
-
-def _read(path: Path) -> Trace:
-    from minidl.tracing.reader import read_trace
-
-    return read_trace(path)
-
-
-def _beside(trace: Path, suffix: str) -> Path:
-    """Where a file made from a trace goes by default: beside it, under its name."""
-    whole = trace.resolve()
-    return (trace.parent if whole.is_file() else whole.parent) / (whole.stem + suffix)
-
-
-# --- Arguments --------------------------------------------------------------------------------------------------------
-def _trace_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("trace", type=Path, nargs=nargs, metavar="TRACE", help="a trace's directory, or a packed file")
-
-
-def _trace_and_output(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
-
-
-def _demo_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--workers", type=_count, default=4, metavar="N", help="worker processes (default: %(default)s)")
-    add("--epochs", type=_positive, default=2, metavar="N", help="default: %(default)s")
-    add("--batch-size", type=_positive, default=16, metavar="N", help="default: %(default)s")
-    add("--images", type=Path, metavar="DIR", help="your own images, in one folder a class")
-    work_dir = Path("minidl-demo")
-    add(
-        "--work-dir",
-        type=Path,
-        default=work_dir,
-        metavar="DIR",
-        help="for its images and traces (default: %(default)s)",
-    )
-    add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free trace-N in --work-dir)")
-    add("--pin", action=argparse.BooleanOptionalAction, help="pin memory (default: where there is an accelerator)")
-
-
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--trace", type=Path, metavar="DIR", help="where to record (default: the first free minidl-traces/run-N)")
-    add("--detail", choices=("sample", "batch"), default="sample", help="record every sample, or only batches")
-    add("--full", action="store_true", help="keep every event (default: the newest million of each process, 64 MiB)")
-    add("--observe", action="store_true", help="record torch's own loader, in place of running this one")
-    add("--align-clocks", action="store_true", help="of several ranks: compare their clocks at start and end")
-    add("--functions", action="store_true", help="also record the functions that workers call (needs viztracer)")
-    add("--functions-main", action="store_true", help="also record those of the script's own process")
-    add("--functions-min-us", type=_count, default=10, metavar="N", help="leave out shorter calls (default: 10)")
-    add("-m", dest="module", action="store_true", help="what follows is a module, as for python -m")
-    add("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…", help="what to run, with its arguments")
-
-
-def _before_arguments(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser)
-    parser.add_argument("--batch", type=_count, required=True, metavar="N", help="the batch's task number")
-    parser.add_argument("--loader", type=_count, metavar="N", help="of which loader (default: the last that had it)")
-    parser.add_argument("--epoch", type=_count, metavar="N", help="of which epoch (default: the last that had it)")
-    parser.add_argument("--lines", type=_count, default=40, metavar="N", help="most steps; 0 = all (default: 40)")
-
-
-def _timeline_arguments(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser)
-    parser.add_argument("--width", type=_positive, metavar="N", help="characters (default: the terminal's)")
-    parser.add_argument("--since", type=float, metavar="S", help="seconds after the first event")
-    parser.add_argument("--until", type=float, metavar="S", help="seconds after the first event")
-    parser.add_argument("--worker", type=_count, metavar="N", help="leave out the other workers")
-    parser.add_argument("--batch", type=_count, metavar="N", help="only this task; in a picture, arrows along its way")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a picture (.png, .svg) or a page (.html)")
-
-
-def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser, nargs="?")
-    parser.add_argument("--rules", action="store_true", help="list the rules instead")
-    parser.add_argument("--json", action="store_true", help="the report for machines")
-
-
-def _view_arguments(parser: argparse.ArgumentParser) -> None:
-    _trace_argument(parser, nargs="?")
-    parser.add_argument("--query", dest="queries", action="append", metavar="NAME", help="show this one's answer below")
-    parser.add_argument("--queries", dest="list_queries", action="store_true", help="list the queries instead")
-    parser.add_argument("--no-browser", dest="browser", action="store_false", help="print the address, open nothing")
-
-
-@dataclass(frozen=True)
-class _Command:
-    about: str
-    example: str
-    act: _Act
-    arguments: _Declare = lambda parser: None
-
-
-def _of(module: str, name: str, *errors: type[Exception]) -> tuple[_Act, _Declare]:
-    """A command that a module runs: its `run` and `add_arguments`. errors: what `run` raises for what it refuses."""
-
-    def act(arguments: argparse.Namespace) -> int:
-        with _refused(name, *errors):
-            code: int = importlib.import_module(module).run(arguments)
-        return code
-
-    def declare(parser: argparse.ArgumentParser) -> None:
-        importlib.import_module(module).add_arguments(parser)
-
-    return act, declare
-
-
-_TRACE = "minidl-demo/trace-1"
-_COMMANDS = {
-    "demo": _Command(
-        "train on real image files; record, check and show what happened", "demo --workers 2", _demo, _demo_arguments
-    ),
-    "run": _Command(
-        "run a training script with minidl's DataLoader in torch's place, recorded",
-        "run train.py --epochs 2",
-        _run,
-        _run_arguments,
-    ),
-    "summary": _Command("say where a trace's time and bytes went", f"summary {_TRACE}", _summary, _trace_argument),
-    "ledger": _Command("say what was copied, how often and why", f"ledger {_TRACE}", _ledger, _trace_argument),
-    "timeline": _Command(
-        "draw a trace, as text or as a picture", f"timeline {_TRACE} --until 0.5", _timeline, _timeline_arguments
-    ),
-    "before": _Command(
-        "tell what led to a batch, whatever the clocks say", f"before {_TRACE} --batch 9", _before, _before_arguments
-    ),
-    "top": _Command("watch a running job, live", "top 4711", *_of("minidl.tracing.top", "top")),
-    "replay": _Command(
-        "step through a recorded run, forwards and backwards",
-        f"replay {_TRACE} --batch 9",
-        *_of("minidl.tracing.stepper_terminal", "replay", ValueError, IndexError),
-    ),
-    "check": _Command("was the protocol kept? exit code 1 if not", f"check {_TRACE}", _check, _check_arguments),
-    "view": _Command("show a trace in this machine's browser", f"view {_TRACE}", _view, _view_arguments),
-    "export": _Command("write a trace for Perfetto as JSON", f"export {_TRACE}", _export, _trace_and_output),
-    "pack": _Command("pack a trace into one compressed file", f"pack {_TRACE}", _pack, _trace_and_output),
-    "merge": _Command(
-        "put torch.profiler's profile into a trace, or join ranks' traces",
-        f"merge {_TRACE} profile.json",
-        *_of("minidl.tracing.merge", "merge"),
-    ),
-    "audit": _Command(
-        "did each rank see what it should? exit code 1 if not",
-        "audit minidl-traces",
-        *_of("minidl.tracing.audit", "audit"),
-    ),
-    "diff": _Command(
-        "say what changed most between two runs",
-        f"diff {_TRACE} minidl-demo/trace-2",
-        *_of("minidl.tracing.diff", "diff"),
-    ),
-    "record-suite": _Command(
-        "make every recording of traces/",
-        "record-suite --device simulated -o traces",
-        *_of("minidl.recordings", "record-suite"),
-    ),
-    "bench": _Command(
-        "measure what minidl costs beside torch", "bench --quick samplers", *_of("minidl.bench", "bench")
-    ),
-    "explore": _Command(
-        "try out all runs of the protocol, on a model; what each guard is for",
-        "explore --quick -o explored",
-        *_of("minidl.explore", "explore", ValueError),
-    ),
-    "events": _Command("print the table of events: what each means, where it comes from", "events", _events),
-}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="minidl",
-        description="torch's DataLoader, rebuilt to be read, with a record of everything it does.",
-        epilog="Begin with: minidl demo",
-    )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, command in _COMMANDS.items():
-        about = f"{command.about[0].upper()}{command.about[1:]}."
-        added = subparsers.add_parser(
-            name, help=command.about, description=about, epilog=f"Example: minidl {command.example}"
-        )
-        command.arguments(added)
-        added.set_defaults(act=command.act)
-    return parser
-
-
+# --- Types of arguments -----------------------------------------------------------------------------------------------
 def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def _positive(text: str) -> int:
     number = _count(text)
     if number == 0:
-        raise argparse.ArgumentTypeError("it must be at least 1")
+        raise argparse.ArgumentTypeError("'0' is not a whole number of at least 1")
     return number
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own); the exit code."""
-    from minidl.tracing.recorder import TraceError
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.05 to 3600")
+    return seconds
 
-    arguments = _parser().parse_args(argv)
+
+BENCHMARKS = ("events", "loader", "files", "samplers")
+
+
+def _benchmark(name: str) -> str:
+    if name not in BENCHMARKS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not a benchmark: choose from {', '.join(BENCHMARKS)}")
+    return name
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+_Argument = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def _arg(*names: str, **options: Any) -> _Argument:
+    return names, options
+
+
+def _flag(name: str, help: str, **options: Any) -> _Argument:
+    return (name,), {"action": "store_true", "help": help, **options}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. act: what runs it; about: its line of help; example: without `minidl`; note: below its help."""
+
+    act: Callable[[argparse.Namespace], int]
+    about: str
+    example: str
+    arguments: tuple[_Argument, ...] = ()
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.act.__name__
+
+
+_RUN = "minidl-demo/trace-1"
+_TRACE = _arg("trace", type=Path, metavar="TRACE", help="a trace: its directory or its packed file")
+_TRACE_UNLESS_LIST = _arg("trace", type=Path, nargs="?", metavar="TRACE", help=_TRACE[1]["help"])
+_OUTPUT = _arg("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
+
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "record": (
+        Command(
+            commands.demo, "train on real image files, record it, check the trace and show it", "demo --workers 2",
+            (
+                _arg("--workers", type=_count, default=4, metavar="N", help="worker processes (default: %(default)s)"),
+                _arg("--epochs", type=_positive, default=2, metavar="N", help="default: %(default)s"),
+                _arg("--batch-size", type=_positive, default=16, metavar="N", help="default: %(default)s"),
+                _arg("--images", type=Path, metavar="DIR", help="your own images, in one folder per class"),
+                _arg("--work-dir", type=Path, default=Path("minidl-demo"), metavar="DIR",
+                     help="for the demo's images and traces (default: %(default)s)"),
+                _arg("--trace", type=Path, metavar="DIR", help="where to record (default: WORK_DIR/trace-N)"),
+                _arg("--pin", action=argparse.BooleanOptionalAction,
+                     help="pin memory (default: if there is an accelerator)"),
+            ),
+        ),
+        Command(
+            commands.run, "run a training script unmodified and record its loaders", "run train.py --epochs 2",
+            (
+                _arg("--trace", type=Path, metavar="DIR", help="where to record (default: minidl-traces/run-N)"),
+                _arg("--detail", choices=("sample", "batch"), default="sample",
+                     help="record every sample (the default), or only batches"),
+                _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
+                _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
+                _flag("--functions", "also record the functions that workers call (needs viztracer)"),
+                _flag("--functions-main", "also record the functions that the script's own process calls"),
+                _arg("--functions-min-us", type=_count, default=10, metavar="N",
+                     help="leave out function calls shorter than N microseconds (default: %(default)s)"),
+                _flag("-m", "run a module, as python -m does", dest="module"),
+                _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
+                     help="the script or module, then its own arguments"),
+            ),
+        ),
+        Command(
+            commands.top, "show what a running job's workers do at present", "top 4711",
+            (
+                _arg("target", metavar="DIR|PID", help="a trace's directory, or the id of a process that records one"),
+                _arg("--interval", type=_interval, default=1.0, metavar="S",
+                     help="seconds between two updates (default: %(default)s)"),
+                _flag("--once", "print the state once and exit"),
+            ),
+            "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
+        ),
+    ),
+    "understand": (
+        Command(commands.summary, "print where time and bytes went, and what limits the loader", f"summary {_RUN}",
+                (_TRACE,)),
+        Command(
+            commands.timeline, "draw what each process did: as text, picture or HTML page",
+            f"timeline {_RUN} --until 0.5",
+            (
+                _TRACE,
+                _arg("--width", type=_positive, metavar="N", help="characters per line (default: terminal width)"),
+                _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
+                _arg("--until", type=float, metavar="S", help="end S seconds after the first event"),
+                _arg("--worker", type=_count, metavar="N", help="draw only this worker"),
+                _arg("--batch", type=_count, metavar="N", help="draw only this task; in a picture: mark its path"),
+                _arg("-o", "--output", type=Path, metavar="FILE", help="a picture (.png, .svg) or a page (.html)"),
+            ),
+        ),
+        Command(
+            commands.view, "open a trace in the browser (Perfetto, served by this machine)", f"view {_RUN}",
+            (
+                _TRACE_UNLESS_LIST,
+                _arg("--query", dest="queries", action="append", metavar="NAME",
+                     help="show the result of this query below; may be repeated"),
+                _flag("--queries", "list the queries and exit", dest="list_queries"),
+                _arg("--no-browser", dest="browser", action="store_false", help="print the address only"),
+            ),
+        ),
+        Command(
+            commands.replay, "step through a trace, forwards and backwards", f"replay {_RUN} --batch 9",
+            (
+                _TRACE,
+                _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
+                _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
+                _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
+                _arg("--loader", type=int, metavar="N", help="which iterator (default: the one with most events)"),
+                _arg("--html", type=Path, metavar="FILE", help="write a page with a slider instead"),
+            ),
+            "Without a terminal it prints one state: the one asked for, or the last.",
+        ),
+        Command(
+            commands.before, "print the steps that led to a batch, in causal order", f"before {_RUN} --batch 9",
+            (
+                _TRACE,
+                _arg("--batch", type=_count, required=True, metavar="N", help="the batch's task number"),
+                _arg("--loader", type=_count, metavar="N", help="its iterator (default: the last that had the task)"),
+                _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last that had the task)"),
+                _arg("--lines", type=_count, default=40, metavar="N",
+                     help="print at most N steps; 0 = all (default: %(default)s)"),
+            ),
+        ),
+        Command(commands.ledger, "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
+                (_TRACE,)),
+    ),
+    "judge and compare": (
+        Command(
+            commands.check, "check that a trace obeys the protocol; exit code 1 if not", f"check {_RUN}",
+            (
+                _TRACE_UNLESS_LIST,
+                _flag("--rules", "list the rules and exit"),
+                _flag("--json", "print the report as JSON"),
+            ),
+        ),
+        Command(
+            commands.audit, "check that the ranks of a job share the data correctly; exit code 1 if not",
+            "audit minidl-traces",
+            (
+                _arg("traces", type=Path, nargs="+", metavar="TRACE",
+                     help="a joined trace, or the traces of the ranks, or their directory"),
+                _flag("--json", "print the report as JSON"),
+            ),
+        ),
+        Command(
+            commands.diff, "compare two runs and print what changed most", f"diff {_RUN} minidl-demo/trace-2",
+            (
+                _arg("a", type=Path, metavar="A", help="the trace before: its directory or its packed file"),
+                _arg("b", type=Path, metavar="B", help="the trace after"),
+                _flag("--workers", "also compare the stages of each worker"),
+                _flag("--force", "compare even if the datasets or batch sizes differ"),
+            ),
+        ),
+    ),
+    "convert": (
+        Command(commands.export, "write a trace as JSON for Perfetto or chrome://tracing", f"export {_RUN}",
+                (_TRACE, _OUTPUT)),
+        Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
+        Command(
+            commands.merge, "add a torch.profiler profile to a trace, or join the traces of ranks",
+            f"merge {_RUN} profile.json",
+            (
+                _arg("trace", type=Path, metavar="TRACE", help="a trace, or a directory with one trace per rank"),
+                _arg("others", type=Path, nargs="*", metavar="OTHER",
+                     help="profiles that torch.profiler exported, or traces of other ranks"),
+                _arg("-o", "--output", type=Path, metavar="PATH",
+                     help="a .minidl file; for joined ranks, also a directory"),
+            ),
+        ),
+    ),
+    "learn and measure": (
+        Command(commands.events, "list all events: meaning, fields, code here and in torch", "events"),
+        Command(
+            commands.explore, "explore all interleavings of the protocol, and what each guard prevents",
+            "explore --quick -o explored",
+            (
+                _flag("--quick", "only the smallest configuration of each kind, steps merged: seconds"),
+                _flag("--full", "merge no steps in any configuration: about ten minutes and 2 GB of memory"),
+                _arg("--only", action="append", metavar="NAME", help="only this configuration; may be repeated"),
+                _arg("--guard", action="append", metavar="NAME",
+                     help="only the shortest failing run without this guard; may be repeated"),
+                _flag("--upstream", "explore torch's protocol instead"),
+                _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
+                _flag("--list", "list configurations and guards and exit"),
+                _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
+            ),
+        ),
+        Command(
+            commands.bench, "measure what minidl costs, compared with torch", "bench --quick samplers",
+            (
+                _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
+                     help=f"{', '.join(BENCHMARKS)} (default: all)"),
+                _arg("--device", nargs="?", const="real", choices=("real", "simulated"), metavar="simulated",
+                     help="measure copies to an accelerator instead; 'simulated' needs none"),
+                _flag("--quick", "fewer and shorter measurements, for a first impression"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
+            ),
+        ),
+    ),
+}  # fmt: skip
+
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+
+
+# --- Parsing ----------------------------------------------------------------------------------------------------------
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line. Its namespace holds the command's function as `act`."""
+    whole = argparse.ArgumentParser(
+        prog="minidl",
+        usage="minidl [-h] [--version] COMMAND ...",
+        description=_overview(),
+        epilog="Begin with: minidl demo. Help for one command: minidl COMMAND --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")
+    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    for command in COMMANDS.values():
+        about = f"{command.about[0].upper()}{command.about[1:]}."
+        note = f". {command.note}" if command.note else ""
+        own = subparsers.add_parser(command.name, description=about, epilog=f"Example: minidl {command.example}{note}")
+        for names, options in command.arguments:
+            own.add_argument(*names, **options)
+        own.set_defaults(act=command.act)
+    return whole
+
+
+def _overview() -> str:
+    lines = ["A readable PyTorch DataLoader that records what it does, and the tools that read the recordings."]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {command.name:<9} {command.about}" for command in group)]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own); return the exit code."""
+    arguments = parser().parse_args(argv)
+    terminal.escape_unencodable()
     try:
         code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
-    except (CommandError, TraceError) as error:
-        print(f"minidl: {error}", file=sys.stderr)
+    except (CommandError, minidl.TraceError) as error:
+        terminal.say(f"minidl: {error}")
         return USAGE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains when it flushes at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports it when it flushes at exit
         return OK
     except OSError as error:
-        print(f"minidl: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        terminal.say(f"minidl: {error.filename or 'the system'}: {error.strerror or error}")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,28 +1,29 @@
-"""Collating: how a list of samples becomes one batch.
+"""Collation: one batch from a list of samples.
 
-Interface: `default_collate(samples)` stacks tensors, turns arrays and numbers into tensors, and goes into mappings,
-sequences and named tuples; `default_convert(sample)` does the same to a lone sample, without a batch dimension.
+Interface: `default_collate(samples)` stacks tensors, turns arrays and numbers into tensors, and descends into
+mappings, sequences and named tuples. `default_convert(sample)` converts one sample, without a batch dimension.
 Rules of use: `collate` looks the element's type up in a map from types to functions `fn(batch, *, collate_fn_map)`.
-Add your own types to `default_collate_fn_map`. What your code has registered in torch's map of the same name holds here
-too: at each call, functions in it that torch did not put there are laid over our defaults, and yours in our map on top.
+Add your own types to `default_collate_fn_map`. Functions that your code has added to torch's map of the same name are
+used too: at each call they override our defaults, and functions that you added to our map override both.
 In a worker, `collate_tensor_fn` stacks straight into shared memory, so that sending the batch copies nothing.
 
-Articles: 1 (collate), 3 (the shared-memory shortcut). Upstream: torch/utils/data/_utils/collate.py.
+Article 4 §collate, article 3 §collate. Upstream: torch/utils/data/_utils/collate.py.
 """
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch import Tensor
 from torch.utils.data._utils import collate as torch_collate
 
 from minidl import worker_info
+from minidl.containers import is_named, mapping_like, sequence_like, tuple_like
 
 CollateFn: TypeAlias = Callable[..., Any]
 CollateFnMap: TypeAlias = dict[type | tuple[type, ...], CollateFn]
@@ -37,9 +38,9 @@ _UNSTACKABLE_LAYOUTS = {
 
 
 def default_convert(data: Any) -> Any:
-    """`data` with every NumPy array and scalar in it made a tensor; the nesting stays, but tuples become lists.
+    """Turn every NumPy array and scalar in `data` into a tensor; the nesting stays, but tuples become lists.
 
-    Strings, bytes, numbers and arrays of strings or objects stay as they are. Article 1; the loader's default when
+    Strings, bytes, numbers and arrays of strings or objects stay as they are. Article 1 §2.1; the loader's default if
     it does not batch.
     """
     if isinstance(data, Tensor):
@@ -47,9 +48,9 @@ def default_convert(data: Any) -> Any:
     if _is_numpy_value(data):
         return data if _is_string_or_object_array(data) else torch.as_tensor(data)
     if isinstance(data, Mapping):
-        return _like_mapping(data, {key: default_convert(data[key]) for key in data})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(default_convert(item) for item in data))
+        return mapping_like(data, {key: default_convert(data[key]) for key in data})
+    if is_named(data):
+        return tuple_like(data, (default_convert(item) for item in data))
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
         return _like_sequence(data, [default_convert(item) for item in data])
     return data
@@ -63,42 +64,17 @@ def _is_string_or_object_array(data: Any) -> bool:
     return type(data).__name__ == "ndarray" and np_str_obj_array_pattern.search(data.dtype.str) is not None
 
 
-def _like_mapping(model: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of `model`'s type, with its other attributes where it can be copied; failing that, a dict."""
-    try:
-        if not isinstance(model, MutableMapping):
-            return type(model)(items)  # type: ignore[call-arg]
-        clone = copy.copy(model)
-        clone.update(items)
-        return clone
-    except TypeError:
-        return items
-
-
 def _like_sequence(model: Sequence[Any], items: list[Any]) -> Any:
-    """A sequence of `model`'s type, with its other attributes where it can be copied; failing that, a list.
-
-    A tuple always becomes a list: programs rely on that, oddly as it sits beside the rest.
-    """
-    if isinstance(model, tuple):
-        return items
-    try:
-        if not isinstance(model, MutableSequence):
-            return type(model)(items)  # type: ignore[call-arg]
-        clone = copy.copy(model)
-        for i, item in enumerate(items):
-            clone[i] = item
-        return clone
-    except TypeError:
-        return items
+    """Rebuild a sequence. A tuple becomes a list, as in torch: programs rely on it."""
+    return items if isinstance(model, tuple) else sequence_like(model, items)
 
 
 def collate(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
-    """Collate a non-empty list of samples of one kind, deciding by the first.
+    """Collate a non-empty list of samples of one kind; the first one decides.
 
     The element's type is looked up in `collate_fn_map`, exactly and then in order by `isinstance`; failing that,
     mappings, named tuples and sequences are collated member by member.
-    RuntimeError when sequences differ in length; TypeError for an element that nothing fits. Article 1.
+    RuntimeError if sequences differ in length; TypeError for an element that no rule covers. Article 4 §collate.
     """
     elem = batch[0]
     function = _find_function(elem, collate_fn_map or {})
@@ -106,9 +82,10 @@ def collate(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
         return function(batch, collate_fn_map=collate_fn_map)
     if isinstance(elem, Mapping):
         fields = {key: collate([sample[key] for sample in batch], collate_fn_map=collate_fn_map) for key in elem}
-        return _like_mapping(elem, fields)
-    if isinstance(elem, tuple) and hasattr(elem, "_fields"):
-        return type(elem)(*(collate(column, collate_fn_map=collate_fn_map) for column in zip(*batch, strict=False)))
+        return mapping_like(elem, fields)
+    if is_named(elem):
+        columns = zip(*batch, strict=False)
+        return tuple_like(elem, (collate(column, collate_fn_map=collate_fn_map) for column in columns))
     if isinstance(elem, Sequence):
         if any(len(sample) != len(elem) for sample in batch):
             raise RuntimeError("each element in list of batch should be of equal size")
@@ -124,7 +101,7 @@ def _find_function(elem: Any, collate_fn_map: CollateFnMap) -> CollateFn | None:
 
 
 def new_shared(elem: Tensor, shape: Sequence[int]) -> Tensor:
-    """An uninitialised tensor in shared memory, with the dtype and device of `elem`. Article 3."""
+    """Return an uninitialised tensor in shared memory, with the dtype and device of `elem`. Article 3 §collate."""
     numel = torch.Size(shape).numel()
     storage = torch.UntypedStorage._new_shared(numel * elem.element_size(), device=elem.device)  # type: ignore[no-untyped-call]
     return elem.new_empty(0).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
@@ -144,13 +121,13 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None)
             )
     if worker_info.get_worker_info() is None:
         return torch.stack(batch, 0)
-    # Room for what there is, not for len(batch) of the first: shapes that differ fail here as they do upstream.
+    # Room for all elements, not for len(batch) times the first: different shapes then fail as in torch.
     out = new_shared(elem, [sum(tensor.numel() for tensor in batch)]).resize_(len(batch), *elem.size())
     return torch.stack(batch, 0, out=out)
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
-    """Arrays (memory maps included) collate as tensors. TypeError for arrays of strings or objects."""
+    """Collate arrays (also memory maps) as tensors. TypeError for arrays of strings or objects."""
     if np_str_obj_array_pattern.search(batch[0].dtype.str) is not None:
         raise TypeError(default_collate_err_msg_format.format(batch[0].dtype))
     return collate([torch.as_tensor(array) for array in batch], collate_fn_map=collate_fn_map)
@@ -184,8 +161,15 @@ default_collate_fn_map: CollateFnMap = {
 
 
 def default_collate(batch: Any) -> Any:
-    """`collate` with the default functions and all that was registered beside or over them. Article 1."""
+    """Collate with the default functions and all registered ones. Article 4 §collate."""
     return collate(batch, collate_fn_map=_registered())
+
+
+def ours(collate_fn: CollateFn) -> CollateFn:
+    """`collate_fn`, or if it is one of torch's two defaults, ours of the same name, which records and can be read."""
+    if collate_fn is torch.utils.data.default_collate:
+        return default_collate
+    return default_convert if collate_fn is torch.utils.data.default_convert else collate_fn
 
 
 def _registered() -> CollateFnMap:

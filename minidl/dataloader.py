@@ -11,17 +11,16 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing
 import torch.utils.data
 from typing_extensions import Self
 
-from minidl.collate import default_collate, default_convert
 from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from minidl.live_repr import LiveRepr, counted
 from minidl.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -30,7 +29,7 @@ _FIXED_AFTER_INIT = ("batch_size", "batch_sampler", "sampler", "drop_last", "dat
 
 
 class _InfiniteConstantSampler(Sampler[None]):
-    """Index None for ever: an iterable dataset decides by itself when it ends."""
+    """Index None forever: an iterable dataset decides by itself when it ends."""
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -44,7 +43,7 @@ class _LiveIterators(weakref.WeakSet[_BaseDataLoaderIter]):
         return _LiveIterators, ()
 
 
-class DataLoader(Generic[T_co]):
+class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     """Iterates over a dataset in batches, optionally through worker processes. Same constructor as torch 2.13's.
 
     dataset: map-style (`__getitem__`, `__len__`) or iterable-style (an `IterableDataset`, minidl's or torch's).
@@ -56,7 +55,7 @@ class DataLoader(Generic[T_co]):
     persistent_workers: keep the processes from one epoch to the next. in_order: yield batches in the sampler's order.
     collate_fn: samples -> batch. worker_init_fn: called in each worker with its id, after seeding.
     pin_memory: copy batches to page-locked memory for the current accelerator. pin_memory_device: deprecated, ignored.
-    timeout: seconds to wait for a batch, 0 = for ever. generator: for the default sampler and the workers' base seed.
+    timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
 
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
@@ -118,10 +117,13 @@ class DataLoader(Generic[T_co]):
         self.sampler = sampler
         self.batch_sampler = batch_sampler
         self.generator = generator
-        self.collate_fn = collate_fn or (default_collate if self._auto_collation else default_convert)
+        # Frameworks ask whether the function is torch's default. `collate.ours` puts ours in its place if it is called.
+        self.collate_fn = collate_fn or (
+            torch.utils.data.default_collate if self._auto_collation else torch.utils.data.default_convert
+        )
         self.persistent_workers = persistent_workers
         self.__initialized = True
-        self._IterableDataset_len_called: int | None = None
+        self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]  # torch's stub says None
         self._iterator = None
         self._live_iterators = _LiveIterators()
         self.check_worker_number_rationality()
@@ -150,6 +152,17 @@ class DataLoader(Generic[T_co]):
             self._iterator._reset(self)
         return self._iterator
 
+    def _phrases(self) -> Iterator[str]:
+        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
+        yield f"{type(self.dataset).__name__} by {type(sampler).__name__}, batch_size {self.batch_size}"
+        options = ("persistent_workers", "pin_memory", "drop_last")
+        yield ", ".join((counted(self.num_workers, "worker"), *(name for name in options if getattr(self, name))))
+        if self.prefetch_factor is not None:
+            yield f"prefetch_factor {self.prefetch_factor}"
+        if self.timeout:
+            yield f"timeout {self.timeout:g} s"
+        yield counted(len(self._live_iterators), "live iterator")
+
     def __len__(self) -> int:
         """Batches per epoch (samples, where nothing is batched).
 
@@ -172,9 +185,7 @@ class DataLoader(Generic[T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -1,13 +1,13 @@
-"""Datasets: what can be loaded, and how datasets combine.
+"""Datasets: the samples that can be loaded, and ways to combine datasets.
 
-Interface: `Dataset` (look up by key) and `IterableDataset` (a stream) are the two kinds; `TensorDataset`,
-`StackDataset`, `ConcatDataset`, `ChainDataset` and `Subset` build new ones out of old ones; `random_split` cuts one up.
-Rules of use: a map-style dataset defines `__getitem__`, usually `__len__`, and `__getitems__(indices)` when fetching a
-whole batch at once is cheaper. There is no default `__len__`: a missing one must look missing to `list(dataset)`.
-Both kinds subclass torch's class of the same name, as a marker only: either library's loader recognises either
-library's datasets. Every check below is therefore made against torch's class.
+Interface: `Dataset` (samples by key) and `IterableDataset` (a stream of samples) are the two kinds. `TensorDataset`,
+`StackDataset`, `ConcatDataset`, `ChainDataset` and `Subset` build datasets from others; `random_split` divides one.
+Rules of use: a map-style dataset defines `__getitem__`, usually `__len__`, and `__getitems__(indices)` if fetching a
+whole batch at once is cheaper. There is no default `__len__`, because `list(dataset)` must see that it is missing.
+Both kinds subclass torch's class of the same name, as a marker only, so each library's loader accepts the other's
+datasets. Every check below is therefore made against torch's class.
 
-Articles: 1 (datasets), 2 (what a sampler asks of one). Upstream: torch/utils/data/dataset.py.
+Article 4 §dataset, article 2 §2.2. Upstream: torch/utils/data/dataset.py.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ _T_stack = TypeVar("_T_stack", tuple[Any, ...], dict[str, Any])
 class Dataset(torch.utils.data.Dataset[_T_co]):
     """A map from keys to samples: subclasses define `__getitem__`, and may define `__len__` and `__getitems__`.
 
-    `__getitems__(indices: list) -> list` is absent here on purpose: the fetcher takes its presence as a promise.
+    `__getitems__(indices: list) -> list` is not defined here: the fetcher calls it if it exists.
     """
 
     def __getitem__(self, index: Any) -> _T_co:
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
 
-    def __add__(self, other: torch.utils.data.Dataset[_T_co]) -> ConcatDataset[_T_co]:  # type: ignore[override]
+    def __add__(self, other: torch.utils.data.Dataset[_T_co]) -> ConcatDataset[_T_co]:
         return ConcatDataset([self, other])
 
 
 class IterableDataset(Dataset[_T_co], torch.utils.data.IterableDataset[_T_co]):
     """A stream of samples: subclasses define `__iter__` (abstract: without it, TypeError on construction).
 
-    Each worker holds its own copy and iterates over all of it: unless the copies share the work out by
-    `get_worker_info()`, every sample arrives `num_workers` times.
+    Each worker iterates over its own copy. Unless the copies divide the work by `get_worker_info()`, every sample
+    arrives `num_workers` times.
     """
 
     def __add__(self, other: torch.utils.data.Dataset[_T_co]) -> ChainDataset[_T_co]:  # type: ignore[override]
         return ChainDataset([self, other])
 
 
-class TensorDataset(Dataset[tuple[Tensor, ...]]):
-    """Sample i is the tuple of every tensor's row i.
+class TensorDataset(Dataset[tuple[Tensor, ...]], torch.utils.data.TensorDataset):
+    """Tensors of equal length as a dataset: sample i is the tuple of their rows i.
 
-    tensors: each of shape (n, ...), the same n. AssertionError when the first sizes differ.
+    tensors: each of shape (n, ...), the same n. AssertionError if the first sizes differ.
     """
 
     tensors: tuple[Tensor, ...]
@@ -83,10 +83,10 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
         return self.tensors[0].size(0)
 
 
-class StackDataset(Dataset[_T_stack]):
-    """Sample i is sample i of every dataset: a tuple when they came by position, a dict when they came by name.
+class StackDataset(Dataset[_T_stack], torch.utils.data.StackDataset[_T_stack]):
+    """Parallel datasets: sample i holds sample i of each, in a tuple (positional arguments) or a dict (keywords).
 
-    ValueError when none is given, when both ways are mixed, or when the lengths differ.
+    ValueError if none is given, if both ways are mixed, or if the lengths differ.
     """
 
     datasets: tuple[Any, ...] | dict[str, Any]
@@ -116,9 +116,9 @@ class StackDataset(Dataset[_T_stack]):
         return sample
 
     def __getitems__(self, indices: list[Any]) -> list[_T_stack]:
-        """One sample for each index; a member's own `__getitems__` is used where it has one.
+        """Return one sample for each index, by the members' own `__getitems__` if they have one.
 
-        ValueError when a member's `__getitems__` returns another number of items than it was asked for.
+        ValueError if a member's `__getitems__` returns another number of items than it was asked for.
         """
         columns = [_fetch_many(dataset, indices) for dataset in self._members()]
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
@@ -140,8 +140,8 @@ def _fetches_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-class ConcatDataset(Dataset[_T_co]):
-    """Map-style datasets end to end: index i falls into the first whose cumulative size exceeds it.
+class ConcatDataset(Dataset[_T_co], torch.utils.data.ConcatDataset[_T_co]):
+    """Map-style datasets end to end: index i belongs to the first whose cumulative size exceeds it.
 
     AssertionError for an empty list, or for an iterable dataset (it has no index). ValueError for an index below -len.
     """
@@ -154,7 +154,7 @@ class ConcatDataset(Dataset[_T_co]):
         return list(itertools.accumulate(len(part) for part in sequence))
 
     def __init__(self, datasets: Iterable[torch.utils.data.Dataset[_T_co]]) -> None:
-        super().__init__()
+        super(torch.utils.data.ConcatDataset, self).__init__()
         self.datasets = list(datasets)
         if not self.datasets:
             raise AssertionError("datasets should not be an empty iterable")
@@ -177,18 +177,18 @@ class ConcatDataset(Dataset[_T_co]):
 
     @property
     def cummulative_sizes(self) -> list[int]:
-        """Misspelt name that upstream once had; FutureWarning on use."""
+        """The misspelt name of older torch versions; FutureWarning on use."""
         warnings.warn(
             "`cummulative_sizes` attribute is renamed to `cumulative_sizes`", category=FutureWarning, stacklevel=2
         )
         return self.cumulative_sizes
 
 
-class ChainDataset(IterableDataset[_T_co]):
-    """Streams one after another, each opened when its turn comes. AssertionError on meeting a map-style dataset."""
+class ChainDataset(IterableDataset[_T_co], torch.utils.data.ChainDataset):
+    """Streams one after another, each opened when it is needed. AssertionError for a map-style dataset."""
 
     def __init__(self, datasets: Iterable[torch.utils.data.Dataset[_T_co]]) -> None:
-        super().__init__()
+        super(torch.utils.data.ChainDataset, self).__init__()
         self.datasets = datasets
 
     def _streams(self) -> Iterator[Any]:
@@ -205,11 +205,11 @@ class ChainDataset(IterableDataset[_T_co]):
         return sum(len(stream) for stream in self._streams())
 
 
-class Subset(Dataset[_T_co]):
+class Subset(Dataset[_T_co], torch.utils.data.Subset[_T_co]):
     """Sample i is `dataset[indices[i]]`.
 
-    The fetcher prefers `__getitems__`, so a subclass that overrides only `__getitem__` would be bypassed without a
-    word: constructing one raises NotImplementedError.
+    The fetcher prefers `__getitems__`, so it would silently bypass a subclass that overrides only `__getitem__`:
+    constructing one raises NotImplementedError.
     """
 
     dataset: torch.utils.data.Dataset[_T_co]
@@ -250,10 +250,10 @@ def random_split(
     lengths: Sequence[int | float],
     generator: Generator | None = torch.default_generator,
 ) -> list[Subset[_T]]:
-    """Cut `dataset` into disjoint random subsets, drawing one permutation of its length from `generator`.
+    """Divide `dataset` into disjoint random subsets, by one permutation drawn from `generator`.
 
-    lengths: sample counts that add up to len(dataset), or fractions that add up to 1: each is rounded down, and the
-    samples left over go one by one to the subsets in turn (a UserWarning tells of a subset left empty).
+    lengths: sample counts that add up to len(dataset), or fractions that add up to 1. Fractions are rounded down;
+    the remaining samples go to the subsets in turn, one each. UserWarning for a subset that stays empty.
     ValueError for a fraction outside [0, 1] or lengths that do not add up.
     """
     size = len(dataset)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""A real training run on real image files, recorded, checked and summed up: what `minidl demo` does.
+"""The training run of `minidl demo`: real image files, real workers, recorded.
 
-Eight photographs (`photos/`) are cut once into a few hundred JPEG files. Workers decode and augment them, a small
-convolutional network learns which photograph a cut is from. `Photos` and `Network` are ordinary torch code: what makes
-the run visible is one line, `with minidl.trace(...)`.
+Eight photographs (`photos/`) are cut once into a few hundred JPEG files. Workers decode and augment them; a small
+convolutional network learns which photograph a cut is from. `Photos` and `Network` are ordinary torch code. One line,
+`with minidl.trace(...)`, records the run.
 
-Rule of use: `run(Options(...))` from a program; everything that a worker needs lives in this module, so any start
-method works. Pillow decodes the files and is imported only here.
+Interface: `train(Options(...))` trains and returns the losses and the trace's directory. Everything that a worker needs
+is in this module, so every start method works. Pillow decodes the files and is imported only here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -27,22 +26,24 @@ from torch import nn
 from torch.nn import functional
 
 import minidl
+from minidl.run import free_directory
+from minidl.terminal import progress
 
 CUTS_PER_PHOTOGRAPH = 60
-CUT_SIDE = 320  # pixels of a cut's file
-SIDE = 64  # pixels of what the network sees
+CUT_SIDE = 320  # pixels, of a cut's file
+SIDE = 64  # pixels, of the network's input
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 
 
 class DemoError(Exception):
-    """The demo cannot run as asked; the message says what to do."""
+    """The demo cannot run with these options."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `minidl demo` is asked to do. images: a folder with one folder of images a class, None = the photographs.
+    """Options of the demo. images: a folder with one folder of images per class; None = the photographs.
 
-    trace: where to record; None = the first free `trace-N` in work_dir. pin: None = where there is an accelerator.
+    trace: where to record; None = the first free `trace-N` in work_dir. pin: None = if there is an accelerator.
     """
 
     workers: int = 4
@@ -58,21 +59,21 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DemoError("the demo decodes images with Pillow, which is not installed: pip install pillow") from error
+        raise DemoError("images are decoded with Pillow, which is not installed: pip install pillow") from error
     return Image
 
 
 # --- The images -------------------------------------------------------------------------------------------------------
 def cut_photographs(directory: Path, photographs: Path | None = None) -> Path:
-    """Cut the photographs into `directory`/NAME/NNN.jpg, unless that has been done before; return `directory`.
+    """Cut the photographs into `directory`/NAME/NNN.jpg, unless `directory` exists; return it.
 
-    A cut is a square of random place, size and tilt. The same cuts come out each time.
+    A cut is a square of random position, size and angle. The cuts are the same each time.
     """
     if directory.is_dir():
         return directory
     image_module = _pillow()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Made beside its final place and renamed: an interrupted run leaves no half set that looks whole.
+    # Made beside its final place and renamed, so that an interrupted run leaves no incomplete set.
     draft = Path(tempfile.mkdtemp(prefix=".cutting-", dir=directory.parent))
     try:
         for source in sorted((photographs or Path(__file__).parent / "photos").glob("*.jpg")):
@@ -97,13 +98,13 @@ def _cut(image_module: Any, source: Path, directory: Path) -> None:
 
 
 class Photos(minidl.Dataset[tuple[torch.Tensor, int]]):
-    """Image files in one folder a class. A sample: float32 tensor (3, SIDE, SIDE) in [0, 1], augmented; and its class.
+    """Image files in one folder per class. A sample: float32 (3, SIDE, SIDE) in [0, 1], augmented; and its class.
 
-    Raises DemoError where `directory` does not hold at least two folders with images.
+    Raises DemoError unless `directory` holds at least two folders with images.
     """
 
     def __init__(self, directory: Path) -> None:
-        _pillow().init()  # with its decoders, once, before workers are forked, and not in each of them
+        _pillow().init()  # loads Pillow's decoders once, before workers are forked
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in SUFFIXES)
         self.classes = sorted({path.parent.name for path in found})
         if len(self.classes) < 2:
@@ -122,7 +123,7 @@ class Photos(minidl.Dataset[tuple[torch.Tensor, int]]):
 
 
 def decode(path: Path) -> torch.Tensor:
-    """An image file as a uint8 tensor (3, height, width)."""
+    """Decode an image file: uint8 (3, height, width)."""
     with _pillow().open(path) as image:
         rgb = image.convert("RGB")
     pixels = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
@@ -130,7 +131,7 @@ def decode(path: Path) -> torch.Tensor:
 
 
 def augment(image: torch.Tensor) -> torch.Tensor:
-    """Random crop to 70..100 %, flip, brightness and contrast; (3, SIDE, SIDE) float32 in [0, 1]."""
+    """Crop to 70..100 %, flip, change brightness and contrast at random: float32 (3, SIDE, SIDE) in [0, 1]."""
     side = int(min(image.shape[1:]) * random.uniform(0.7, 1.0))
     top = random.randint(0, image.shape[1] - side)
     left = random.randint(0, image.shape[2] - side)
@@ -144,7 +145,7 @@ def augment(image: torch.Tensor) -> torch.Tensor:
 
 # --- The training -----------------------------------------------------------------------------------------------------
 class Network(nn.Sequential):
-    """Three convolutions and a linear layer: enough to tell photographs apart, quick on a CPU."""
+    """Three convolutions and a linear layer: enough to distinguish the photographs, fast on a CPU."""
 
     def __init__(self, classes: int) -> None:
         layers: list[nn.Module] = []
@@ -154,15 +155,15 @@ class Network(nn.Sequential):
 
 
 @dataclass(frozen=True)
-class Training:
-    """What came of it: the mean loss of each epoch, and the trace."""
+class TrainingResult:
+    """The mean loss of each epoch, and the trace's directory."""
 
     losses: tuple[float, ...]
     trace: Path
 
 
-def train(options: Options) -> Training:
-    """Train and record. Raises DemoError (unsuitable images, no Pillow), TraceError (the trace's place is taken)."""
+def train(options: Options) -> TrainingResult:
+    """Train and record. Raises DemoError (unsuitable images, no Pillow), TraceError (the trace exists already)."""
     dataset = Photos(options.images or cut_photographs(options.work_dir / "photos"))
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = accelerator or torch.device("cpu")
@@ -178,14 +179,14 @@ def train(options: Options) -> Training:
             steps = list(_epoch(loader, network, optimiser, device))
             losses.append(sum(steps) / len(steps))
             print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
-    return Training(tuple(losses), directory)
+    return TrainingResult(tuple(losses), directory)
 
 
 @contextlib.contextmanager
 def _cores_for(workers: int) -> Iterator[None]:
-    """Leave the workers their cores: torch's own threads wait by spinning, and would take what the workers need.
+    """Limit torch's own threads, which busy-wait, so that the workers have their cores.
 
-    On a machine with fewer cores than workers there is no warning either: the demo is about watching them.
+    It also silences the warning about fewer cores than workers: the demo exists to watch the workers.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
@@ -220,21 +221,3 @@ def _epoch(
         progress(f"batch {done} of {len(loader)}, loss {loss.item():.3f}")
         yield loss.item()
     progress("")
-
-
-def progress(text: str) -> None:
-    """Show `text` on a terminal's present line, in place of what stood there; nothing where stderr is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def free_directory(parent: Path, name: str) -> Path:
-    """The first of `parent`/`name`-1, -2, … that does not exist, made now, so that nobody else takes it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        try:
-            (parent / f"{name}-{number}").mkdir()
-            return parent / f"{name}-{number}"
-        except FileExistsError:
-            number += 1

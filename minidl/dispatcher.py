@@ -11,9 +11,17 @@ on `Wait`, receive a result from outside and pass it to `receive` (or its worker
 from __future__ import annotations
 
 import enum
-import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from minidl.live_repr import LiveRepr, numbers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Frozen = tuple[Any, ...]
+"""A state that is put aside, see `freeze`."""
 
 NOT_FETCHED: Final = object()
 """Stands in `TaskInfo.data` for a task that is outstanding: sent, and not received yet."""
@@ -75,12 +83,12 @@ class DispatchError(AssertionError):
     """The dispatcher was driven against its rules, or a result came that no task explains."""
 
 
-@dataclass(slots=True)
-class Dispatcher:
+@dataclass(slots=True, repr=False)
+class Dispatcher(LiveRepr):
     """The state of one epoch (upstream: the attributes that `_MultiProcessingDataLoaderIter._reset` sets).
 
     Raises DispatchError for a result of an unknown or already received task, and for a task beyond the capacity of
-    `prefetch_factor * num_workers`. Article 1 §2.4.3, §2.4.4, §2.4.7.
+    `prefetch_factor * num_workers`. Article 1 §2.4.3, §2.4.4, §2.4.7; article 4 §iterator.
     """
 
     num_workers: int
@@ -92,7 +100,7 @@ class Dispatcher:
     tasks_outstanding: int = field(init=False)  # always the number of tasks in task_info that are not fetched
     workers_status: list[bool] = field(init=False)  # has the worker still work to do *in this epoch*?
     workers_num_tasks: list[int] = field(init=False)  # tasks sent to the worker and not delivered yet
-    _cycle: itertools.cycle[int] = field(init=False)
+    _turn: int = field(init=False)  # the worker whose turn is next
     _given_up: set[int] = field(init=False)  # tasks skipped because their worker ended first
 
     def __post_init__(self) -> None:
@@ -106,7 +114,7 @@ class Dispatcher:
         self.tasks_outstanding = 0
         self.workers_status = [True] * self.num_workers
         self.workers_num_tasks = [0] * self.num_workers
-        self._cycle = itertools.cycle(range(self.num_workers))
+        self._turn = 0
         self._given_up = set()
 
     @property
@@ -121,7 +129,7 @@ class Dispatcher:
 
     def check_capacity(self) -> None:
         """Raise DispatchError unless one more task may be outstanding; ask before drawing from the sampler."""
-        if self.tasks_outstanding >= self.capacity:
+        if self.tasks_outstanding >= self.prefetch_factor * self.num_workers:
             raise DispatchError(
                 f"task {self.send_idx}: {self.tasks_outstanding} tasks are outstanding, "
                 f"the capacity is {self.prefetch_factor} * {self.num_workers} = {self.capacity}"
@@ -141,10 +149,12 @@ class Dispatcher:
         return assignment
 
     def _next_worker(self) -> int | None:
-        for _ in range(self.num_workers):
-            worker_id = next(self._cycle)
+        count, worker_id = self.num_workers, self._turn
+        for _ in range(count):
+            self._turn = following = (worker_id + 1) % count
             if self.workers_status[worker_id] and (self.in_order or self._has_room(worker_id)):
                 return worker_id
+            worker_id = following
         return None
 
     def _has_room(self, worker_id: int) -> bool:
@@ -172,16 +182,21 @@ class Dispatcher:
 
     def receive(self, idx: int, data: Any) -> Deliver | Signal:
         """A result has come: deliver it if it is its turn (or order does not matter), else keep it."""
-        if idx in self._given_up:
-            self._given_up.remove(idx)
-            self.tasks_outstanding -= 1
-            return STALE
-        info = self._outstanding(idx)
+        info = self.task_info.get(idx)
+        if info is None or info.data is not NOT_FETCHED:
+            return self._unexpected(idx)
         self.tasks_outstanding -= 1
         info.data = data
         if idx == self.rcvd_idx or not self.in_order:
             return self._deliver(idx)
         return STORED
+
+    def _unexpected(self, idx: int) -> Signal:
+        if idx not in self._given_up:
+            self._outstanding(idx)  # raises
+        self._given_up.remove(idx)
+        self.tasks_outstanding -= 1
+        return STALE
 
     def exhausted(self, idx: int, worker_id: int) -> None:
         """The answer to task `idx` is that the worker's iterable dataset has ended."""
@@ -206,3 +221,39 @@ class Dispatcher:
         if idx == self.rcvd_idx:
             self.rcvd_idx += 1
         return Deliver(idx, info.worker_id, info.data)
+
+    def held_by(self, worker_id: int) -> list[int]:
+        """The tasks that the worker has not answered yet."""
+        tasks = tuple(self.task_info.items())  # in one step: another thread may ask for the repr
+        return [idx for idx, info in tasks if info.worker_id == worker_id and not info.fetched]
+
+    def _counts(self) -> Iterator[str]:
+        yield f"rcvd_idx {self.rcvd_idx}, send_idx {self.send_idx}"
+        yield f"{self.tasks_outstanding} of {self.capacity} tasks outstanding"
+        if early := [idx for idx, info in tuple(self.task_info.items()) if info.fetched]:
+            yield f"reorder buffer: {numbers('task', early)}"
+
+    def _phrases(self) -> Iterator[str]:
+        yield from self._counts()
+        for worker_id, active in enumerate(self.workers_status):
+            yield f"worker {worker_id}: {numbers('task', self.held_by(worker_id))}{'' if active else ', no more work'}"
+
+    def freeze(self) -> Frozen:
+        """The state as a tuple, which is hashable if the indices and the data are; `thaw` takes it back."""
+        tasks = tuple((idx, info.worker_id, info.index, info.data) for idx, info in self.task_info.items())
+        return (
+            self.send_idx, self.rcvd_idx, tasks, self.tasks_outstanding, tuple(self.workers_status),
+            tuple(self.workers_num_tasks), self._turn, tuple(sorted(self._given_up)),
+        )  # fmt: skip
+
+    def thaw(self, frozen: Frozen) -> None:
+        """Go on from a state that `freeze` gave."""
+        self.send_idx, self.rcvd_idx, tasks, self.tasks_outstanding, status, counts, self._turn, given_up = frozen
+        self.task_info = {idx: TaskInfo(*info) for idx, *info in tasks}
+        self.workers_status, self.workers_num_tasks = list(status), list(counts)
+        self._given_up = set(given_up)
+
+    def __copy__(self) -> Self:
+        new = type(self)(self.num_workers, self.prefetch_factor, self.in_order)
+        new.thaw(self.freeze())
+        return new

@@ -1,12 +1,13 @@
 """Samplers that give each process of a distributed run its own share of the indices.
 
-Interface: `DistributedSampler` is the Python front end's: rank r takes every num_replicas-th index of one common order.
-`DistributedRandomSampler` and `DistributedSequentialSampler` are the C++ front end's: rank r takes one contiguous
-block, handed out by `next(batch_size)`.
-Rules of use: call `set_epoch` on every rank before each epoch. All ranks shuffle alike, from the seed and the epoch, so
-no communication is needed. The C++ samplers shuffle at `reset()`, so there `set_epoch` acts from the next reset on.
+Interface: `DistributedSampler` is the Python API's: rank r takes every num_replicas-th index of one common order.
+`DistributedRandomSampler` and `DistributedSequentialSampler` are the C++ API's: rank r takes one contiguous block,
+which `next(batch_size)` returns in parts.
+Rules of use: call `set_epoch` on every rank before each epoch. All ranks shuffle by the same seed and epoch, so
+they need no communication. The C++ samplers shuffle at `reset()`: there, `set_epoch` takes effect at the next reset.
 
-Article: 2. Upstream: torch/utils/data/distributed.py; torch/csrc/api/include/torch/data/samplers/distributed.h.
+Article 2 §3.1 to §3.4. Upstream: torch/utils/data/distributed.py;
+torch/csrc/api/include/torch/data/samplers/distributed.h.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _T_co = TypeVar("_T_co", covariant=True)
 Archive = MutableMapping[str, Tensor] | str | os.PathLike[str] | IO[bytes]
 
 
-class DistributedSampler(Sampler[_T_co]):
+class DistributedSampler(Sampler[_T_co], torch.utils.data.DistributedSampler[_T_co]):
     """One rank's share: positions rank, rank + num_replicas, ... of an order that all ranks have in common.
 
-    Where the length does not divide evenly, the order is repeated from its beginning until it does, or cut short with
-    `drop_last`. num_replicas, rank: by default those of the current process group. shuffle: permute by seed + epoch.
-    ValueError for a rank outside [0, num_replicas); RuntimeError without torch.distributed when a default is needed;
-    AssertionError on iterating when the dataset's length has changed so that the shares no longer fit.
-    Article 2, sections 3.1 to 3.3; upstream torch.utils.data.DistributedSampler.
+    If the length is not a multiple of num_replicas, the order is padded from its beginning, or cut with `drop_last`.
+    num_replicas, rank: by default those of the current process group. shuffle: permute by seed + epoch.
+    ValueError for a rank outside [0, num_replicas); RuntimeError if a default is needed and torch.distributed
+    is missing; AssertionError on iterating if the dataset's length has changed so that the shares no longer fit.
+    Article 2 §3.1 to §3.3; upstream torch.utils.data.DistributedSampler.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class DistributedSampler(Sampler[_T_co]):
         return chain.from_iterable(blocks(self._shuffled(n, share, wrapped)))  # type: ignore[arg-type]
 
     def _shuffled(self, n: int, share: slice, wrapped: list[int]) -> Tensor:
-        """The share of the permutation of seed + epoch, shape (num_samples,).
+        """Return this rank's share of the permutation of seed + epoch, shape (num_samples,).
 
-        Kept until another one is asked for: a loader with workers takes two iterators of its sampler for each epoch,
-        and nearly all of the time goes into the permutation.
+        It is cached: a loader with workers takes two iterators of its sampler in each epoch, and the permutation takes
+        nearly all of the time.
         """
         key = n, self.seed + self.epoch, share, len(wrapped)
         if self._kept is None or self._kept[0] != key:
             order = permutation(n, torch.Generator().manual_seed(self.seed + self.epoch))
-            # A copy, so that the whole permutation is freed here instead of living on.
+            # A copy, so that the whole permutation is freed here.
             self._kept = key, torch.cat([order[share], order[wrapped]])
         return self._kept[1]
 
@@ -109,10 +110,10 @@ class DistributedSampler(Sampler[_T_co]):
 
 
 class _BlockSampler(ABC):
-    """What both C++ samplers share: rank r owns positions [r * count, (r + 1) * count) of all indices.
+    """Base of the C++ samplers: rank r owns positions [r * count, (r + 1) * count) of all indices.
 
-    count is size / num_replicas, rounded up with `allow_duplicates` (the first indices are then dealt twice), else down
-    (the last indices are then dealt to nobody). A loader takes one epoch as `iter(lambda: sampler.next(64), None)`.
+    count is size / num_replicas, rounded up with `allow_duplicates` (the first indices are then used twice), else down
+    (the last indices are then used by no rank). A loader takes one epoch as `iter(lambda: sampler.next(64), None)`.
     ValueError for a negative size or a rank outside [0, num_replicas), which C++ does not check.
     """
 
@@ -126,7 +127,7 @@ class _BlockSampler(ABC):
         self.reset(size)
 
     def reset(self, new_size: int | None = None) -> None:
-        """Start over, with `new_size` indices if given; the size before it otherwise."""
+        """Begin again, with `new_size` indices; None keeps the size."""
         if new_size is not None:
             if new_size < 0:
                 raise ValueError(f"{type(self).__name__}: size must be 0 or more, got {new_size}")
@@ -137,7 +138,7 @@ class _BlockSampler(ABC):
         self._sample_index = self._begin_index
 
     def next(self, batch_size: int) -> list[int] | None:
-        """The next `batch_size` indices of this rank, fewer at the end of its block, and None after that."""
+        """Return the next `batch_size` indices of this rank, fewer at the end of its block, then None."""
         if batch_size < 0:
             raise ValueError(f"{type(self).__name__}.next: batch_size must be 0 or more, got {batch_size}")
         if self._sample_index == self._end_index:
@@ -147,14 +148,14 @@ class _BlockSampler(ABC):
         return self._indices(start, self._sample_index)
 
     def index(self) -> int:
-        """The position, counted over all ranks, that the next index is taken from."""
+        """Return the position, counted over all ranks, of the next index."""
         return self._sample_index
 
     def epoch(self) -> int:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle of the next `reset()`; the epoch under way goes on as it is."""
+        """Choose the shuffle of the next `reset()`; the current epoch does not change."""
         self._epoch = epoch
 
     def save(self, archive: Archive) -> None:
@@ -197,9 +198,9 @@ class _BlockSampler(ABC):
 
 
 class DistributedSequentialSampler(_BlockSampler):
-    """Each rank's block in order, wrapping round to index 0 past the last.
+    """Each rank's block in order; after the last index, index 0 follows.
 
-    Article 2, section 3.4.2.2; upstream torch::data::samplers::DistributedSequentialSampler.
+    Article 2 §3.4.2.2; upstream torch::data::samplers::DistributedSequentialSampler.
     """
 
     def _indices(self, start: int, end: int) -> list[int]:
@@ -209,8 +210,8 @@ class DistributedSequentialSampler(_BlockSampler):
 class DistributedRandomSampler(_BlockSampler):
     """Each rank's block of all indices shuffled by the epoch: at construction by epoch 0, then at every `reset()`.
 
-    As upstream, the duplicates are 0, 1, 2, ... in sequence, so more than twice as many ranks as indices make some of
-    them exceed the size. Article 2, section 3.4.2.1; upstream torch::data::samplers::DistributedRandomSampler.
+    As in torch, the duplicates are 0, 1, 2, ... in sequence, so with more than twice as many ranks as indices some of
+    them exceed the size. Article 2 §3.4.2.1; upstream torch::data::samplers::DistributedRandomSampler.
     """
 
     def reset(self, new_size: int | None = None) -> None:

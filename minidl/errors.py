@@ -1,10 +1,9 @@
 """An exception on its way from a worker or the pin-memory thread to the consumer.
 
-`ExceptionWrapper` carries the type, the formatted traceback and where it happened; `reraise` raises it again in the
-reading process. What upstream raises, this raises, with the same first line; behind the traceback it adds the task, the
-sample's index and its place in the batch. An exception whose constructor wants more than a message is rebuilt from its
-pickle where that works, so that `except MyError` still catches it; where nothing works it becomes a RuntimeError that
-holds the whole text.
+`ExceptionWrapper` carries the type, the formatted traceback and the place; `reraise` raises the exception again in the
+reading process. It raises the same type as torch, with the same first line. After the traceback it adds the task, the
+sample's index and its place in the batch. An exception whose constructor needs more than a message is rebuilt from its
+pickle, so that `except MyError` still catches it. If that fails too, it becomes a RuntimeError with the whole text.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-_LARGEST_PICKLE = 1 << 20  # bytes; an exception that drags a dataset along is sent as text only
+_LARGEST_PICKLE = 1 << 20  # bytes; an exception that refers to a dataset is sent as text only
 
 
 class _Message(str):
-    """KeyError shows the repr of its argument, which would turn a traceback into one line; this repr is the text."""
+    """A text whose repr is itself: KeyError shows its argument's repr, which would put a traceback into one line."""
 
     __slots__ = ()
 
@@ -27,13 +26,13 @@ class _Message(str):
 
 
 class RemoteTracebackError(Exception):
-    """The text of a traceback from another process or thread; the cause of an exception that was rebuilt as it was."""
+    """A traceback from another process or thread, as text: the cause of an exception rebuilt from its pickle."""
 
 
 class ExceptionWrapper:
     """An exception with its traceback as text (upstream: `torch._utils.ExceptionWrapper`; article 1 §2.4.5).
 
-    where: "in DataLoader worker process 2", said in the first line. place: one line more about the task, or "".
+    where: for the first line, e.g. "in DataLoader worker process 2". place: one more line about the task, or "".
     """
 
     def __init__(self, error: BaseException, where: str, place: str = "") -> None:
@@ -47,12 +46,12 @@ class ExceptionWrapper:
 
     @property
     def text(self) -> str:
-        """First line, traceback, and the place of the task."""
+        """The first line, the traceback, and the place of the task."""
         lines = [f"Caught {self.exc_name} {self.where}.\nOriginal {self.exc_msg}"]
         return "\n".join(lines + [self.place]) if self.place else lines[0]
 
     def portable(self) -> ExceptionWrapper:
-        """The same error without the parts that may not pickle: its type becomes RuntimeError, its text stays."""
+        """Return the error without the parts that may not pickle: a RuntimeError with the same text."""
         other = object.__new__(ExceptionWrapper)
         other.__dict__.update(self.__dict__)
         other.exc_type, other._pickled = RuntimeError, b""
@@ -61,8 +60,8 @@ class ExceptionWrapper:
     def reraise(self) -> NoReturn:
         """Raise the exception here.
 
-        In this order: the type called with the text (what upstream does; `message=` for types that have a `message`),
-        the original from its pickle with the text as its cause, RuntimeError with the text.
+        It tries in this order: the type called with the text (as torch does; `message=` for types that have a
+        `message`), the original from its pickle with the text as its cause, a RuntimeError with the text.
         """
         rebuilt = self._from_text()
         original = self._from_pickle() if rebuilt is None else None
@@ -73,8 +72,8 @@ class ExceptionWrapper:
                 raise original from RemoteTracebackError(self.text)
             raise RuntimeError(self.text)
         finally:
-            # The traceback holds this frame: with these names set, an error would hold itself, and its iterator's
-            # workers would live until the garbage collector comes by.
+            # The traceback holds this frame: with these names set, an error would refer to itself, and its
+            # iterator's workers would live until the garbage collector runs.
             del rebuilt, original
 
     def _from_text(self) -> BaseException | None:

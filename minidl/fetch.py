@@ -1,6 +1,6 @@
 """From indices to a batch: ask the dataset for samples, then collate. The same fetchers serve workers and the loader.
 
-A fetcher tells its `Progress` what it is about to do, so that an error or a timeout can name the sample. Article 1
+A fetcher reports to its `Progress` before each step, so that an error or a timeout can name the sample. Article 1
 §2.3.4; upstream: `torch.utils.data._utils.fetch`.
 """
 
@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Who wants to know how far a fetch has come."""
+    """The receiver of a fetcher's progress reports."""
 
     def samples(self, count: int) -> None:
-        """A call of the dataset for `count` samples at once begins."""
+        """The dataset is called for `count` samples at once."""
 
     def sample(self, position: int, index: Any) -> None:
-        """The sample at `position` of the batch is asked for next; `index` is None for an iterable dataset."""
+        """The sample at `position` of the batch is fetched next; `index` is None for an iterable dataset."""
 
     def collate(self, count: int) -> None:
-        """`count` samples are here and go to collate_fn."""
+        """`count` samples are fetched and go to collate_fn."""
 
 
 class Unwatched:
-    """A Progress that nobody looks at."""
+    """A Progress that ignores all reports."""
 
     def samples(self, count: int) -> None: ...
 
@@ -50,7 +50,7 @@ class _BaseDatasetFetcher:
         self.progress: Progress = progress if progress is not None else Unwatched()
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """The batch for the indices (or the one sample, where nothing is collated)."""
+        """Return the batch of the indices, or one sample if the loader does not batch."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class _IterableDatasetFetcher(_BaseDatasetFetcher):
         self.ended = False
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """As above; raises StopIteration where the dataset has ended, or too few samples are left for drop_last."""
+        """As above. StopIteration if the dataset has ended, or if drop_last drops the remaining samples."""
         if self.ended:
             raise StopIteration
         if self.auto_collation:
@@ -110,7 +110,7 @@ class _IterableDatasetFetcher(_BaseDatasetFetcher):
 
 
 class _DatasetKind:
-    """Which of the two protocols a dataset follows."""
+    """The kind of a dataset: map-style or iterable."""
 
     Map = 0
     Iterable = 1
@@ -124,6 +124,6 @@ class _DatasetKind:
         drop_last: bool,
         progress: Progress | None = None,
     ) -> _BaseDatasetFetcher:
-        """The fetcher for the kind of dataset."""
+        """Return a fetcher for a dataset of this kind."""
         fetcher = _MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher
         return fetcher(dataset, auto_collation, collate_fn, drop_last, progress)

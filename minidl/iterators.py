@@ -2,46 +2,84 @@
 
 Read `_MultiProcessingDataLoaderIter` from top to bottom beside article 1 §2.4: `__init__` starts the workers and the
 pin-memory thread, `_reset` begins an epoch and primes the prefetch loop, `_try_put_index` sends one task, `_next_data`
-yields one batch. Which task, which worker, whose turn: `dispatcher.Dispatcher` decides. Who may do what: `protocol`.
-How it ends: `shutdown`. Everything that touches another process or thread comes from `ports`.
+yields one batch. What comes next: `driver.Driver` decides, and the iterator performs its effects. Which task, which
+worker, whose turn: `dispatcher.Dispatcher`. Who may do what: `protocol`. How it ends: `shutdown`. Who died: `liveness`.
+Everything that touches another process or thread comes from `ports`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import pickle
 import queue
-import tempfile
 import time
 import warnings
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 import torch.multiprocessing
+import torch.utils.data.dataloader
+from torch._C._profiler import _RecordFunctionFast
 from typing_extensions import Self
 
-from minidl import ports, shutdown
-from minidl.dispatcher import EPOCH_END, Deliver
+from minidl import collate, liveness, ports
+from minidl.dispatcher import Assignment, Deliver, Dispatcher
+from minidl.driver import (
+    DRAW,
+    END,
+    READY,
+    Driver,
+    Effect,
+    Failure,
+    Get,
+    NoteDeath,
+    PutResume,
+    PutSentinel,
+    Raise,
+    Simple,
+)  # fmt: skip
 from minidl.errors import ExceptionWrapper
 from minidl.fetch import _DatasetKind
-from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, WorkerExhausted
+from minidl.live_repr import LiveRepr
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.pin_memory import SIMULATED, PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
-from minidl.ports import MP_STATUS_CHECK_INTERVAL
-from minidl.protocol import LoaderEvent
-from minidl.signals import _set_SIGCHLD_handler, _set_worker_pids
+from minidl.progress import ProgressBoard
+from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
+from minidl.shutdown import Crew
 from minidl.worker import WorkerSpec, _worker_loop
 
+# Frameworks test for torch's iterator types, so ours are subclasses of them in name; every method is ours. The type
+# checker takes the two for plain classes, since our methods have other signatures.
 if TYPE_CHECKING:
-    from minidl.dataloader import DataLoader
+
+    class _TorchSingle: ...
+
+    class _TorchMulti: ...
+else:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchMulti
+    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchSingle
+
+Loader: TypeAlias = Any
+"""A `dataloader.DataLoader`, whose module imports this one."""
 
 
-class _BaseDataLoaderIter:
+def _labelled(name: str) -> AbstractContextManager[Any]:
+    """A label for profilers around one `__next__`, as upstream's.
+
+    `record_function` costs 5 µs even when no profiler runs, so it is used only when one does. The other one reaches
+    observers that are registered in C++ and of which this flag says nothing.
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.autograd.profiler.record_function(name)
+    label: AbstractContextManager[Any] = _RecordFunctionFast(name)
+    return label
+
+
+class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
     """What both iterators share: options, sampler, seed, `__next__` with its bookkeeping. Article 1 §2.3.2."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._ports = ports.new_ports()
         self._dataset = loader.dataset
         self._dataset_kind = loader._dataset_kind
@@ -53,11 +91,11 @@ class _BaseDataLoaderIter:
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         self._timeout = loader.timeout
-        self._collate_fn = loader.collate_fn
+        self._collate_fn = collate.ours(loader.collate_fn)
         self._persistent_workers = loader.persistent_workers
         self._pin_memory, self._pin_memory_device = _pinning(loader)
-        self._ports.opened(self)
-        self._lifecycle = self._ports.loader_lifecycle()
+        self._ports.note(ports.Opened(self))
+        self._lifecycle = self._ports.decider(LoaderLifecycle)
         self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
         self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         self._num_yielded = 0
@@ -67,42 +105,41 @@ class _BaseDataLoaderIter:
     def __iter__(self) -> Self:
         return self
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+    def _phrases(self) -> Iterator[str]:
+        yield self._lifecycle.state.name
+        yield f"{self._num_yielded} yielded"
+
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
         self._num_yielded = 0
         self._IterableDataset_len_called = loader._IterableDataset_len_called
 
     def _next_index(self) -> Any:
-        """The next task's indices; raises StopIteration where the sampler has no more. Article 1 §2.4.4."""
+        """The next task's indices; raises StopIteration if the sampler has no more. Article 1 §2.4.4."""
         return next(self._sampler_iter)
 
     def _next_data(self) -> Any:
         raise NotImplementedError
 
     def __next__(self) -> Any:
-        with torch.autograd.profiler.record_function(self._profile_name):
-            self._lifecycle.handle(LoaderEvent.NEXT)
+        with _labelled(self._profile_name):
             try:
                 data = self._next_data()
-                self._stop_if_closed()
             except BaseException:
-                if self._lifecycle.allows(LoaderEvent.RAISE):
-                    self._lifecycle.handle(LoaderEvent.RAISE)
+                self._failed()
                 raise
             self._num_yielded += 1
-            self._lifecycle.handle(LoaderEvent.YIELD)
-            self._warn_beyond_length()
+            length = self._IterableDataset_len_called  # None for a map-style dataset
+            if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
+                self._warn_beyond_length(length)
             return data
 
-    def _stop_if_closed(self) -> None:
-        """Raise StopIteration after `close()`, which user code may call, or a signal's handler, while next() runs."""
-        if self._lifecycle.shut_down:
-            raise StopIteration
+    def _failed(self) -> None:
+        """Note that the consumer gets an error, or nothing, for its next()."""
+        if self._lifecycle.allows(LoaderEvent.RAISE):
+            self._lifecycle.handle(LoaderEvent.RAISE)
 
-    def _warn_beyond_length(self) -> None:
-        length = self._IterableDataset_len_called
-        if self._dataset_kind != _DatasetKind.Iterable or length is None or self._num_yielded <= length:
-            return
+    def _warn_beyond_length(self, length: int) -> None:
         message = (
             f"Length of IterableDataset {self._dataset} was reported to be {length}"
             f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
@@ -119,7 +156,7 @@ class _BaseDataLoaderIter:
         return len(self._index_sampler)
 
     def close(self) -> None:
-        """Stop here: end the workers, where there are any. Calling next() after it raises StopIteration."""
+        """End the workers, if there are any. Calling next() after it raises StopIteration."""
         if not self._lifecycle.shut_down:
             self._lifecycle.handle(LoaderEvent.SHUT_DOWN)
             self._lifecycle.handle(LoaderEvent.TERMINATED)
@@ -127,21 +164,19 @@ class _BaseDataLoaderIter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> NoReturn:
-        raise NotImplementedError("{} cannot be pickled", self.__class__.__name__)
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: it holds worker processes and queues")
 
 
 _USERS_LOOP = 6
 """How far `for batch in loader` is from a warning in `_pinning`: two __init__, `_get_iterator`, `__iter__`."""
 
 
-def _pinning(loader: DataLoader[Any]) -> tuple[bool, str | None]:
-    """Whether to pin, and for which type of device; warns where that differs from what was asked for."""
+def _pinning(loader: Loader) -> tuple[bool, str | None]:
+    """Whether to pin, and for which type of device; warns if that differs from what was asked for."""
     if not loader.pin_memory:
         return False, None
     if loader.pin_memory_device:
@@ -165,10 +200,10 @@ def _pinning(loader: DataLoader[Any]) -> tuple[bool, str | None]:
     return device not in (None, "mps"), device
 
 
-class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
     """Fetches in this process, one batch at a time. Article 1 §2.3.3."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
@@ -180,6 +215,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
             self._lifecycle.handle(event)
 
     def _next_data(self) -> Any:
+        self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
         try:
             index = self._next_index()
@@ -187,22 +223,26 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
         except StopIteration:
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
             raise
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+        if self._pin_memory:
+            data = pin_memory(data, self._pin_memory_device)
+        self._stop_if_closed()
+        self._lifecycle.handle(LoaderEvent.YIELD)
+        return data
+
+    def _stop_if_closed(self) -> None:
+        """Raise StopIteration after `close()`, which the dataset, or a signal's handler, may call while next() runs."""
+        if self._lifecycle.shut_down:
+            raise StopIteration
 
 
-class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     """Hands tasks to worker processes and yields what they send back. Article 1 §2.4.
 
-    Data flow: index queue (one per worker) -> worker -> worker result queue (one) -> consumer; where memory is pinned,
-    worker result queue -> pin-memory thread -> data queue -> consumer.
+    Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,
+    result queue -> pin-memory thread -> ready queue -> consumer. `_data_queue` is the one that the consumer reads.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._pid = os.getpid()  # a child that is forked with this object must not shut it down
-        self._shutdown = False
-        self._worker_pids_set = False
-        self._workers: list[Any] = []
-        self._index_queues: list[Any] = []
+    def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
         self._worker_init_fn = loader.worker_init_fn
         if self._num_workers <= 0 or not self._prefetch_factor:
@@ -210,36 +250,35 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 "num_workers and prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
         self._lifecycle.handle(LoaderEvent.START)
-        self._dispatcher = self._ports.dispatcher(self._num_workers, self._prefetch_factor, self._in_order)
+        self._dispatcher = self._ports.decider(Dispatcher, self._num_workers, self._prefetch_factor, self._in_order)
+        self._driver = Driver(
+            self._dispatcher, self._lifecycle, persistent=self._persistent_workers, timeout=self._timeout
+        )
         self._start_workers(loader.multiprocessing_context or torch.multiprocessing)
         if self._pin_memory:
             self._start_pin_memory_thread()
             if self._persistent_workers:
-                shutdown.close_at_exit(self)
+                self._crew.close_at_exit()
         else:
             self._data_queue = self._worker_result_queue
-        _set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
-        _set_SIGCHLD_handler()
-        self._worker_pids_set = True
+        self._crew.watch_pids()
         self._reset(loader, first_iter=True)
 
     def _start_workers(self, context: Any) -> None:
         """Start the workers; article 1 §2.4.2."""
-        self._worker_result_queue = self._ports.result_queue(context)
-        shutdown.hold(self, self._worker_result_queue)
-        self._workers_done_event = self._ports.workers_done_event()
-        self._board = self._ports.progress_board(self._num_workers)
+        self._worker_result_queue = self._ports.queue("result", context)
+        self._workers_done_event = self._ports.done_event("workers")
+        self._board = ProgressBoard(self._num_workers)
+        self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
+        self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         for worker_id in range(self._num_workers):
-            index_queue = self._ports.index_queue(context, worker_id)
-            shutdown.hold(self, index_queue)
-            # If this process exits while a worker is gone, nobody would empty the queue that its feeder writes to.
+            index_queue = self._ports.queue("index", context, worker_id)
+            # If this process exits while a worker is gone, nothing empties the queue that its feeder writes to.
             index_queue.cancel_join_thread()
             spec = self._worker_spec(worker_id, index_queue, context)
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
             _start(worker)
-            # Listed only once started: a shutdown joins whoever is listed, and only a started process can be joined.
-            self._index_queues.append(index_queue)
-            self._workers.append(worker)
+            self._crew.add_worker(worker, index_queue)
 
     def _worker_spec(self, worker_id: int, index_queue: Any, context: Any) -> WorkerSpec:
         return WorkerSpec(
@@ -250,207 +289,159 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             auto_collation=self._auto_collation,
             collate_fn=self._collate_fn,
             drop_last=self._drop_last,
-            base_seed=self._base_seed,
+            base_seed=int(self._base_seed),
             worker_init_fn=self._worker_init_fn,
             index_queue=index_queue,
             result_queue=self._worker_result_queue,
             done_event=self._workers_done_event,
             board=self._board,
             ports=self._ports,
-            manager_pid=None if context.get_start_method() == "forkserver" else self._pid,
+            manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
         )
 
     def _start_pin_memory_thread(self) -> None:
-        """Start the thread between the result queue and the data queue; article 1 §2.4.6."""
+        """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
         device = self._pin_memory_device
-        self._pin_memory_thread_done_event = self._ports.pin_memory_thread_done_event()
-        self._data_queue = self._ports.ready_queue()
+        self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
+        self._data_queue = self._ports.queue("ready")
         device_id = 0 if device == SIMULATED else torch.accelerator.current_device_index()
-        done, result_queue = self._pin_memory_thread_done_event, self._worker_result_queue
+        queues = (self._worker_result_queue, self._data_queue)
         thread = self._ports.pin_memory_thread(
             PinMemoryThread(
-                _pin_memory_loop, (result_queue, self._data_queue, device_id, done, str(device), self._ports)
+                _pin_memory_loop,
+                (*queues, device_id, done_event, str(device), self._ports),
+                self._ports.decider(PinLifecycle),
             )
         )
         thread.start()
         self._pin_memory_thread = thread
+        self._crew.add_pin_thread(thread, done_event)
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        """Begin an epoch: every count anew, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
-        if not first_iter:
-            self._epoch += 1
-            self._lifecycle.handle(LoaderEvent.RESUME)
+    def _phrases(self) -> Iterator[str]:
+        yield from self._driver._phrases()
+        yield from self._crew._phrases()
+        if self._pin_memory:
+            yield f"ready queue {self._data_queue!r}"
+
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        """Begin an epoch: counts reset, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
+        effect = self._driver.begin() if first_iter else self._driver.resume()
         super()._reset(loader, first_iter)
-        self._dispatcher.reset()
-        if not first_iter:
-            self._resume_workers()
-        self._lifecycle.handle(LoaderEvent.EPOCH_BEGIN)
-        for _ in range(self._dispatcher.capacity):
-            self._try_put_index()
-        self._lifecycle.handle(LoaderEvent.PRIMED)
+        try:
+            self._perform(effect)
+        except BaseException:
+            self._failed()
+            raise
 
-    def _resume_workers(self) -> None:
-        """Tell every worker of the new epoch and wait for all to answer; what comes before is the old epoch's."""
-        for worker_id in range(self._num_workers):
-            self._index_queues[worker_id].put(ResumeIteration(self._epoch, worker_id))
-        missing = self._num_workers
-        while missing > 0:
-            message = self._get_data()
-            missing -= isinstance(message, ResumeIteration) and message.epoch == self._epoch
-
-    def _try_put_index(self) -> None:
+    def _try_put_index(self) -> Effect:
         """Send one task, if the sampler has one and a worker may take it. Article 1 §2.4.4."""
-        self._dispatcher.check_capacity()
         try:
             index = self._next_index()
         except StopIteration:
-            return
-        assignment = self._dispatcher.assign(index)
-        if assignment is not None:
-            task = self._ports.task(assignment.idx, assignment.worker_id, index)
-            self._index_queues[assignment.worker_id].put(task)
+            return self._driver.sampler_ended()
+        effect = self._driver.drawn(index)
+        if type(effect) is not Assignment:
+            return effect
+        task = Task(effect.idx, effect.worker_id, index)
+        self._index_queues[effect.worker_id].put(self._ports.envelope(task))
+        return self._driver.done()
 
     def _next_data(self) -> Any:
         """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7."""
-        while not self._lifecycle.shut_down:
-            step = self._dispatcher.next_step()
-            if step is EPOCH_END:
-                self._lifecycle.handle(LoaderEvent.EPOCH_END)
-                if not self._persistent_workers:
-                    self._shutdown_workers()
-                break
-            if not isinstance(step, Deliver):
-                result = self._get_data()
-                if isinstance(result.data, WorkerExhausted):
-                    self._worker_exhausted(result)
-                    continue
-                step = self._dispatcher.receive(result.idx, result.data)
-            if isinstance(step, Deliver):
-                return self._process_data(step)
-        raise StopIteration
-
-    def _worker_exhausted(self, result: Result) -> None:
-        """A worker's iterable dataset has ended: no more tasks for it; unless it is persistent, it may leave."""
-        self._dispatcher.exhausted(result.idx, result.worker_id)
-        if not self._persistent_workers:
-            self._mark_worker_as_unavailable(result.worker_id)
-        self._try_put_index()
+        effect = self._perform(self._driver.next())
+        if type(effect) is not Deliver:
+            raise StopIteration
+        return self._process_data(effect)
 
     def _process_data(self, step: Deliver) -> Any:
-        """Send one task for the one that is yielded, then yield it. Article 1 §2.4.7."""
-        self._try_put_index()
-        if isinstance(step.data, ExceptionWrapper):
-            step.data.reraise()
-        return step.data
+        """Yield a batch; one task was sent for it. Article 1 §2.4.7."""
+        data = step.data
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()
+        self._driver.yielded()
+        return data
 
-    def _get_data(self) -> Any:
-        """One message from the workers, waiting as long as somebody lives who may send it. Article 4, shutdown.
+    def _failed(self) -> None:
+        self._driver.failed()
 
-        Raises RuntimeError where the timeout has passed, a worker died, or the pin-memory thread died; StopIteration
-        where the iterator was closed meanwhile.
+    def _perform(self, effect: Effect) -> Effect:
+        """Perform effects up to the next one that is for the caller: a batch, END, or READY."""
+        while True:
+            if type(effect) is Get:
+                effect = self._get_data(effect.timeout)
+            elif effect is DRAW:
+                effect = self._try_put_index()
+            elif type(effect) is Deliver or effect is END or effect is READY:
+                return effect
+            else:
+                self._perform_rare(effect)
+                effect = self._driver.done()
+
+    def _perform_rare(self, effect: Effect) -> None:
+        match effect:
+            case PutResume(worker_id, epoch):
+                self._index_queues[worker_id].put(ResumeIteration(epoch, worker_id))
+            case NoteDeath():
+                liveness.note_death(self._crew, effect, self._ports)
+            case Simple.SHUT_DOWN:
+                self._shutdown_workers()
+            case _:
+                self._crew.perform(effect)
+
+    def _get_data(self, timeout: float | None) -> Effect:
+        """Read one message, or find out why none comes. Article 4 §shutdown.
+
+        Raises RuntimeError if the user's timeout has passed, a worker died, or the pin-memory thread died.
         """
         if self._timeout > 0:
-            started = time.monotonic()
-            success, message = self._try_get_data(self._timeout)
-            if success:
-                return message
-            self._raise_timeout(time.monotonic() - started)
-        while not self._pin_memory or self._pin_memory_thread.is_alive():
-            success, message = self._try_get_data()
-            if success:
-                return message
-        self._stop_if_closed()
-        return self._raise_pin_memory_thread_died()
+            return self._try_get_data(timeout, started=time.monotonic())
+        if self._pin_memory and not self._pin_memory_thread.is_alive():
+            return self._nothing_came(None)
+        return self._try_get_data(timeout)
 
-    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        """Try once to get a message. (True, message), or (False, None) where none came in time.
-
-        Raises RuntimeError where a worker has died, or where no descriptors are left; StopIteration after `close()`.
-        """
+    def _try_get_data(self, timeout: float | None, started: float = 0.0) -> Effect:
+        """Try once to read a message, for at most `timeout` seconds. started: when the user's timeout began."""
         try:
             message = self._data_queue.get(timeout=timeout)
         except Exception as error:
-            self._stop_if_closed()
-            self._raise_if_worker_died(error)
-            if isinstance(error, queue.Empty):
-                return False, None
-            _raise_if_out_of_descriptors()
-            raise
-        self._stop_if_closed()
-        if isinstance(message, Result) and isinstance(message.data, RebuildFailure):
-            message = self._explain(message, message.data.error)
-        return True, message
+            effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
+            if type(effect) is Get and not isinstance(error, queue.Empty):
+                liveness.raise_if_out_of_descriptors()
+                raise
+            return effect
+        if type(message) is Result and type(message.data) is RebuildFailure:
+            return self._explain(message, message.data.error)
+        return self._driver.received(message)
 
-    def _explain(self, result: Result, error: Exception) -> Result:
-        """A batch could not be rebuilt; say why, as the error of its task, so that the next task can be waited for.
+    def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
+        """Ask the driver what that means, and raise its error. waited: seconds, if the user's timeout has passed."""
+        timed_out = waited is not None and isinstance(error, queue.Empty)
+        effect = self._driver.nothing_came(liveness.evidence_of(self._crew, timed_out=timed_out))
+        return self._raise(effect, error, waited or 0.0)
 
-        Raises RuntimeError where the worker that holds the batch's memory has died, and with it the task.
-        """
-        if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
-            # A dying process loses its socket first: a moment later it can be seen dead.
-            self._workers[result.worker_id].join(timeout=1.0)
-        self._raise_if_worker_died(error)
-        try:
-            _raise_if_out_of_descriptors()
-        except RuntimeError as cause:
-            error = cause
-        where = "in the loader while it rebuilt a batch"
-        wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
-        return Result(result.idx, result.worker_id, wrapper)
+    def _explain(self, result: Result, error: Exception) -> Effect:
+        """A batch could not be rebuilt: because its worker, which holds its memory, died, or as its task's error."""
+        liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
+        effect = self._driver.deaths(liveness.evidence_of(self._crew))
+        if effect is None:
+            return self._driver.received(liveness.explained(result, error))
+        return self._raise(effect, error)
 
-    def _raise_if_worker_died(self, cause: Exception) -> None:
-        """Raise RuntimeError where a worker died before it was told to leave, or while the others depended on it."""
-        dead = [worker_id for worker_id, worker in enumerate(self._workers) if not worker.is_alive()]
-        failed = [worker_id for worker_id in dead if self._workers_status[worker_id]]
-        if not failed:
-            failed = [worker_id for worker_id in dead if self._workers[worker_id].exitcode != 0]
-            if not failed or not self._worker_result_queue.jammed():
-                return
-        for worker_id in failed:
-            worker = self._workers[worker_id]
-            self._ports.found_dead("worker", worker_id, worker.pid, worker.exitcode)
-            if self._workers_status[worker_id]:
-                self._mark_worker_as_unavailable(worker_id)
-        pids = ", ".join(str(self._workers[worker_id].pid) for worker_id in failed)
-        last = "; ".join(f"worker {i}: exit code {self._workers[i].exitcode}, last {self._doing(i)}" for i in failed)
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last})") from cause
-
-    def _raise_timeout(self, waited: float) -> NoReturn:
-        info = self._dispatcher.task_info.get(self._rcvd_idx)
-        message = f"DataLoader timed out after {self._timeout} seconds"
-        if info is None:
-            raise RuntimeError(message)
-        worker = self._workers[info.worker_id]
-        self._ports.timed_out(self._rcvd_idx, info.worker_id, waited)
-        alive = "alive" if worker.is_alive() else f"dead, exit code {worker.exitcode}"
-        raise RuntimeError(
-            f"{message}: waited {waited:.1f} s for task {self._rcvd_idx} of worker {info.worker_id} "
-            f"(pid {worker.pid}, {alive}), which is {self._doing(info.worker_id)}, "
-            f"for {self._board.read(info.worker_id).seconds:.1f} s"
-        )
-
-    def _doing(self, worker_id: int) -> str:
-        """What the worker wrote last of itself, in words."""
-        place = self._board.read(worker_id)
-        info = self._dispatcher.task_info.get(place.task)
-        return place.describe(info.index if info is not None and info.worker_id == worker_id else None)
-
-    def _raise_pin_memory_thread_died(self) -> NoReturn:
-        failure = self._pin_memory_thread.failure
-        self._ports.found_dead("pin thread", -1, self._pid, None)
-        reason = "" if failure is None else f": {type(failure).__name__}: {failure}"
-        raise RuntimeError(f"Pin memory thread exited unexpectedly{reason}") from failure
-
-    def _mark_worker_as_unavailable(self, worker_id: int) -> None:
-        """Send the worker its sentinel and nothing more; it is joined by the shutdown."""
-        self._index_queues[worker_id].put(Sentinel())
-        self._dispatcher.worker_unavailable(worker_id)
+    def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
+        """Perform effects up to the error that they lead to, and raise it; the effect, if it leads to none."""
+        while isinstance(effect, (NoteDeath, PutSentinel)):
+            self._perform_rare(effect)
+            effect = self._driver.done()
+        if type(effect) is Raise:
+            failure = self._pin_memory_thread.failure if effect.why is Failure.PIN_THREAD_DIED else cause
+            raise liveness.error_of(self._crew, effect, self._timeout, waited, self._ports) from failure
+        return effect
 
     def _shutdown_workers(self) -> None:
         """End the pin-memory thread and the workers; see `shutdown`."""
-        shut_down = getattr(shutdown, "shut_down", None)  # None where Python's exit has cleared the module already
-        if shut_down is not None:
-            shut_down(self)
+        crew = getattr(self, "_crew", None)  # absent if __init__ failed before
+        if crew is not None:
+            crew.shut_down()
 
     def close(self) -> None:
         """End the pin-memory thread and the workers now. Calling next() after it raises StopIteration."""
@@ -459,7 +450,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     def __del__(self) -> None:
         self._shutdown_workers()
 
-    # What is decided lives in the dispatcher; tools and tests of torch's loader look for it here, under these names.
+    # What is decided lives in the driver; tools and tests of torch's loader look for it here, under these names.
+    @property
+    def _shutdown(self) -> bool:
+        return self._driver.closed
+
     @property
     def _send_idx(self) -> int:
         return self._dispatcher.send_idx
@@ -502,22 +497,3 @@ def _start(worker: Any) -> None:
             stacklevel=4,
         )
         raise
-
-
-def _raise_if_out_of_descriptors() -> None:
-    """RuntimeError with the remedy where ten more files can't be opened.
-
-    At the limit the kernel drops a passed descriptor in silence, so the error that is seen names something else.
-    """
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(10):
-                stack.enter_context(tempfile.NamedTemporaryFile())
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            return
-        raise RuntimeError(
-            "Too many open files. Communication with the workers is no longer possible. Please increase the limit "
-            "using `ulimit -n` in the shell or change the sharing strategy by calling "
-            "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
-        ) from None

@@ -1,4 +1,4 @@
-"""What travels between the loader and its workers, as dataclasses; nobody changes a message.
+"""What travels between the loader and its workers, as dataclasses; no actor changes a message.
 
 A `Task` goes down a worker's index queue and comes back as a `Result` on the queue that all workers share. Besides,
 the loader sends `ResumeIteration` (a persistent worker begins a new epoch, and answers with the same message) and

@@ -2,7 +2,7 @@
 
 The copy to a GPU is done by DMA, which needs memory that can't be paged out; from pageable memory CUDA would first copy
 into a staging buffer of its own, synchronously. `_pin_memory_loop` stands between the workers' result queue and the
-queue that the loader reads. Article 1 §2.4.6; upstream: `torch.utils.data._utils.pin_memory`.
+queue that the loader reads. Article 1 §2.4.6, article 4 §pin_memory; upstream: `torch.utils.data._utils.pin_memory`.
 
 MINIDL_SIMULATE_DEVICE=1 lets the same code run where there is no accelerator: the copy goes to pageable memory, and
 everything that shows it says "simulated".
@@ -10,28 +10,29 @@ everything that shows it says "simulated".
 
 from __future__ import annotations
 
-import collections.abc
-import copy
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.multiprocessing
 
+from minidl.containers import mapping_like, sequence_like, tuple_like
+from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, WorkerExhausted
-from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
-from minidl.protocol import PinEvent
+from minidl.live_repr import LiveRepr
+from minidl.messages import RebuildFailure, Result, Sentinel, WorkerExhausted
+from minidl.ports import Ports
+from minidl.protocol import PinEvent, PinLifecycle
 
 SIMULATED = "simulated"
 """Device type where MINIDL_SIMULATE_DEVICE stands in for an accelerator."""
 
 
 def accelerator_type() -> str | None:
-    """Type of the accelerator that memory is pinned for ("cuda", ...), "simulated", or None where there is none."""
+    """Type of the accelerator that memory is pinned for ("cuda", ...), "simulated", or None if there is none."""
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
         return None if device is None else device.type
@@ -39,7 +40,7 @@ def accelerator_type() -> str | None:
 
 
 def pin_memory(data: Any, device: str | None = None) -> Any:
-    """`data` with every tensor in it in page-locked memory; structures keep their types where these can be copied.
+    """`data` with every tensor in it in page-locked memory; structures keep their types if these can be copied.
 
     An object with a `pin_memory` method is asked to do it itself. `device` "simulated" copies to pageable memory.
     """
@@ -49,52 +50,34 @@ def pin_memory(data: Any, device: str | None = None) -> Any:
         return data.pin_memory()
     if isinstance(data, (str, bytes)):
         return data
-    if isinstance(data, collections.abc.Mapping):
-        return _pin_mapping(data, device)
+    if isinstance(data, Mapping):
+        return mapping_like(data, {key: pin_memory(value, device) for key, value in data.items()})
     if isinstance(data, tuple):
-        pinned = (pin_memory(item, device) for item in data)
-        return type(data)(*pinned) if hasattr(data, "_fields") else type(data)(pinned)
-    if isinstance(data, collections.abc.Sequence):
-        return _pin_sequence(data, device)
+        return tuple_like(data, (pin_memory(item, device) for item in data))
+    if isinstance(data, Sequence):
+        return sequence_like(data, [pin_memory(item, device) for item in data])
     return data
 
 
-def _pin_mapping(data: Any, device: str | None) -> Any:
-    pinned = {key: pin_memory(value, device) for key, value in data.items()}
-    try:
-        if not isinstance(data, collections.abc.MutableMapping):
-            return type(data)(pinned)
-        clone = copy.copy(data)  # a subclass may carry more than its items
-        clone.update(pinned)
-        return clone
-    except TypeError:
-        return pinned
+class PinMemoryThread(LiveRepr, threading.Thread):
+    """The thread, which runs `target(*args, lifecycle)`. failure: the exception that ended it."""
 
-
-def _pin_sequence(data: Any, device: str | None) -> Any:
-    pinned = [pin_memory(item, device) for item in data]
-    try:
-        if not isinstance(data, collections.abc.MutableSequence):
-            return type(data)(pinned)
-        clone = copy.copy(data)
-        for position, item in enumerate(pinned):
-            clone[position] = item
-        return clone
-    except TypeError:
-        return pinned
-
-
-class PinMemoryThread(threading.Thread):
-    """The thread, which keeps what it died of: `failure`."""
-
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], lifecycle: PinLifecycle) -> None:
         super().__init__(name="pin_memory", daemon=True)
         self.failure: BaseException | None = None
+        self.lifecycle = lifecycle
         self._loop, self._loop_args = target, args
+
+    def _phrases(self) -> Iterator[str]:
+        yield "not started" if self.ident is None else self.lifecycle.state.name
+        if self.native_id is not None:
+            yield f"thread {self.native_id}"
+        if self.failure is not None:
+            yield f"ended by {type(self.failure).__name__}"
 
     def run(self) -> None:
         try:
-            self._loop(*self._loop_args)
+            self._loop(*self._loop_args, self.lifecycle)
         except BaseException as error:
             self.failure = error
         finally:
@@ -108,8 +91,9 @@ def _pin_memory_loop(
     done_event: Any,
     device: str,
     ports: Ports,
+    lifecycle: PinLifecycle,
 ) -> None:
-    """Pin results until `done_event` is set (upstream: `_pin_memory_loop`; article 1 §2.4.6; article 4, shutdown).
+    """Pin results until `done_event` is set (upstream: `_pin_memory_loop`; article 1 §2.4.6; article 4 §shutdown).
 
     An error in pinning one batch becomes that task's result. Any other error ends the thread and is kept in its
     `failure`.
@@ -119,7 +103,6 @@ def _pin_memory_loop(
     if device != SIMULATED:
         torch.accelerator.set_device_index(device_id)
     pin = ports.pinning(lambda data: pin_memory(data, device), device == SIMULATED)
-    lifecycle = ports.pin_lifecycle()
     lifecycle.handle(PinEvent.READY)
 
     def one_step() -> None:
@@ -149,7 +132,7 @@ def _pin_memory_loop(
 
 
 def _pinned(result: Result, pin: Callable[[Result], Any], where: str) -> Result:
-    if isinstance(result.data, (ExceptionWrapper, RebuildFailure, WorkerExhausted, ResumeIteration)):
+    if isinstance(result.data, (ExceptionWrapper, RebuildFailure, WorkerExhausted)):
         return result
     try:
         return Result(result.idx, result.worker_id, pin(result))

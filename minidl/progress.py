@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from minidl.live_repr import LiveRepr
 
 _FIELDS = 4
 
@@ -21,10 +24,12 @@ class Stage(enum.IntEnum):
     """What a worker is doing."""
 
     STARTING = 0
-    WAITING = 1  # for a task
-    FETCHING = 2  # in the dataset
-    COLLATING = 3
-    ENDED = 4
+    INITIALISING = 1  # in worker_init_fn
+    OPENING = 2  # making a fetcher, which calls __iter__ of an iterable dataset
+    WAITING = 3  # for a task
+    FETCHING = 4  # in the dataset
+    COLLATING = 5
+    ENDED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,16 @@ class Place:
         """In words, for messages; `index` is what the task's indices are, where the reader knows them."""
         if self.stage in (Stage.FETCHING, Stage.COLLATING):
             return f"in task {self.task}, {what_at(self.stage, self.position, index)}"
-        return {Stage.STARTING: "starting", Stage.WAITING: "waiting for a task", Stage.ENDED: "at its end"}[self.stage]
+        return _IN_WORDS[self.stage]
+
+
+_IN_WORDS = {
+    Stage.STARTING: "starting",
+    Stage.INITIALISING: "in worker_init_fn",
+    Stage.OPENING: "making its fetcher (an iterable dataset's __iter__)",
+    Stage.WAITING: "waiting for a task",
+    Stage.ENDED: "at its end",
+}
 
 
 def what_at(stage: Stage, position: int, index: Any) -> str:
@@ -61,13 +75,20 @@ def what_at(stage: Stage, position: int, index: Any) -> str:
     return f"{name} (place {position + 1} of {len(index)})"
 
 
-class ProgressBoard:
+class ProgressBoard(LiveRepr):
     """Rows for `num_workers` workers, an int64 tensor of shape (num_workers, 4) in shared memory; picklable."""
 
     def __init__(self, num_workers: int) -> None:
         self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64)
         self._cells[:, 3] = time.monotonic_ns()  # each is starting, since now
         self._cells.share_memory_()  # type: ignore[no-untyped-call]
+
+    def _phrases(self) -> Iterator[str]:
+        for worker_id in range(len(self._cells)):
+            place = self.read(worker_id)
+            at = f" sample {place.position}" if place.stage is Stage.FETCHING and place.position >= 0 else ""
+            task = f" task {place.task}" if place.stage in (Stage.FETCHING, Stage.COLLATING) else ""
+            yield f"worker {worker_id} {place.stage.name}{task}{at} for {place.seconds:.1f} s"
 
     def read(self, worker_id: int) -> Place:
         """What the worker wrote last."""
@@ -96,6 +117,14 @@ class WorkerProgress:
         row[3] = time.monotonic_ns()
         row[2] = position
         row[1] = stage
+
+    def initialising(self) -> None:
+        """In worker_init_fn."""
+        self._write(Stage.INITIALISING, -1)
+
+    def opening(self) -> None:
+        """Making the fetcher of an epoch."""
+        self._write(Stage.OPENING, -1)
 
     def waiting(self) -> None:
         """At the index queue."""

@@ -1,30 +1,32 @@
-"""Who may do what, and when: the lifecycles of the loader, of a worker and of the pin-memory thread.
+"""The lifecycles of the loader, of a worker and of the pin thread as tables, and the joint rules that couple them.
 
 Theory of operation
 -------------------
-Three kinds of actor share one epoch. The loader sends tasks and yields batches; each worker turns tasks into results;
-the pin-memory thread, where there is one, stands between the workers and the loader. Each of them can be told to stop,
-can find the others dead, and can die at any moment, so each is written as a table: (state, event) -> next state. The
-worker's table also says what to do (an `Action`), since the same message means different things in different states:
-a task is fetched by a waiting worker and skipped by an exhausted one.
+Three kinds of actor share one epoch. The loader sends tasks and yields batches. Each worker turns tasks into results.
+The pin thread, if there is one, stands between the workers and the loader. Each actor can be told to stop, can find the
+others dead, and can die at any moment. So each actor is a table: (state, event) -> next state. The worker's table also
+says what to do (an `Action`), because one message means different things in different states: a waiting worker fetches
+a task, an exhausted worker skips it.
 
-How an end is agreed on (article 4, shutdown):
+The actors are coupled by the rows of `JOINT_RULES`: an actor may do an act only if certain facts hold. How they agree
+on an end (article 4 §shutdown):
 
-1. The pin-memory thread is stopped before the workers, because a worker that is going away may leave half a message
-   behind, and the pin-memory thread would read it.
-2. A done event says "skip what is in flight"; a sentinel in the queue says "now leave". A worker therefore accepts a
-   sentinel only when the workers' done event is set, or when its own dataset is exhausted.
-3. A worker that finds its parent gone leaves in any state: nobody reads what it makes.
-4. Every wait of the loader for another actor is bounded; who does not end by itself is terminated.
+1. The loader stops the pin thread before the workers. A worker that leaves may leave half a message behind, and the pin
+   thread would read it.
+2. A done event says "skip what is in flight". A sentinel in a queue says "leave now". A worker accepts a sentinel only
+   if the workers' done event is set or its own dataset is exhausted.
+3. A worker whose loader is gone leaves in any state, because no actor reads its results.
+4. Every wait for another actor is bounded. The loader terminates a worker that does not end by itself.
 
 A missing entry in a table *is* the error: `ProtocolError` names the actor, the event and the state. The live loader,
-the replay of a trace and the checker run these same classes; they do no I/O and know no clock.
+the replay of a trace, the checker and the explorer use these same tables. They do no I/O and read no clock.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 
@@ -43,7 +45,7 @@ class ProtocolError(RuntimeError):
 
 
 class Lifecycle(Generic[State, Event]):
-    """One actor's state, moved by events along a table. `history` of moves is the tracer's business, not kept here."""
+    """One actor's state, moved by events along a table."""
 
     def __init__(self, actor: str, initial: State, table: Mapping[State, Mapping[Event, State]]) -> None:
         self.actor = actor
@@ -55,7 +57,7 @@ class Lifecycle(Generic[State, Event]):
         return event in self._table[self.state]
 
     def handle(self, event: Event) -> State:
-        """Move to the state that follows `event`; raises ProtocolError where the table has no entry."""
+        """Move to the state that follows `event`; raises ProtocolError if the table has no entry."""
         following = self._table[self.state].get(event)
         if following is None:
             raise ProtocolError(
@@ -83,12 +85,12 @@ class LoaderState(_Name):
     STOPPING_PIN = enum.auto()  # shutdown 1: the pin-memory thread
     STOPPING_WORKERS = enum.auto()  # shutdown 2: done event and sentinels
     JOINING = enum.auto()  # shutdown 3: bounded joins
-    TERMINATING = enum.auto()  # shutdown 4: whoever is left
+    TERMINATING = enum.auto()  # shutdown 4: workers that did not end
     CLOSED = enum.auto()
 
 
 class LoaderEvent(_Name):
-    """What can happen to an iterator."""
+    """Events of an iterator."""
 
     START = enum.auto()
     EPOCH_BEGIN = enum.auto()
@@ -117,11 +119,10 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
         _LE.SHUT_DOWN: _L.STOPPING_PIN,
     },
     _L.EXHAUSTED: {_LE.NEXT: _L.WAITING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
-    # A sampler may raise while the epoch is primed, or a worker die while it is waited for: then resuming may be
-    # tried anew.
+    # If the sampler raises during priming, or a worker dies before it has acknowledged, the user may resume again.
     _L.RESUMING: {_LE.EPOCH_BEGIN: _L.PRIMING, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
     _L.PRIMING: {_LE.PRIMED: _L.IDLE, _LE.RESUME: _L.RESUMING, _LE.SHUT_DOWN: _L.STOPPING_PIN},
-    # A shutdown that was interrupted (Ctrl-C in a join) may be asked for again, and then only ends what is left.
+    # An exception (Ctrl-C in a join) cuts the shutdown short: then only its last step follows.
     _L.STOPPING_PIN: {_LE.PIN_STOPPED: _L.STOPPING_WORKERS, _LE.TERMINATED: _L.CLOSED},
     _L.STOPPING_WORKERS: {_LE.SIGNALLED: _L.JOINING, _LE.TERMINATED: _L.CLOSED},
     _L.JOINING: {_LE.JOINED: _L.TERMINATING, _LE.TERMINATED: _L.CLOSED},
@@ -132,7 +133,7 @@ _AFTER_SHUT_DOWN = {_L.STOPPING_PIN, _L.STOPPING_WORKERS, _L.JOINING, _L.TERMINA
 
 
 class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
-    """The loader's own lifecycle (article 4, shutdown, "Main process")."""
+    """The loader's lifecycle (article 4 §shutdown, "Main process")."""
 
     def __init__(self) -> None:
         super().__init__("loader", LoaderState.NEW, LOADER_TABLE)
@@ -155,22 +156,22 @@ class WorkerState(_Name):
 
 
 class WorkerEvent(_Name):
-    """What can happen to a worker. The `_WHEN_DONE` events are the same messages with the done event set."""
+    """Events of a worker. The `_WHEN_DONE` events are the same messages with the done event set."""
 
     READY = enum.auto()
     TASK = enum.auto()
     TASK_WHEN_DONE = enum.auto()
-    FETCHED = enum.auto()  # a batch or an error is on its way
+    FETCHED = enum.auto()  # a batch or an error is in the result queue
     ITERATION_END = enum.auto()
     RESUME = enum.auto()
     SENTINEL = enum.auto()
     SENTINEL_WHEN_DONE = enum.auto()
     PARENT_DIED = enum.auto()
-    INTERRUPTED = enum.auto()  # KeyboardInterrupt: the loader's process has it too, and speaks for both
+    INTERRUPTED = enum.auto()  # KeyboardInterrupt: the loader's process gets it too, and raises it
 
 
 class Action(enum.Enum):
-    """What a worker does about an event."""
+    """A worker's answer to an event."""
 
     WAIT = enum.auto()
     FETCH = enum.auto()
@@ -204,7 +205,7 @@ WORKER_TABLE: Mapping[WorkerState, Mapping[WorkerEvent, tuple[WorkerState, Actio
 
 
 class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
-    """A worker's lifecycle, with the action that each event asks for (article 1 §2.4.5; article 4, shutdown)."""
+    """A worker's lifecycle, with an action for each event (article 1 §2.4.5; article 4 §shutdown)."""
 
     def __init__(self, worker_id: int) -> None:
         states = {state: {event: entry[0] for event, entry in row.items()} for state, row in WORKER_TABLE.items()}
@@ -212,15 +213,15 @@ class WorkerLifecycle(Lifecycle[WorkerState, WorkerEvent]):
         self.worker_id = worker_id
 
     def decide(self, event: WorkerEvent) -> Action:
-        """Handle `event` and say what to do about it; raises ProtocolError."""
+        """Handle `event`, return what to do about it; raises ProtocolError."""
         before = self.state
         self.handle(event)
         return WORKER_TABLE[before][event][1]
 
 
-# --- The pin-memory thread --------------------------------------------------------------------------------------------
+# --- The pin thread ---------------------------------------------------------------------------------------------------
 class PinState(_Name):
-    """States of the pin-memory thread."""
+    """States of the pin thread."""
 
     STARTING = enum.auto()
     WAITING = enum.auto()  # at the result queue
@@ -230,7 +231,7 @@ class PinState(_Name):
 
 
 class PinEvent(_Name):
-    """What can happen to the pin-memory thread."""
+    """Events of the pin thread."""
 
     READY = enum.auto()
     RESULT = enum.auto()
@@ -252,7 +253,233 @@ PIN_TABLE: Mapping[PinState, Mapping[PinEvent, PinState]] = {
 
 
 class PinLifecycle(Lifecycle[PinState, PinEvent]):
-    """The pin-memory thread's lifecycle (article 1 §2.4.6)."""
+    """The pin thread's lifecycle (article 1 §2.4.6)."""
 
     def __init__(self) -> None:
         super().__init__("pin thread", PinState.STARTING, PIN_TABLE)
+
+
+# --- Joint rules: what one actor may do depends on the others ---------------------------------------------------------
+class Role(_Name):
+    """The kinds of actor."""
+
+    LOADER = "loader"
+    WORKER = "worker"
+    PIN_THREAD = "pin thread"
+
+
+class Act(_Name):
+    """A step of one actor that is allowed only in some joint states. The value continues "the loader ..."."""
+
+    GET_RESULT = "waits for a result"
+    BEGIN_EPOCH = "begins an epoch"
+    SEND_TASK = "sends a worker a task"
+    SET_PIN_DONE = "sets the pin thread's done event"
+    WAKE_PIN = "sends the pin thread's sentinel"
+    JOIN_PIN = "joins the pin thread"
+    SET_WORKERS_DONE = "sets the workers' done event"
+    SEND_SENTINEL = "sends a worker its sentinel"
+    JOIN_WORKER = "joins a worker"
+    TERMINATE = "sends a worker SIGTERM"
+    KILL = "sends a worker SIGKILL"
+    CLOSE = "ends the shutdown"
+    GET_TASK = "waits for a task"
+    FETCH = "fetches a task"
+    SKIP = "skips a task"
+    LEAVE = "leaves for its sentinel"
+    LEAVE_ORPHANED = "leaves without a sentinel"
+    GET_MESSAGE = "waits for a message"
+    PUT_READY = "puts a batch into the ready queue"
+    END = "ends its loop"
+
+
+class Fact(_Name):
+    """A part of the joint state. "its" is about the worker that acts or is acted on."""
+
+    BOUNDED = "the wait has a timeout"
+    FIRST_EPOCH = "it is the first epoch"
+    RESUMED = "it has acknowledged the new epoch"
+    NO_PIN_THREAD = "there is no pin thread"
+    PIN_DONE = "the pin thread's done event is set"
+    PIN_NOT_DONE = "the pin thread's done event is not set"
+    PIN_WOKEN = "the pin thread's sentinel is sent"
+    PIN_JOINED = "the join of the pin thread is over"
+    WORKERS_DONE = "the workers' done event is set"
+    WORKERS_NOT_DONE = "the workers' done event is not set"
+    UNTOLD = "its sentinel is not sent"
+    TOLD = "its sentinel is sent"
+    WAITING = "it waits at its index queue"
+    EXHAUSTED = "its dataset has ended"
+    DEAD = "it is known to be dead"
+    JOINED = "its join is over"
+    TERMINATED = "it was sent SIGTERM"
+    KILLED = "it was sent SIGKILL"
+    CUT_SHORT = "an exception has cut the shutdown short"
+    LOADER_DEAD = "its loader's process is gone"
+
+
+@dataclass(frozen=True)
+class JointRule:
+    """One row: `who` may do `act` only if one of the facts in `requires` holds; without facts, always.
+
+    Several rows of one act must all allow it. name: how `minidl check` calls the rule. why: what goes wrong otherwise.
+    article: the section that explains it; upstream: "module:function" of torch that keeps it, "" if none does.
+    guards: the guards of `explore.guards` that keep it here.
+    """
+
+    name: str
+    who: Role
+    act: Act
+    requires: tuple[Fact, ...]
+    why: str
+    article: str = "4 §shutdown"
+    upstream: str = "dataloader:_shutdown_workers"
+    guards: tuple[str, ...] = ()
+
+    @property
+    def condition(self) -> str:
+        """What is required, in words."""
+        return " or ".join(fact.value for fact in self.requires)
+
+    @property
+    def demand(self) -> str:
+        """The rule as a sentence without its full stop."""
+        return f"the {self.who.value} {self.act.value} " + (f"only if {self.condition}" if self.requires else "always")
+
+
+_R, _D, _F = Role, Act, Fact
+_FETCHING = "dataloader:_try_get_data"
+_LOOP, _PIN_LOOP = "_utils.worker:_worker_loop", "_utils.pin_memory:_pin_memory_loop"
+JOINT_RULES = (
+    # Every wait for another actor is bounded; the joins are below.
+    JointRule("bounded", _R.LOADER, _D.GET_RESULT, (_F.BOUNDED,),
+              "a worker that dies while the loader waits for it would block the loader forever",
+              "4 §shutdown", _FETCHING, ("get-timeout-loader",)),
+    JointRule("bounded", _R.WORKER, _D.GET_TASK, (_F.BOUNDED,),
+              "a worker whose loader is gone would wait forever for a task", "4 §shutdown", _LOOP,
+              ("get-timeout-worker",)),
+    JointRule("bounded", _R.PIN_THREAD, _D.GET_MESSAGE, (_F.BOUNDED,),
+              "a pin thread that no message can reach would not see its done event", "4 §shutdown", _PIN_LOOP,
+              ("get-timeout-pin",)),
+    # An epoch begins when every persistent worker has dropped the last one.
+    JointRule("resume", _R.LOADER, _D.BEGIN_EPOCH, (_F.FIRST_EPOCH, _F.RESUMED),
+              "samples of the old epoch may be yielded in the new one", "1 §2.4.3", "dataloader:_reset"),
+    JointRule("told-to-leave", _R.LOADER, _D.SEND_TASK, (_F.UNTOLD,),
+              "the worker would never answer, and the loader would wait for it", "1 §2.4.4",
+              "dataloader:_try_put_index"),
+    # Batches. A worker's rows say the same as WORKER_TABLE; a test compares the two.
+    JointRule("lifecycle", _R.WORKER, _D.FETCH, (_F.WAITING,),
+              "the fetcher of an exhausted worker has no samples", "1 §2.4.5", _LOOP),
+    JointRule("lifecycle", _R.WORKER, _D.FETCH, (_F.WORKERS_NOT_DONE,),
+              "after the done event no actor reads results", "1 §2.4.5", _LOOP),
+    JointRule("lifecycle", _R.PIN_THREAD, _D.PUT_READY, (_F.PIN_NOT_DONE,),
+              "after the done event no actor reads batches", "1 §2.4.6", _PIN_LOOP),
+    # Shutdown, step 1: the pin thread.
+    JointRule("pin-first", _R.LOADER, _D.SET_PIN_DONE, (), "the pin thread skips what is in flight"),
+    JointRule("pin-first", _R.LOADER, _D.WAKE_PIN, (_F.PIN_DONE,),
+              "a pin thread that is woken before would go on waiting", guards=("pin-done-event",)),
+    JointRule("pin-end", _R.PIN_THREAD, _D.END, (_F.PIN_DONE,),
+              "batches would be left in the result queue, and the loader would wait for them", "1 §2.4.6", _PIN_LOOP),
+    JointRule("pin-first", _R.LOADER, _D.JOIN_PIN, (_F.PIN_DONE,),
+              "the pin thread ends only after its done event: the join would last until its timeout",
+              guards=("pin-done-event",)),
+    JointRule("pin-first", _R.LOADER, _D.JOIN_PIN, (_F.PIN_WOKEN,),
+              "a pin thread that waits for a message does not see its done event before its timeout",
+              guards=("pin-sentinel",)),
+    JointRule("bounded", _R.LOADER, _D.JOIN_PIN, (_F.BOUNDED,),
+              "a pin thread that is stuck in a user's pin_memory() would block the loader forever", upstream="",
+              guards=("bounded-pin-join",)),
+    # Shutdown, step 2: the workers.
+    JointRule("pin-first", _R.LOADER, _D.SET_WORKERS_DONE, (_F.NO_PIN_THREAD, _F.PIN_JOINED),
+              "a worker that leaves in the middle of a message leaves the pin thread reading it forever",
+              guards=("pin-first",)),
+    JointRule("pin-first", _R.LOADER, _D.SEND_SENTINEL, (_F.NO_PIN_THREAD, _F.PIN_JOINED, _F.EXHAUSTED, _F.DEAD),
+              "a worker that leaves in the middle of a message leaves the pin thread reading it forever",
+              guards=("pin-first",)),
+    JointRule("done-first", _R.LOADER, _D.SEND_SENTINEL, (_F.WORKERS_DONE, _F.EXHAUSTED, _F.DEAD),
+              "a worker would leave while it has tasks, and the loader would wait for their batches",
+              upstream="dataloader:_mark_worker_as_unavailable", guards=("done-event",)),
+    JointRule("done-first", _R.WORKER, _D.SKIP, (_F.WORKERS_DONE, _F.EXHAUSTED),
+              "the task's batch would be lost, and the loader would wait for it", "1 §2.4.5", _LOOP),
+    JointRule("done-first", _R.WORKER, _D.LEAVE, (_F.WORKERS_DONE, _F.EXHAUSTED),
+              "tasks that wait behind the sentinel would be lost", "1 §2.4.5", _LOOP),
+    JointRule("messages", _R.WORKER, _D.LEAVE, (_F.TOLD,),
+              "the worker would leave on a message that no actor sent", "1 §2.4.5", _LOOP),
+    JointRule("explained", _R.WORKER, _D.LEAVE_ORPHANED, (_F.LOADER_DEAD,),
+              "only an orphan leaves without a sentinel, and it may do so in any state", "4 §shutdown", _LOOP),
+    # Shutdown, step 3: joins.
+    JointRule("told-first", _R.LOADER, _D.JOIN_WORKER, (_F.TOLD, _F.TERMINATED, _F.KILLED, _F.DEAD),
+              "the loader would wait for a worker that waits for a task: the join would last until its timeout",
+              guards=("sentinel", "none-after-exhaustion")),
+    JointRule("bounded", _R.LOADER, _D.JOIN_WORKER, (_F.BOUNDED,),
+              "a worker that is stuck in its dataset would block the loader forever", guards=("bounded-joins",)),
+    # Shutdown, step 4: workers that did not end.
+    JointRule("join-first", _R.LOADER, _D.TERMINATE, (_F.JOINED, _F.CUT_SHORT),
+              "a worker that is terminated while it could still leave may lose shared memory"),
+    JointRule("join-first", _R.LOADER, _D.KILL, (_F.TERMINATED,),
+              "a killed worker can't run its cleanup; SIGTERM lets it", upstream="", guards=("kill-at-last",)),
+    JointRule("leftovers", _R.LOADER, _D.CLOSE, (_F.KILLED, _F.DEAD),
+              "a worker would outlive its loader", upstream="", guards=("kill-at-last",)),
+    JointRule("leftovers", _R.LOADER, _D.CLOSE, (_F.NO_PIN_THREAD, _F.PIN_DONE),
+              "the pin thread would outlive its loader", upstream="", guards=("pin-told-at-last",)),
+)  # fmt: skip
+"""What couples the actors, in the order of a loader's life."""
+
+MAKES: Mapping[Act, Fact] = {
+    _D.SET_PIN_DONE: _F.PIN_DONE,
+    _D.WAKE_PIN: _F.PIN_WOKEN,
+    _D.JOIN_PIN: _F.PIN_JOINED,
+    _D.SET_WORKERS_DONE: _F.WORKERS_DONE,
+    _D.SEND_SENTINEL: _F.TOLD,
+    _D.JOIN_WORKER: _F.JOINED,
+    _D.TERMINATE: _F.TERMINATED,
+    _D.KILL: _F.KILLED,
+}
+"""The fact that holds once an act is done."""
+
+RULES_OF: Mapping[Act, tuple[JointRule, ...]] = {
+    act: tuple(rule for rule in JOINT_RULES if rule.act is act) for act in Act
+}
+"""The rows of each act."""
+
+
+class JointState:
+    """The facts that hold between the actors of one loader, each about one worker or (worker -1) about all of them."""
+
+    def __init__(self, *facts: Fact) -> None:
+        self._facts = {(fact, -1) for fact in facts}
+
+    def holds(self, fact: Fact, worker: int = -1) -> bool:
+        """Whether `fact` holds; for a worker, also if it holds for all."""
+        return (fact, -1) in self._facts or (fact, worker) in self._facts
+
+    def add(self, fact: Fact, worker: int = -1) -> None:
+        """Let `fact` hold from now on."""
+        self._facts.add((fact, worker))
+
+    def remove(self, fact: Fact, worker: int = -1) -> None:
+        """Let `fact` hold no longer."""
+        self._facts.discard((fact, worker))
+
+    def broken(self, act: Act, worker: int = -1) -> Iterator[JointRule]:
+        """The rows that forbid `act` now."""
+        for rule in RULES_OF[act]:
+            if rule.requires and not any(self.holds(fact, worker) for fact in rule.requires):
+                yield rule
+
+    def do(self, who: Role, act: Act, worker: int = -1) -> None:
+        """Let `who` do `act`, which concerns `worker`; raises ProtocolError if a row forbids it or if there is none."""
+        name = f"worker {worker}" if who is Role.WORKER else who.value
+        if all(rule.who is not who for rule in RULES_OF[act]):
+            raise ProtocolError(f"{name}: {act.name} is impossible: no joint rule lets a {who.value} do it")
+        for rule in self.broken(act, worker):
+            raise ProtocolError(
+                f"{name}: {act.name} is impossible: it requires that {rule.condition}; "
+                f"now {self.describe(worker)}; otherwise {rule.why} (rule {rule.name}, article {rule.article})"
+            )
+        if act in MAKES:
+            self.add(MAKES[act], worker)
+
+    def describe(self, worker: int = -1) -> str:
+        """What holds for `worker`, in words."""
+        return ", ".join(fact.value for fact in Fact if self.holds(fact, worker)) or "nothing holds"

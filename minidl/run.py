@@ -1,13 +1,19 @@
-"""Run an unmodified training script with this package's DataLoader in torch's place, recorded.
+"""Run an unmodified training script with minidl's DataLoader in torch's place, and record it.
 
-Interface: `run_script(command, module=..., trace=..., ...)` is what `minidl run` calls; it returns the exit code
-that the script would have had. `replaced()` is the replacement alone, as a context manager.
+Interface: `minidl run` calls `run_script(command, module=..., trace=..., ...)`, which returns the script's exit code.
+`replaced()` is the replacement alone, as a context manager.
 
-Replaced are `torch.utils.data.DataLoader` and `torch.utils.data.dataloader.DataLoader`; datasets, samplers and
-`default_collate` stay torch's, since both loaders take the same ones. A module that was imported before and bound the
-class to a name of its own keeps torch's, and so does a process that the script itself starts by spawn or forkserver.
+`torch.utils.data.DataLoader` and `torch.utils.data.dataloader.DataLoader` are replaced. Datasets, samplers and
+`default_collate` stay torch's, because both loaders accept them. The samplers that the loader makes by default are of
+torch's very types here, because frameworks compare them (`type(loader.batch_sampler) is BatchSampler`) and would wrap
+or synchronise others wrongly. A `minidl.DataLoader` that a program makes itself has minidl's samplers, which are
+subclasses of torch's. Iterators that are still torch's are observed (`record.observe`): of a module that was imported
+before and bound the class to its own name, or of a class that has an iterator of its own (torchdata's, fastai's).
 
-The script runs in the real `__main__`, so that a worker that is spawned finds what the script defines.
+Python processes that the script starts, by multiprocessing or by itself, record into the same trace (`take_over`; see
+`record.handover`).
+
+The script runs in the real `__main__`, so that a spawned worker finds the script's definitions.
 """
 
 from __future__ import annotations
@@ -17,9 +23,10 @@ import contextlib
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -29,8 +36,14 @@ import torch.utils.data
 import torch.utils.data.dataloader
 
 import minidl
-from minidl.tracing.observe import observed_loaders
-from minidl.tracing.ranks import aligning
+from minidl import dataloader, terminal
+from minidl.record.clocks import aligning
+from minidl.record.group import at_process_group
+from minidl.record.handover import PACKAGE, Settings, handed_on
+from minidl.record.observe import observed_iterators
+from minidl.record.session import current_recorder, join_trace, write_place
+from minidl.record.shared import write_program_end
+from minidl.tracefile.ranks import lacking, words_of
 
 
 class RunError(Exception):
@@ -39,16 +52,20 @@ class RunError(Exception):
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
-    """While this is open, `torch.utils.data.DataLoader` is `minidl.DataLoader`."""
-    homes: tuple[Any, ...] = (torch.utils.data, torch.utils.data.dataloader)
-    original = torch.utils.data.DataLoader
+    """While this is open, `torch.utils.data.DataLoader` is `minidl.DataLoader`, and makes torch's samplers."""
+    samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
+    changes: list[tuple[Any, str, Any]] = [
+        *((home, "DataLoader", minidl.DataLoader) for home in (torch.utils.data, torch.utils.data.dataloader)),
+        *((dataloader, name, getattr(torch.utils.data, name)) for name in samplers),
+    ]
+    before = [getattr(home, name) for home, name, _ in changes]
     try:
-        for home in homes:
-            home.DataLoader = minidl.DataLoader
+        for home, name, value in changes:
+            setattr(home, name, value)
         yield
     finally:
-        for home in homes:
-            home.DataLoader = original
+        for (home, name, _), value in zip(changes, before, strict=True):
+            setattr(home, name, value)
 
 
 def run_script(
@@ -60,45 +77,79 @@ def run_script(
     align_clocks: bool = False,
     **recording: Any,
 ) -> int:
-    """Run `command` (a script and its arguments, or a module's name and its) and record it into `trace`.
+    """Run `command` (a script or a module's name, with arguments) and record it into `trace`.
 
-    observe: leave torch's loader where it is, and record those that have workers (see `tracing.observe`).
-    align_clocks: compare the ranks' clocks when their process group begins and ends (see `tracing.ranks`). recording:
+    observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
+    align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). recording:
     further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
-    Ctrl-C. Raises RunError where there is nothing to run, TraceError where `trace` is taken, or where functions are
-    asked for and viztracer is missing.
+    Ctrl-C. Raises RunError if the script or module cannot be loaded, TraceError if `trace` already holds a trace, or
+    if functions are to be recorded and viztracer is missing.
     """
-    name, *arguments = command
+    name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
-        clocks = aligning() if align_clocks else contextlib.nullcontext()
-        with observed_loaders() if observe else replaced(), minidl.trace(trace, **recording), clocks:
+        with minidl.trace(trace, **recording), contextlib.ExitStack() as stack:
+            writer = current_recorder()
+            assert writer is not None  # the trace has just begun
+            settings = Settings(writer.config, observe, align_clocks)
+            stack.enter_context(_recorded(settings))
+            stack.enter_context(handed_on(settings))
             code = _run(program, arguments)
-            gc.collect()  # loaders that only the script's globals held end now, and are recorded
-            return code
+            gc.collect()  # ends loaders that only the script's globals held, while the recording is on
+            write_program_end()
+        for text in lacking(*words_of(trace)):
+            terminal.say(f"minidl: {text}")
+        return code
+
+
+@contextlib.contextmanager
+def _recorded(settings: Settings) -> Iterator[None]:
+    """While this is open, the program's loaders are recorded, and its rank is written down as soon as it has one."""
+    clocks = aligning() if settings.align_clocks else contextlib.nullcontext()
+    loaders = contextlib.nullcontext() if settings.observe else replaced()
+    with loaders, observed_iterators(), at_process_group(write_place), clocks:
+        yield
+
+
+_for_ever = contextlib.ExitStack()
+
+
+def take_over(given: Mapping[str, Any]) -> None:
+    """Record this process, which a program under `minidl run` has started, from its first iterator on.
+
+    given: what MINIDL_RUN holds (see `record.handover`). Raises TraceError if the run's trace is not to be reached.
+    """
+    settings = Settings.read(given)
+    _for_ever.enter_context(_recorded(settings))
+    join_trace(settings.config)
 
 
 @dataclass(frozen=True)
 class _Program:
-    """What is run. spec: None for a script; of a module, what `multiprocessing` tells a spawned child to import."""
+    """A program to run. spec: None for a script; for a module, what `multiprocessing` lets a spawned child import."""
 
     path: str
     code: types.CodeType
-    name: str  # what it finds as sys.argv[0]
+    name: str  # its sys.argv[0]
     spec: ModuleSpec | None = None
+
+
+def _on_path(name: str) -> str:
+    """The script `name`, or if there is no such file, the console script of that name on PATH (`torchrun`, say)."""
+    return name if os.path.exists(name) or os.sep in name else shutil.which(name) or name
 
 
 def _read_script(path: Path) -> _Program:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise RunError(f"can't read the script {path}: {error.strerror}") from error
+        raise RunError(f"cannot read the script {path}: {error.strerror}") from error
     try:
         whole = os.path.abspath(path)  # as Python gives it to a script
         return _Program(whole, compile(source, whole, "exec", dont_inherit=True), str(path))
     except (SyntaxError, ValueError) as error:
-        raise RunError(f"{path} is no Python script: {error}") from error
+        raise RunError(f"{path} is not a Python script: {error}") from error
 
 
 def _find_module(name: str) -> _Program:
@@ -109,17 +160,19 @@ def _find_module(name: str) -> _Program:
             spec = importlib.util.find_spec(f"{name}.__main__")
         code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
     except (ImportError, ValueError, SyntaxError) as error:
-        raise RunError(f"can't load the module {name}: {error}") from error
+        raise RunError(f"cannot load the module {name}: {error}") from error
     if spec is None or spec.origin is None or code is None:
-        raise RunError(f"there is no module {name} to run (a package needs a __main__.py)")
+        raise RunError(f"no module {name} was found to run (a package needs a __main__.py)")
     return _Program(spec.origin, code, spec.origin, spec)
 
 
 @contextlib.contextmanager
 def _in_front(folder: str) -> Iterator[None]:
-    """Let `folder` be the first place to import from, in place of the one that this program was started from."""
+    """Put `folder` first in sys.path, in place of the folder of this program; minidl's own stays, at the end."""
     before = sys.path[:]
     sys.path[:1] = [folder]
+    if str(PACKAGE.parent) not in sys.path:
+        sys.path.append(str(PACKAGE.parent))
     try:
         yield
     finally:
@@ -127,7 +180,7 @@ def _in_front(folder: str) -> Iterator[None]:
 
 
 def _run(program: _Program, arguments: list[str]) -> int:
-    """Execute the program as `__main__`; its exit code."""
+    """Execute the program as `__main__`; return its exit code."""
     main = types.ModuleType("__main__")
     main.__file__ = program.path
     main.__spec__ = program.spec
@@ -143,7 +196,7 @@ def _run(program: _Program, arguments: list[str]) -> int:
 
 
 def _execute(code: types.CodeType, main: types.ModuleType) -> int:
-    """Execute the script; its exit code. What it did not catch is shown as the interpreter would show it."""
+    """Execute the script; return its exit code. An uncaught exception is printed as by the interpreter."""
     try:
         exec(code, main.__dict__)
     except SystemExit as request:
@@ -158,7 +211,7 @@ def _execute(code: types.CodeType, main: types.ModuleType) -> int:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """What the interpreter makes of a SystemExit: nothing is 0, a number is itself, anything else is shown and is 1."""
+    """Return a SystemExit's exit code, as the interpreter does: None is 0; any other object is printed and is 1."""
     if request.code is None:
         return 0
     if isinstance(request.code, int):
@@ -168,6 +221,18 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """Show an exception as the script's own interpreter would: without the frame of this module that called it."""
+    """Print an exception as the interpreter does, without this module's frames."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+def free_directory(parent: Path, name: str) -> Path:
+    """Make the first of `parent`/`name`-1, -2, … that does not exist, so that no other process takes it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        try:
+            (parent / f"{name}-{number}").mkdir()
+            return parent / f"{name}-{number}"
+        except FileExistsError:
+            number += 1

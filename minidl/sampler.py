@@ -1,12 +1,12 @@
-"""Samplers: in which order the indices of a dataset are visited, and how they group into batches.
+"""Samplers: the order of a dataset's indices, and their grouping into batches.
 
 Interface: iterate a sampler for one epoch's indices (Python ints); `BatchSampler` groups them into lists.
 Rules of use: a sampler draws at the first `next()`, not at `iter()`, and takes exactly the random numbers that torch's
-takes, so a seeded program continues identically after it. An epoch over n samples holds one permutation tensor and the
+takes, so that a seeded program continues identically. An epoch over n samples holds one permutation tensor and the
 Python ints of one block, never a list of n ints. `Sampler` subclasses torch's as a marker only; like datasets, it has
 no default `__len__`.
 
-Articles: 1 (samplers), 2 (what distribution changes). Upstream: torch/utils/data/sampler.py.
+Article 4 §sampler. Upstream: torch/utils/data/sampler.py.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ __all__ = [
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-DRAWN_AT_ONCE = 32  # indices in one draw with replacement; the size is visible in the numbers drawn
-_WALKED_AT_ONCE = 4096  # ints alive at a time: large enough to hide the cost of a call, small enough to stay in cache
+DRAWN_AT_ONCE = 32  # indices in one draw with replacement; another size would draw other numbers
+_WALKED_AT_ONCE = 4096  # ints in memory at a time: hides the cost of a call, fits into the cache
 
 
 def permutation(n: int, generator: Generator | None) -> Tensor:
-    """A random order of range(n), shape (n,): the numbers of `torch.randperm(n)`, in 4 bytes each where n allows.
+    """Return `torch.randperm(n)`, shape (n,), with 4 bytes per element if n permits.
 
-    The draws do not depend on the element type, and the shuffle is bound by memory: half as wide, twice as fast.
+    The draws do not depend on the element type. The shuffle is bound by memory: half the width, twice the speed.
     """
     dtype = torch.int32 if n <= torch.iinfo(torch.int32).max else torch.int64
     return torch.randperm(n, generator=generator, dtype=dtype)
 
 
 def blocks(indices: Tensor) -> Iterator[list[int]]:
-    """The elements of a tensor of shape (n,) as Python ints, in lists that exist one at a time.
+    """Yield the elements of a tensor of shape (n,) as lists of Python ints, one list at a time.
 
-    `chain.from_iterable` makes one iterator of them, at the speed of a list's: no Python code runs for an element.
+    `chain.from_iterable` makes one iterator of the lists, in which no Python code runs per element.
     """
     return (block.tolist() for block in torch.split(indices, _WALKED_AT_ONCE))
 
 
 class Sampler(torch.utils.data.Sampler[_T_co]):
-    """Base class of samplers: subclasses define `__iter__`, and `__len__` where the number of items is known."""
+    """Base class of samplers: subclasses define `__iter__`, and `__len__` if the number of items is known."""
 
     def __iter__(self) -> Iterator[_T_co]:
         raise NotImplementedError
 
 
-class SequentialSampler(Sampler[int]):
+class SequentialSampler(Sampler[int], torch.utils.data.SequentialSampler):
     """0, 1, ..., len(data_source) - 1."""
 
     data_source: Sized
@@ -73,12 +73,12 @@ class SequentialSampler(Sampler[int]):
         return len(self.data_source)
 
 
-class RandomSampler(Sampler[int]):
+class RandomSampler(Sampler[int], torch.utils.data.RandomSampler):
     """`num_samples` random indices: whole shuffles one after another, or, with `replacement`, independent draws.
 
-    num_samples: by default len(data_source), asked for again every epoch, because the source may grow.
-    generator: by default a new one for every epoch, seeded by one draw from torch's global state.
-    TypeError when `replacement` is no bool; ValueError when `num_samples` is no positive int.
+    num_samples: default len(data_source), read again in every epoch, because the source may grow.
+    generator: default a new one in every epoch, seeded by one draw from torch's global state.
+    TypeError if `replacement` is not a bool; ValueError if `num_samples` is not a positive int.
     """
 
     data_source: Sized
@@ -124,7 +124,7 @@ class RandomSampler(Sampler[int]):
         for _ in range(self.num_samples // n):
             yield from blocks(permutation(n, generator))
         rest = self.num_samples % n
-        # Drawn even when nothing of it is used: the caller's generator must end where torch would leave it.
+        # Drawn even if none of it is used: the caller's generator must end in the state in which torch leaves it.
         if rest or generator is self.generator:
             yield from blocks(permutation(n, generator)[:rest])
 
@@ -137,7 +137,7 @@ def _seeded_from_global_state() -> Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class SubsetRandomSampler(Sampler[int]):
+class SubsetRandomSampler(Sampler[int], torch.utils.data.SubsetRandomSampler):
     """The given indices, shuffled."""
 
     indices: Sequence[int]
@@ -154,11 +154,11 @@ class SubsetRandomSampler(Sampler[int]):
         return len(self.indices)
 
 
-class WeightedRandomSampler(Sampler[int]):
+class WeightedRandomSampler(Sampler[int], torch.utils.data.WeightedRandomSampler):
     """`num_samples` indices below len(weights), each drawn with probability proportional to its weight.
 
-    weights: shape (n,), need not add up to 1. ValueError for another shape, a `num_samples` that is no positive int,
-    or a `replacement` that is no bool; RuntimeError from the draw when there are too few nonzero weights.
+    weights: shape (n,), any sum. ValueError for another shape, a `num_samples` that is not a positive int, or a
+    `replacement` that is not a bool; RuntimeError from the draw if there are too few nonzero weights.
     """
 
     weights: Tensor
@@ -191,10 +191,10 @@ class WeightedRandomSampler(Sampler[int]):
         return self.num_samples
 
 
-class BatchSampler(Sampler[list[int]]):
-    """Consecutive indices of `sampler` in lists of `batch_size`; `drop_last` drops a shorter last one.
+class BatchSampler(Sampler[list[int]], torch.utils.data.BatchSampler):
+    """Consecutive indices of `sampler` in lists of `batch_size`; `drop_last` drops a shorter last list.
 
-    sampler: anything that can be iterated. ValueError when `batch_size` is no positive int or `drop_last` no bool.
+    sampler: any iterable. ValueError if `batch_size` is not a positive int or `drop_last` is not a bool.
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:

@@ -1,8 +1,8 @@
-"""How an iterator ends: the pin-memory thread first, then the workers, each for a bounded time, leftovers last.
+"""How a loader ends: the steps that `driver.Driver.close` decides, performed on the workers and the pin-memory thread.
 
-`shut_down(iterator)` runs the steps in the order of `protocol.LOADER_TABLE`. It is called when the epoch is over, by
-`close()`, when the iterator is garbage-collected, and (for persistent workers with a pin thread) when Python exits.
-Article 4, shutdown; upstream: `_shutdown_workers` and the note above it.
+A `Crew` is what one iterator has started. `Crew.shut_down` ends it: when the epoch is over, by `close()`, when the
+iterator is garbage-collected, and (for persistent workers with a pin thread) when Python exits. Article 4 §shutdown;
+upstream: `_shutdown_workers` and the note above it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import contextlib
 import os
 import time
 import warnings
-import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
+from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
-from minidl.ports import MP_STATUS_CHECK_INTERVAL
-from minidl.protocol import LoaderEvent
-from minidl.signals import _remove_worker_pids
+from minidl.progress import ProgressBoard
+from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids
 from minidl.transport.queues import NoThreadError
-
-if TYPE_CHECKING:
-    from minidl.iterators import _MultiProcessingDataLoaderIter
 
 python_exit_status: bool | None = False
 """Whether Python is exiting. Locks, threads and queues may be half gone then, so nothing is shut down by hand."""
@@ -35,117 +33,179 @@ def _set_python_exit_flag() -> None:
 
 atexit.register(_set_python_exit_flag)
 
-_to_close_at_exit: weakref.WeakSet[_MultiProcessingDataLoaderIter] = weakref.WeakSet()
+_running: set[Crew] = set()
+"""Crews that are not shut down yet, kept alive so that their queues stay in working order.
 
-
-def close_at_exit(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Close this iterator when Python begins to exit, before daemonic workers are killed.
-
-    For persistent workers with a pin-memory thread: killed workers could leave half a message for the thread to read.
-    """
-    if not _to_close_at_exit:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)  # registered after, so it runs before, the exit flag is set
-    _to_close_at_exit.add(iterator)
+An iterator may be collected as part of a reference cycle, as a caught exception easily makes one. Everything in the
+cycle is then ended in no certain order: a queue's feeder thread, or its pipe, might be gone when `__del__` sends the
+sentinel, and the worker would be waited for in vain and killed. So a crew holds no reference to its iterator.
+"""
 
 
 def _close_all() -> None:
-    for iterator in tuple(_to_close_at_exit):
-        iterator._shutdown_workers()
+    for crew in tuple(_running):
+        if crew.closes_at_exit:
+            crew.shut_down()
 
 
-_held: dict[int, list[Any]] = {}  # an iterator's id -> its queues, until it is shut down
+class Crew(LiveRepr):
+    """The workers and the pin-memory thread of one iterator, with what the loader reaches them through."""
 
+    def __init__(self, driver: Driver, result_queue: Any, done_event: Any, board: ProgressBoard) -> None:
+        self.driver = driver
+        self.result_queue = result_queue
+        self.done_event = done_event
+        self.board = board
+        self.workers: list[Any] = []
+        self.index_queues: list[Any] = []
+        self.pin_thread: Any = None
+        self.pin_done_event: Any = None
+        self.closes_at_exit = False
+        self.pids_set = False
+        self.pid = os.getpid()  # a child that is forked with this object must not shut it down
+        _running.add(self)
 
-def hold(iterator: _MultiProcessingDataLoaderIter, queue: Any) -> None:
-    """Keep a queue in working order until the iterator is shut down.
+    def _phrases(self) -> Iterator[str]:
+        for worker_id in range(len(self.workers)):
+            yield f"worker {worker_id} {self._state_of(worker_id)}"
+        if self.pin_thread is not None:
+            yield f"pin thread {self.pin_thread!r}"
+        yield f"result queue {self.result_queue!r}"
 
-    An iterator may be collected as part of a reference cycle, as a caught exception easily makes one. Everything in
-    the cycle is then ended in no certain order: the queue's feeder thread, or its pipe, might be gone when `__del__`
-    sends the sentinel, and the worker would be waited for in vain and killed.
-    """
-    _held.setdefault(id(iterator), []).append(queue)
+    def _state_of(self, worker_id: int) -> str:
+        """The worker's process, place and tasks, in words."""
+        worker, tasks = self.workers[worker_id], self.driver.dispatcher.held_by(worker_id)
+        if self.pid != os.getpid():
+            return f"(pid {worker.pid}) belongs to process {self.pid}"
+        life = "alive" if worker.is_alive() else f"exit code {worker.exitcode}"
+        try:
+            doing = self.doing(worker_id)
+        except Exception as error:  # the repr of the user's index has failed
+            doing = f"... {type(error).__name__}"
+        seconds = self.board.read(worker_id).seconds
+        return f"(pid {worker.pid}, {life}) has {numbers('task', tasks)}, {doing} for {seconds:.1f} s"
 
+    def doing(self, worker_id: int) -> str:
+        """What the worker wrote last of itself, in words."""
+        place = self.board.read(worker_id)
+        info = self.driver.dispatcher.task_info.get(place.task)
+        return place.describe(info.index if info is not None and info.worker_id == worker_id else None)
 
-def shut_down(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child."""
-    lifecycle = getattr(iterator, "_lifecycle", None)  # absent where __init__ failed early
-    if python_exit_status is not False or os.getpid() != iterator._pid or iterator._shutdown or lifecycle is None:
-        return
-    iterator._shutdown = True
-    lifecycle.handle(LoaderEvent.SHUT_DOWN)
-    try:
-        stop_pin_memory_thread(iterator)
-        lifecycle.handle(LoaderEvent.PIN_STOPPED)
-        signal_workers(iterator)
-        lifecycle.handle(LoaderEvent.SIGNALLED)
-        join_workers(iterator)
-        lifecycle.handle(LoaderEvent.JOINED)
-    finally:
-        end_leftovers(iterator)
-        _held.pop(id(iterator), None)
-        lifecycle.handle(LoaderEvent.TERMINATED)
+    def add_worker(self, worker: Any, index_queue: Any) -> None:
+        """List a worker that was started: a shutdown joins all that are listed, and only those can be joined."""
+        self.workers.append(worker)
+        self.index_queues.append(index_queue)
+        self.driver.worker_started()
 
+    def add_pin_thread(self, thread: Any, done_event: Any) -> None:
+        """List the pin-memory thread, started."""
+        self.pin_thread, self.pin_done_event = thread, done_event
+        self.driver.pin_started()
 
-def stop_pin_memory_thread(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Done event, a sentinel to wake it, a bounded join: longer than it looks at its done event by itself.
+    def watch_pids(self) -> None:
+        """From now on SIGCHLD raises if one of the workers dies."""
+        _set_worker_pids(id(self), tuple(worker.pid for worker in self.workers))
+        _set_SIGCHLD_handler()
+        self.pids_set = True
 
-    A worker may have died with the lock that the sentinel waits for. Its reads are bounded, but what it pins may be the
-    user's own object, whose pin_memory() may take any time.
-    """
-    thread = getattr(iterator, "_pin_memory_thread", None)
-    if thread is None:
-        return
-    iterator._pin_memory_thread_done_event.set()
-    with contextlib.suppress(NoThreadError):  # while Python exits; then there are other messages to wake the pin thread
-        iterator._worker_result_queue.put(Sentinel())
-    patience = 2 * MP_STATUS_CHECK_INTERVAL
-    thread.join(timeout=patience)
-    if thread.is_alive():
-        warnings.warn(
-            f"the pin memory thread did not end within {patience:g} s: it is probably in the "
-            "pin_memory() of a batch. It is left behind as a daemon thread; the workers are stopped.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    iterator._worker_result_queue.cancel_join_thread()
-    iterator._worker_result_queue.close()
+    def close_at_exit(self) -> None:
+        """Shut down when Python begins to exit, before daemonic workers are killed.
 
+        For persistent workers with a pin-memory thread: killed workers could leave half a message for it to read.
+        """
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # registered after, so it runs before, the exit flag is set
+        self.closes_at_exit = True
 
-def signal_workers(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Done event, then a sentinel to everybody who has not had one."""
-    if not iterator._workers:
-        return
-    iterator._workers_done_event.set()
-    for worker_id in range(len(iterator._workers)):
-        if iterator._persistent_workers or iterator._workers_status[worker_id]:
-            iterator._mark_worker_as_unavailable(worker_id)
+    # --- The shutdown -------------------------------------------------------------------------------------------------
+    def shut_down(self) -> None:
+        """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child.
 
+        If it is interrupted, it goes on with its leftovers, and then raises the interruption.
+        """
+        if python_exit_status is not False or os.getpid() != self.pid:
+            return
+        try:
+            self._follow(self.driver.close())
+        except BaseException:
+            self._follow(self.driver.close())
+            raise
 
-def join_workers(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Wait for the workers, one deadline for all of them, and close the index queues."""
-    deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-    for worker in iterator._workers:
-        worker.join(timeout=max(0.0, deadline - time.monotonic()))
-    for index_queue in iterator._index_queues:
-        index_queue.cancel_join_thread()
-        index_queue.close()
+    def _follow(self, effect: Effect) -> None:
+        while effect is not END:
+            try:
+                self.perform(effect)
+            except BaseException:
+                self.driver.interrupted()
+                raise
+            effect = self.driver.done()
+        if self.driver.ended:
+            _running.discard(self)
 
+    def perform(self, effect: Effect) -> None:
+        """Perform one step of the shutdown."""
+        match effect:
+            case Simple.SET_PIN_DONE:
+                self.pin_done_event.set()
+            case Simple.WAKE_PIN:
+                self._wake_pin()
+            case JoinPin(timeout):
+                self._join_pin(timeout)
+            case Simple.CLOSE_RESULT_QUEUE:
+                _close(self.result_queue)
+            case Simple.SET_WORKERS_DONE:
+                self.done_event.set()
+            case PutSentinel(worker_id):
+                self._mark_worker_as_unavailable(worker_id)
+            case JoinWorkers(timeout):
+                self._join_workers(timeout)
+            case Simple.CLOSE_INDEX_QUEUES:
+                for index_queue in self.index_queues:
+                    _close(index_queue)
+            case Simple.FORGET_WORKERS:
+                self._forget_pids()
+            case Terminate(kill, timeout):
+                self._terminate("kill" if kill else "terminate", timeout)
+            case _:
+                raise AssertionError(f"{effect} is no step of a shutdown")
 
-def end_leftovers(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Terminate, and at last kill, whoever did not leave; then forget the workers' pids.
+    def _mark_worker_as_unavailable(self, worker_id: int) -> None:
+        """Send the worker its sentinel; it is joined by the shutdown."""
+        self.index_queues[worker_id].put(Sentinel())
 
-    The pids are forgotten last, so that a worker killed while it is waited for still raises through SIGCHLD. Where that
-    came before the pin thread was told to end, it is told here.
-    """
-    if hasattr(iterator, "_pin_memory_thread") and not iterator._pin_memory_thread_done_event.is_set():
-        iterator._pin_memory_thread_done_event.set()
-    if iterator._worker_pids_set:
-        _remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-    for end in ("terminate", "kill"):
-        alive = [worker for worker in iterator._workers if worker.is_alive()]
+    def _wake_pin(self) -> None:
+        with contextlib.suppress(NoThreadError):  # Python exits; other messages wake the pin thread then
+            self.result_queue.put(Sentinel())
+
+    def _join_pin(self, timeout: float | None) -> None:
+        self.pin_thread.join(timeout=timeout)
+        if self.pin_thread.is_alive():
+            warnings.warn(
+                f"the pin memory thread did not end within {timeout:g} s: it is probably in the "
+                "pin_memory() of a batch. It is left behind as a daemon thread; the workers are stopped.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _join_workers(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self.workers:
+            worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _forget_pids(self) -> None:
+        if self.pids_set:
+            _remove_worker_pids(id(self))
+            self.pids_set = False
+
+    def _terminate(self, end: str, timeout: float) -> None:
+        """Terminate, or kill, the workers that are alive."""
+        alive = [worker for worker in self.workers if worker.is_alive()]
         for worker in alive:
             getattr(worker, end)()
         for worker in alive:
-            worker.join(timeout=MP_STATUS_CHECK_INTERVAL)
+            worker.join(timeout=timeout)
+
+
+def _close(queue: Any) -> None:
+    queue.cancel_join_thread()
+    queue.close()

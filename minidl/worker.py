@@ -1,7 +1,7 @@
-"""A worker process: receive indices, fetch, send the batch; until the final signal, or until nobody is left to read.
+"""A worker process: receive indices, fetch, send the batch; until the sentinel, or until no process reads its results.
 
 `_worker_loop` is what the process runs; what to do about each message is decided by `protocol.WorkerLifecycle`.
-Article 1 §2.4.5 and article 4, shutdown; upstream: `torch.utils.data._utils.worker`.
+Article 1 §2.4.5 and article 4 §shutdown; upstream: `torch.utils.data._utils.worker`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
 
 from minidl import worker_info
+from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.errors import ExceptionWrapper
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
-from minidl.messages import RebuildFailure, ResumeIteration, Sentinel, Task, WorkerExhausted
-from minidl.ports import MP_STATUS_CHECK_INTERVAL, Ports
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
+from minidl.ports import FoundDead, Ports, WorkerEntered
 from minidl.progress import ProgressBoard
-from minidl.protocol import Action, WorkerEvent
-from minidl.signals import _set_worker_signal_handlers
+from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
+from minidl.signal_handling import _set_worker_signal_handlers
 from minidl.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker is started with. manager_pid: the loader's process, or None where another process forks."""
+    """All that a worker is started with. manager_pid: the loader's process, or None if another process forks."""
 
     worker_id: int
     num_workers: int
@@ -107,7 +108,7 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
-        self.lifecycle = spec.ports.worker_lifecycle(spec.worker_id)
+        self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
         self.init_exception: ExceptionWrapper | None = None
@@ -115,7 +116,8 @@ class _Worker:
     def make_fetcher(self) -> None:
         """A fetcher for a new epoch. Its failure (an iterable's __iter__, say) is kept for the next task to report."""
         spec = self.spec
-        self.fetcher = None  # where the new one fails, the old one would go on with the old epoch's samples
+        self.progress.opening()
+        self.fetcher = None  # if the new one fails, the old one would go on with the old epoch's samples
         try:
             self.fetcher = _DatasetKind.create_fetcher(
                 spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
@@ -127,6 +129,7 @@ class _Worker:
         """Run worker_init_fn and make the first fetcher."""
         try:
             if self.spec.worker_init_fn is not None:
+                self.progress.initialising()
                 self.spec.worker_init_fn(self.spec.worker_id)
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, self.spec.where)
@@ -158,13 +161,16 @@ class _Worker:
         data = self.fetch(task)
         exhausted = isinstance(data, WorkerExhausted)
         self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
-        self.spec.result_queue.put(self.spec.ports.result(task.idx, self.spec.worker_id, data))
+        result = Result(task.idx, self.spec.worker_id, data)
+        self.spec.result_queue.put(self.spec.ports.envelope(result))
         self.lifecycle.decide(WorkerEvent.ITERATION_END if exhausted else WorkerEvent.FETCHED)
+        self.progress.waiting()
 
     def resume(self, message: ResumeIteration) -> None:
         """Acknowledge, then begin the new epoch."""
         self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id))
         self.make_fetcher()
+        self.progress.waiting()
 
     def event_of(self, message: Any) -> WorkerEvent:
         """What a message means, given the done event."""
@@ -179,15 +185,15 @@ class _Worker:
         """The loop."""
         watchdog = ManagerWatchdog(self.spec.manager_pid)
         self.lifecycle.decide(WorkerEvent.READY)
+        self.progress.waiting()  # and after each message; not at each poll, which would reset since when it waits
         action = Action.WAIT
         while action is not Action.LEAVE:
             if not watchdog.is_alive():
-                self.spec.ports.found_dead("loader", self.spec.worker_id, watchdog.manager_pid, None)
+                self.spec.ports.note(FoundDead("loader", self.spec.worker_id, watchdog.manager_pid, None))
                 self.lifecycle.decide(WorkerEvent.PARENT_DIED)
-                # Nobody reads, and since this process too holds the pipe's reading end, its feeder would wait for ever.
+                # No process reads, and this process also holds the pipe's reading end: its feeder would wait forever.
                 self.spec.result_queue.cancel_join_thread()
                 return
-            self.progress.waiting()
             try:
                 message = self.spec.index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
             except queue.Empty:
@@ -212,13 +218,13 @@ def _worker_loop(spec: WorkerSpec) -> None:
         torch.multiprocessing._set_thread_name("pt_data_worker")
         _seed(spec)
         _publish_worker_info(spec)
-        spec.ports.enter_worker(spec.worker_id, spec.num_workers, spec.seed)
+        spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()
         worker.run()
     except KeyboardInterrupt:
         worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
     worker.progress.ended()
     if spec.done_event.is_set():
-        # The loader reads no more, so waiting for the feeder thread to write out could last for ever.
+        # The loader reads no more, so waiting for the feeder thread to flush could last forever.
         spec.result_queue.cancel_join_thread()
         spec.result_queue.close()

@@ -1,1 +1,1 @@
-"""How messages and tensors cross from one process to another (article 3)."""
+"""How messages and tensors cross from one process to another (article 3 §queue)."""

@@ -1,4 +1,4 @@
-"""A queue and a flag that a process which dies at the wrong moment can't jam (article 4, shutdown).
+"""A queue and a flag that a process which dies at the wrong moment can't jam (article 4 §shutdown).
 
 `multiprocessing.Queue` waits without a bound for the rest of a message that has begun: a writer that is killed in the
 middle leaves its reader in a read which no timeout, done event or liveness check reaches. `BoundedQueue.get` keeps its
@@ -14,11 +14,14 @@ import queue
 import select
 import struct
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any
 
 import torch
+
+from minidl.live_repr import LiveRepr, counted
 
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
 _LONG_SIZE = struct.Struct("!Q")
@@ -28,68 +31,73 @@ class NoThreadError(RuntimeError):
     """A message has found no thread to write it, nor room to be written at once."""
 
 
+_PIECE = 65536
+"""Bytes that are read at once: what a pipe holds."""
+
+
 class _Incoming:
-    """The message that is coming out of a pipe, as far as it has come."""
+    """What has come out of a pipe, from the beginning of the next message on; it may be part of that, or more."""
 
     def __init__(self, pipe: Connection) -> None:
         self._fd = pipe.fileno()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._begin()
-
-    def _begin(self) -> None:
         self._bytes = bytearray()
-        self._head = _SIZE.size  # bytes of the announcement
-        self._wanted = _SIZE.size  # bytes, with these, that are known to be on their way
-        self.whole = False
+        self._measure()
+
+    def _measure(self) -> None:
+        """Find where the next message begins and ends, as far as that is known."""
+        self._begin = self._end = _SIZE.size
+        if len(self._bytes) >= self._end:
+            size = _SIZE.unpack_from(self._bytes)[0]
+            if size < 0:
+                self._begin = self._end = _SIZE.size + _LONG_SIZE.size
+                size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if len(self._bytes) >= self._end else 0
+            self._end += size
+        self.whole = len(self._bytes) >= self._end
+
+    @property
+    def pending(self) -> int:
+        """Bytes that have been read and not taken."""
+        return len(self._bytes)
 
     def arriving(self) -> bool:
         """Whether there is something to read."""
         return bool(self._poll.poll(0))
 
     def read(self, seconds: float | None) -> bool:
-        """Wait for bytes and read some, none beyond this message; False where none came. None: wait for ever."""
+        """Wait for bytes and read some; False if none came. None: wait without a bound."""
         if not self._poll.poll(None if seconds is None else seconds * 1e3):
             return False
-        piece = os.read(self._fd, self._wanted - len(self._bytes))
+        piece = os.read(self._fd, max(_PIECE, self._end - len(self._bytes)))
         if not piece:
             raise EOFError("every writer of the queue's pipe is gone")
         self._bytes += piece
-        self.whole = len(self._bytes) == self._wanted and self._announced()
+        if len(self._bytes) >= self._end:
+            self._measure()
         return True
-
-    def _announced(self) -> bool:
-        """What has come is as long as was known; is that all of the message?"""
-        if self._wanted > self._head:
-            return True
-        if self._head == _SIZE.size:
-            size: int = _SIZE.unpack(self._bytes)[0]
-            if size < 0:
-                self._head = self._wanted = _SIZE.size + _LONG_SIZE.size
-                return False
-        else:
-            size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0]
-        self._wanted = self._head + size
-        return size == 0
 
     def take(self) -> memoryview:
         """The whole message; the next one may come."""
-        data = memoryview(self._bytes)[self._head :]
-        self._begin()
-        return data
+        message, begin, end = self._bytes, self._begin, self._end
+        self._bytes = message[end:]
+        self._measure()
+        return memoryview(message)[begin:end]
 
 
-class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
-    """A multiprocessing queue whose `get` keeps its timeout even in the middle of a message.
+class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]
+    """A multiprocessing queue with one reader, whose `get` keeps its timeout even in the middle of a message.
 
-    A part of a message that has come is kept, so a writer that was only slow, or stopped, may go on with it. Works with
-    the private parts of its base class, which are the same in Python 3.10 to 3.14.
+    The reader takes what is in the pipe, also of later messages. A part of a message that has come is kept, so a writer
+    that was only slow, or stopped, may go on with it. Works with the private parts of its base class, which are the
+    same in Python 3.10 to 3.14.
     """
 
     _reader: Connection
     _writer: Connection
     _send_bytes: Any
     _thread: Any
+    _buffer: Any
     _closed: bool
     _rlock: Any
     _wlock: Any
@@ -102,6 +110,19 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         super()._reset(after_fork)  # type: ignore[misc]
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.take
+
+    def _phrases(self) -> Iterator[str]:
+        if self._closed:
+            yield "closed"
+        else:
+            yield counted(self.qsize(), "message")
+            if self._incoming.pending:
+                yield f"{self._incoming.pending} B of the next one read"
+        if self._buffer:
+            yield f"{len(self._buffer)} not written{'' if self._thread.is_alive() else ', no feeder thread'}"
+        for name, lock in (("read", self._rlock), ("write", self._wlock)):
+            if lock._semlock._is_zero():
+                yield f"{name} lock held"
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Hand a message to the feeder thread, which the first one starts.
@@ -169,7 +190,14 @@ class BoundedQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         return not self._incoming.arriving()
 
 
-class SharedFlag:
+class ReadyQueue(LiveRepr, queue.Queue):  # type: ignore[type-arg]
+    """A queue between two threads: the pin thread's output."""
+
+    def _phrases(self) -> Iterator[str]:
+        yield counted(len(self.queue), "message")  # qsize() would wait for the queue's lock
+
+
+class SharedFlag(LiveRepr):
     """An Event between processes that can be set and asked, but not waited for: one byte in shared memory."""
 
     def __init__(self) -> None:
@@ -186,6 +214,9 @@ class SharedFlag:
     def __setstate__(self, cell: torch.Tensor) -> None:
         self._cell = cell
         self._byte = self._view()
+
+    def _phrases(self) -> Iterator[str]:
+        yield "set" if self.is_set() else "not set"
 
     def set(self) -> None:
         self._byte[0] = 1

@@ -1,4 +1,4 @@
-"""What pickling does to a CPU tensor: its bytes stay in shared memory, its descriptor travels (article 3).
+"""What pickling does to a CPU tensor: its bytes stay in shared memory, its descriptor travels.
 
 A tensor pickles as (storage, offset, size, stride); a storage pickles as a handle to shared memory. If its bytes are
 not in shared memory yet they are copied there *now*, in the thread that pickles (a queue's feeder thread), unless
@@ -6,7 +6,7 @@ collate has put them there before. Two sharing strategies: `file_descriptor` sen
 Unix socket (nothing is left behind by a crash); `file_system` sends a name (no descriptor is kept open).
 
 `TensorPickler` does this for plain CPU tensors and their storages. Everything else (CUDA, sparse, nested, meta,
-subclasses) goes the way that torch registers, whose storages come through here again.
+subclasses) goes the way that torch registers, whose storages come through here again. Article 3 §tensor, §storage.
 """
 
 from __future__ import annotations

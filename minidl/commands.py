@@ -1,0 +1,301 @@
+"""The commands of `minidl`: one function each, called with its parsed arguments.
+
+Each returns an exit code: 0, or 1 if it found what it looked for (a broken rule, a mistake, a hole in the protocol).
+Each imports what it needs when it runs, so that a module that fails to import disables no other command.
+Errors: CommandError, TraceError, OSError; `cli.main` prints them in one line. Results go to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minidl import terminal
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+OK, FOUND = 0, 1
+
+SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
+
+
+class CommandError(Exception):
+    """A command cannot do what its arguments ask for; the message is all that the user sees."""
+
+
+@contextlib.contextmanager
+def _prefixed(command: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn `errors` into a CommandError whose message begins with the command."""
+    try:
+        yield
+    except errors as error:
+        raise CommandError(f"{command}: {error}") from error
+
+
+def _read(path: Path | None) -> Trace:
+    from minidl.tracefile.reader import read_trace
+
+    if path is None:
+        raise CommandError("a trace is missing, e.g. minidl-demo/trace-1")
+    return read_trace(path)
+
+
+def _beside(trace: Path, suffix: str) -> Path:
+    """Return the default path of a file made from a trace: beside it, under its name."""
+    whole = trace.resolve()
+    return (trace.parent if whole.is_file() else whole.parent) / (whole.stem + suffix)
+
+
+# --- Record -----------------------------------------------------------------------------------------------------------
+def demo(arguments: Namespace) -> int:
+    from minidl import demo
+
+    options = demo.Options(**{field.name: getattr(arguments, field.name) for field in fields(demo.Options)})
+    with _prefixed("demo", demo.DemoError):
+        training = demo.train(options)
+    return _after_demo(training.trace, training.losses)
+
+
+def _after_demo(path: Path, losses: Sequence[float]) -> int:
+    from minidl.analysis.summary import summary
+    from minidl.check import examine
+    from minidl.views.text import render
+
+    if len(losses) > 1:
+        fell = "fell" if losses[-1] < losses[0] else "did not fall"
+        print(f"the loss {fell}: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
+    trace = _read(path)
+    report = examine(trace)
+    yields = trace.select("yield")["time"][:SHOWN_BATCHES]
+    until = float(yields[-1] - trace.events["time"][0]) / 1e9
+    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}")
+    print(f"\ntimeline of the first {len(yields)} batches:\n{render(trace, until=until)}")
+    print(f"\nrecorded in {path}")
+    print(f"view it in the browser:  minidl view {path}")
+    print(f"print its timeline:      minidl timeline {path}")
+    print("list all commands:       minidl --help")
+    return FOUND if report.violations else OK
+
+
+def run(arguments: Namespace) -> int:
+    from minidl import run
+
+    if arguments.command[:1] == ["--"]:
+        del arguments.command[0]
+    if not arguments.command:
+        what = "a module" if arguments.module else "a script"
+        raise CommandError(f"run: {what} to run is missing, e.g. minidl run train.py --epochs 2")
+    rank = os.environ.get("RANK")
+    if arguments.trace is None:
+        directory = run.free_directory(Path("minidl-traces"), "run" if rank is None else f"rank-{rank}")
+    else:
+        # The ranks of a job share one command line, and each needs a trace of its own.
+        directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
+    taken = (directory / "manifest.json").exists()
+    try:
+        with _prefixed("run", run.RunError):
+            code = run.run_script(
+                arguments.command,
+                module=arguments.module,
+                trace=directory,
+                observe=arguments.observe,
+                align_clocks=arguments.align_clocks,
+                detail=arguments.detail,
+                functions=arguments.functions,
+                functions_main=arguments.functions_main,
+                functions_min_us=arguments.functions_min_us,
+                **({"ring_bytes": None} if arguments.full else {}),
+            )
+    finally:
+        if not taken and (directory / "manifest.json").exists():
+            terminal.say(f"minidl: recorded in {directory}; next: minidl summary {directory}")
+        elif arguments.trace is None:
+            directory.rmdir()
+    return code
+
+
+def top(arguments: Namespace) -> int:
+    from minidl.analysis.top import run
+
+    return run(arguments)
+
+
+# --- Understand -------------------------------------------------------------------------------------------------------
+def summary(arguments: Namespace) -> int:
+    from minidl.analysis.summary import summary
+
+    print(summary(_read(arguments.trace)).text())
+    return OK
+
+
+def ledger(arguments: Namespace) -> int:
+    from minidl.analysis.ledger import ledger
+
+    print(ledger(_read(arguments.trace)).text())
+    return OK
+
+
+def timeline(arguments: Namespace) -> int:
+    from minidl.views.text import render
+
+    if arguments.output is not None:
+        return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
+    with _prefixed("timeline", ValueError):
+        text = render(
+            _read(arguments.trace),
+            width=arguments.width or terminal.columns(),
+            since=arguments.since,
+            until=arguments.until,
+            worker=arguments.worker,
+            batch=arguments.batch,
+        )
+    print(text)
+    return OK
+
+
+def _page(arguments: Namespace) -> int:
+    from minidl.views.page import html
+
+    workers = None if arguments.worker is None else [arguments.worker]
+    with _prefixed("timeline", ValueError):
+        html(_read(arguments.trace), arguments.output, since=arguments.since, until=arguments.until, workers=workers)
+    print(arguments.output)
+    return OK
+
+
+def _picture(arguments: Namespace) -> int:
+    from minidl.views.picture import timeline
+
+    with _prefixed("timeline", ValueError, ImportError):
+        figure = timeline(
+            _read(arguments.trace),
+            since=arguments.since,
+            until=arguments.until,
+            workers=None if arguments.worker is None else [arguments.worker],
+            batches=None if arguments.batch is None else [arguments.batch],
+        )
+        figure.savefig(arguments.output)
+    print(arguments.output)
+    return OK
+
+
+def view(arguments: Namespace) -> int:
+    from minidl.views.queries import QUERIES
+    from minidl.views.viewer import ViewerError, serve
+
+    if arguments.list_queries:
+        print("\n".join(f"{name:<8} {query.about}" for name, query in QUERIES.items()))
+        return OK
+    progress = terminal.counting("events written")
+    with _prefixed("view", ViewerError):
+        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries, progress=progress)
+    return OK
+
+
+def replay(arguments: Namespace) -> int:
+    from minidl.views.replay_terminal import run
+
+    with _prefixed("replay", ValueError, IndexError):
+        return run(arguments)
+
+
+def before(arguments: Namespace) -> int:
+    from minidl.analysis.story import story
+
+    with _prefixed(f"before: {arguments.trace}", ValueError):
+        text = story(
+            _read(arguments.trace),
+            arguments.batch,
+            loader=arguments.loader,
+            epoch=arguments.epoch,
+            lines=arguments.lines,
+        )
+    print(text)
+    return OK
+
+
+# --- Compare and judge ------------------------------------------------------------------------------------------------
+def check(arguments: Namespace) -> int:
+    from minidl.check import rules_text, run
+
+    if arguments.rules:
+        print(rules_text())
+        return OK
+    return run(_read(arguments.trace), as_json=arguments.json)
+
+
+def diff(arguments: Namespace) -> int:
+    from minidl.analysis.diff import run
+
+    return run(arguments)
+
+
+def audit(arguments: Namespace) -> int:
+    from minidl.analysis.audit import run
+
+    return run(arguments)
+
+
+# --- Keep and convert -------------------------------------------------------------------------------------------------
+def export(arguments: Namespace) -> int:
+    from minidl.views.chrome import write_chrome
+
+    target = arguments.output or _beside(arguments.trace, ".json")
+    write_chrome(_read(arguments.trace), target, terminal.counting("events written"))
+    print(target)
+    return OK
+
+
+def pack(arguments: Namespace) -> int:
+    from minidl.tracefile.attachments import too_large
+
+    trace = _read(arguments.trace)
+    print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
+    for attachment in too_large(trace.attachments):
+        terminal.say(f"minidl: attachment {attachment!r} is not packed: it is too large")
+    return OK
+
+
+def merge(arguments: Namespace) -> int:
+    from minidl.merge import run
+
+    return run(arguments)
+
+
+# --- Learn and measure ------------------------------------------------------------------------------------------------
+def events(arguments: Namespace) -> int:
+    from minidl.tracefile.events import EVENTS
+
+    for event in EVENTS.values():
+        if event.phase.value == "E":
+            continue  # printed with its begin
+        end = EVENTS.get(event.code + 1)
+        spans = event.phase.value == "B" and end is not None
+        codes = f"{event.code}-{event.code + 1}" if spans else str(event.code)
+        both = [e for e in (event, end if spans else None) if e is not None]
+        fields = [field.name for e in both for field in e.fields]
+        ours = "; at its end ".join(dict.fromkeys(e.ours for e in both))
+        print(f"{codes:>7}  {event.name:<18} {event.track.value:<10} {event.meaning}")
+        print(f"{'':9}fields: {', '.join(dict.fromkeys(fields)) or 'none'}; ours {ours}"
+              + (f"; torch {event.upstream}" if event.upstream else "")
+              + (f"; article {event.article}" if event.article else ""))  # fmt: skip
+    return OK
+
+
+def explore(arguments: Namespace) -> int:
+    from minidl.explore import run
+
+    with _prefixed("explore", ValueError):
+        return run(arguments)
+
+
+def bench(arguments: Namespace) -> int:
+    from minidl.bench import run
+
+    return run(arguments)

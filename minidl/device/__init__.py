@@ -1,0 +1,1 @@
+"""Copies of batches to an accelerator."""

@@ -1,0 +1,275 @@
+"""DeviceLoader: copies the batches of any loader to a device ahead of their use. Article 2 §1.4; torch has none.
+
+A copy on the computing stream waits for the computations on it. On a side stream, copies from pinned host memory run at
+the same time. `_DeviceIter` then has to keep three things in order: the consumer's stream waits for
+the copy before it uses the batch; the batch's memory is not given to the next copy while the consumer still reads it
+(`record_stream`); and the host does not run so far ahead that batches pile up on the device.
+
+Rules of use: use a batch on the stream that is current when `next` is called. `transform` gets the batch on the device
+and runs on the side stream; what it needs must be made before the iteration begins. Streams come from `streams`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from typing_extensions import Self
+
+from minidl import ports
+from minidl.device.streams import AcceleratorDevice, Device, Mark, SimulatedDevice
+from minidl.driver import MP_STATUS_CHECK_INTERVAL
+from minidl.iterators import _BaseDataLoaderIter
+from minidl.live_repr import LiveRepr, counted, short
+from minidl.pin_memory import SIMULATED, accelerator_type
+
+POLL = 0.001
+"""Interval of polls of a mark in seconds, if a wait must end in time even if the device hangs."""
+
+
+def open_device(device: str | int | torch.device) -> Device:
+    """Return the named device, real or simulated.
+
+    It is simulated if named "simulated", or if MINIDL_SIMULATE_DEVICE=1 and there is no accelerator.
+    RuntimeError if there is no accelerator, ValueError if it is of another type.
+    """
+    available = accelerator_type()
+    if device == SIMULATED or available == SIMULATED:
+        return SimulatedDevice()
+    if available is None:
+        raise RuntimeError(
+            f"DeviceLoader: device {str(device)!r}: this machine has no accelerator that torch can use: iterate over "
+            "the loader itself, or set MINIDL_SIMULATE_DEVICE=1 to simulate the copies"
+        )
+    wanted = torch.device(available, device) if isinstance(device, int) else torch.device(device)
+    if wanted.type != available:
+        raise ValueError(
+            f"DeviceLoader: device {str(device)!r}: the accelerator of this machine is {available!r}: choose it, or "
+            "iterate over the loader itself for batches on the CPU"
+        )
+    index = torch.accelerator.current_device_index() if wanted.index is None else wanted.index
+    return AcceleratorDevice(torch.device(wanted.type, index))
+
+
+class DeviceLoader(LiveRepr):
+    """Yields the batches of `loader` on `device`, copied and transformed while earlier ones are used.
+
+    loader: any iterable of batches: nests of tensors, objects with a `to` method, and other objects, which stay.
+    device: "cuda", "cuda:1", 1, a torch.device; "simulated" for a simulation on the CPU.
+    prefetch: the limit of batches that are enqueued but not yielded; as many more may be in use on the device.
+    transform: batch on the device -> batch, on the side stream.
+
+    An error of the loader or of `transform` is raised in place of its batch, and iteration may continue. Raises
+    ValueError for a prefetch below 1, and the errors of `open_device`.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: str | int | torch.device,
+        prefetch: int = 2,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"DeviceLoader: prefetch={prefetch}: choose 1 batch or more")
+        self.loader = loader
+        self.prefetch = prefetch
+        self.transform = transform
+        self._device = open_device(device)
+        self._live: weakref.WeakSet[_DeviceIter] = weakref.WeakSet()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches."""
+        return self._device.device
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is simulated."""
+        return self._device.simulated
+
+    def __iter__(self) -> _DeviceIter:
+        iterator = _DeviceIter(self)
+        self._live.add(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        """The length of the loader; TypeError if it has none."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End all iterations, and close the loader if it has `close`. A new iteration may begin afterwards."""
+        for iterator in tuple(self._live):
+            iterator.close()
+        _close(self.loader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _phrases(self) -> Iterator[str]:
+        yield f"to {self._device.name}, prefetch {self.prefetch}"
+        yield counted(len(self._live), "live iteration")
+        yield f"of {short(self.loader)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A batch in flight. copied: the stream's result; ready: the mark after it; source: its host memory."""
+
+    copied: Any
+    ready: Mark
+    source: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedBatch:
+    """An error in place of a batch."""
+
+    error: Exception
+
+
+class _DeviceIter(LiveRepr):
+    """One iteration of a DeviceLoader.
+
+    `_in_flight`: batches enqueued but not yielded, at most `prefetch`. `_in_use`: batches yielded that the device may
+    still read; the host memory of each is kept until its mark in the consumer's stream is reached.
+    """
+
+    def __init__(self, owner: DeviceLoader) -> None:
+        self._pid = os.getpid()  # a forked child must not end the iteration
+        self._closed = False
+        self._exhausted = False
+        self._in_flight: deque[_Flight | _FailedBatch] = deque()
+        self._in_use: deque[tuple[Mark, Any]] = deque()
+        self._source: Any = None
+        self._ready: Mark | None = None  # after the copy of the batch that was yielded last
+        self._handed_out = False
+        self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
+        self._inner: Iterator[Any] | None = iter(owner.loader)
+        its = self._inner._ports if isinstance(self._inner, _BaseDataLoaderIter) else None
+        self._stream = (its or ports.new_ports()).device_stream(self._device, owner.prefetch, owner.loader)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def _phrases(self) -> Iterator[str]:
+        yield f"to {self._device.name}, {'closed' if self._closed else 'open'}"
+        yield f"batches: {len(self._in_flight)} in flight, {len(self._in_use)} in use"
+        if self._inner is not None:
+            yield f"of {short(self._inner)}"
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        self._retire()
+        self._fill()
+        if not self._in_flight:
+            self._end()
+            raise StopIteration
+        try:
+            batch = self._hand_over(self._in_flight[0])
+        except Exception:
+            self._in_flight.popleft()
+            raise
+        self._in_flight.popleft()  # only now: after an interrupted wait the batch is still there
+        return batch
+
+    def _retire(self) -> None:
+        """Mark the end of the last batch's use in the consumer's stream; release batches whose marks are reached.
+
+        Waits if the device is more than `prefetch` batches behind: this bounds the device's memory.
+        """
+        if self._handed_out:
+            self._in_use.append((self._device.mark(), self._source))
+            self._handed_out, self._source = False, None
+        while self._in_use and (len(self._in_use) > self._prefetch or self._in_use[0][0].done()):
+            self._stream.wait(self._in_use[0][0])
+            self._in_use.popleft()
+
+    def _fill(self) -> None:
+        """Take batches from the loader and enqueue their copies, up to the prefetch limit or an error.
+
+        An interrupt (Ctrl-C) loses no batch that is in flight.
+        """
+        while not (self._exhausted or len(self._in_flight) >= self._prefetch or self._failing()):
+            try:
+                batch = next(self._inner)  # type: ignore[arg-type]
+            except StopIteration:
+                self._exhausted = True
+            except Exception as error:
+                self._in_flight.append(_FailedBatch(error))
+            else:
+                self._in_flight.append(self._enqueue(batch))
+
+    def _failing(self) -> bool:
+        return bool(self._in_flight) and isinstance(self._in_flight[-1], _FailedBatch)
+
+    def _enqueue(self, batch: Any) -> _Flight | _FailedBatch:
+        """Enqueue the copies, the transform and a mark on the side stream."""
+        try:
+            copied = self._stream.copy(batch)
+            if self._transform is not None:
+                copied = self._stream.transform(self._transform, copied)
+            return _Flight(copied, self._stream.mark(), batch)
+        except Exception as error:
+            return _FailedBatch(error)
+
+    def _hand_over(self, flight: _Flight | _FailedBatch) -> Any:
+        if isinstance(flight, _FailedBatch):
+            raise flight.error
+        batch = self._stream.hand_over(flight.copied, flight.ready)
+        self._source, self._ready, self._handed_out = flight.source, flight.ready, True
+        return batch
+
+    def _end(self) -> None:
+        """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory."""
+        self._closed = True
+        self._inner = None
+        last = [self._ready, *(flight.ready for flight in self._in_flight if isinstance(flight, _Flight))][-1]
+        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
+        while last is not None and not last.done() and time.monotonic() < deadline:
+            time.sleep(POLL)
+        self._in_flight.clear()
+        self._stream.close()
+        self._in_use.clear()
+        self._source = None
+
+    def close(self) -> None:
+        """Drop what is in flight, and close the loader's iterator if it can be. Calling next() raises StopIteration."""
+        if self._closed or self._pid != os.getpid():
+            return
+        inner = self._inner
+        self._end()
+        _close(inner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The loader's iterator is released, not closed: a persistent one serves the next iteration.
+        if sys is None or sys.is_finalizing() or getattr(self, "_closed", True) or not hasattr(self, "_stream"):
+            return
+        if self._pid == os.getpid():
+            self._end()
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle its DeviceLoader's loader instead")
+
+
+def _close(what: Any) -> None:
+    close = getattr(what, "close", None)
+    if callable(close):
+        close()

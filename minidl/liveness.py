@@ -1,0 +1,103 @@
+"""Which actor died, what a timeout was spent on, whether descriptors are left: evidence and words for errors.
+
+`evidence_of(crew)` is what `driver.Driver.nothing_came` decides from; `error_of` makes the error that it asks for.
+Article 4 §shutdown; upstream: `_try_get_data`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+
+from minidl.driver import PIN, Evidence, Failure, NoteDeath, Raise
+from minidl.errors import ExceptionWrapper
+from minidl.messages import Result
+from minidl.ports import FoundDead, Ports, TimedOut
+from minidl.shutdown import Crew
+
+
+def evidence_of(crew: Crew, *, timed_out: bool = False) -> Evidence:
+    """Which workers have ended, with their exit codes, and whether the pin thread runs."""
+    return Evidence(
+        dead={number: worker.exitcode for number, worker in enumerate(crew.workers) if not worker.is_alive()},
+        pin_alive=crew.pin_thread is None or crew.pin_thread.is_alive(),
+        timed_out=timed_out,
+        jammed=crew.result_queue.jammed,
+    )
+
+
+def note_death(crew: Crew, death: NoteDeath, ports: Ports) -> None:
+    """Tell the ports which actor was found dead."""
+    if death.who == PIN:
+        ports.note(FoundDead("pin thread", -1, crew.pid, None))
+    else:
+        worker = crew.workers[death.who]
+        ports.note(FoundDead("worker", death.who, worker.pid, worker.exitcode))
+
+
+def error_of(crew: Crew, effect: Raise, timeout: float, waited: float, ports: Ports) -> RuntimeError:
+    """The error that the driver asks for. timeout: the user's, waited: how long the loader has waited; seconds."""
+    if effect.why is Failure.WORKER_DIED:
+        return _worker_died(crew, effect.workers)
+    if effect.why is Failure.TIMED_OUT:
+        return _timed_out(crew, effect.workers, timeout, waited, ports)
+    failure = crew.pin_thread.failure
+    reason = "" if failure is None else f": {type(failure).__name__}: {failure}"
+    return RuntimeError(f"Pin memory thread exited unexpectedly{reason}")
+
+
+def _worker_died(crew: Crew, workers: tuple[int, ...]) -> RuntimeError:
+    pids = ", ".join(str(crew.workers[worker].pid) for worker in workers)
+    last = "; ".join(f"worker {i}: exit code {crew.workers[i].exitcode}, last {crew.doing(i)}" for i in workers)
+    return RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last})")
+
+
+def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: float, ports: Ports) -> RuntimeError:
+    message = f"DataLoader timed out after {timeout} seconds"
+    for number in workers:
+        worker, task = crew.workers[number], crew.driver.dispatcher.rcvd_idx
+        ports.note(TimedOut(task, number, waited))
+        alive = "alive" if worker.is_alive() else f"dead, exit code {worker.exitcode}"
+        message += (
+            f": waited {waited:.1f} s for task {task} of worker {number} "
+            f"(pid {worker.pid}, {alive}), which is {crew.doing(number)}, "
+            f"for {crew.board.read(number).seconds:.1f} s"
+        )
+    return RuntimeError(message)
+
+
+def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> None:
+    """Wait a moment for the worker's end: a dying process loses its socket first, and can be seen dead later."""
+    if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
+        crew.workers[worker_id].join(timeout=1.0)
+
+
+def explained(result: Result, error: Exception) -> Result:
+    """A result whose data can't be rebuilt, as the error of its task, so that the next task can be waited for."""
+    try:
+        raise_if_out_of_descriptors()
+    except RuntimeError as cause:
+        error = cause
+    where = "in the loader while it rebuilt a batch"
+    wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
+    return Result(result.idx, result.worker_id, wrapper)
+
+
+def raise_if_out_of_descriptors() -> None:
+    """Raise RuntimeError with the remedy if ten more files can't be opened.
+
+    At the limit the kernel drops a passed descriptor in silence, so the error that is seen names something else.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(10):
+                stack.enter_context(tempfile.NamedTemporaryFile())
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            return
+        raise RuntimeError(
+            "Too many open files. Communication with the workers is no longer possible. Please increase the limit "
+            "using `ulimit -n` in the shell or change the sharing strategy by calling "
+            "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
+        ) from None
