@@ -1,44 +1,17 @@
 """The event vocabulary: every event declared once, as a row of one typed table.
 
-Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event), `RECORD` (the 64-byte slot as NumPy sees it),
-`PACK` (the same slot as `struct` writes it). The recorder, the exports, the timelines, the checker, the documentation
-and the tests read this table; nothing parses an event's name.
+Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event). The recorder, the exports, the timelines, the
+checker, the documentation and the tests read this table; nothing parses an event's name.
 
 Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
-(-1 where it has none) and up to three integers of its own, named and given units here. A span is two events, a begin
+(-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin
 and an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get.
 """
 
 from __future__ import annotations
 
 import enum
-import struct
 from dataclasses import dataclass
-
-import numpy as np
-
-FORMAT_VERSION = 1
-"""Version of the record layout and of the files around it; written into each trace's manifest."""
-
-PACK = struct.Struct("<qHHIqqqqqQ")
-"""time, code, loader, tid, task, worker, x, y, z, seq. The sequence number (counted from 1) comes last: `pack_into`
-zeroes the slot first and writes in order, so a slot torn by a kill reads as empty and not as a record."""
-
-RECORD = np.dtype(
-    [
-        ("time", "<i8"),  # ns, CLOCK_MONOTONIC
-        ("code", "<u2"),  # key of EVENTS
-        ("loader", "<u2"),  # which iterator of the emitting process family, from 1; 0 = none
-        ("tid", "<u4"),  # native thread id
-        ("task", "<i8"),  # the task's index, its `send_idx` when it was sent; -1 = none
-        ("worker", "<i8"),  # worker id; -1 = none
-        ("x", "<i8"),
-        ("y", "<i8"),
-        ("z", "<i8"),
-        ("seq", "<u8"),  # order of emission in its process, from 1; 0 = an empty slot
-    ]
-)
-assert PACK.size == RECORD.itemsize == 64
 
 
 class Phase(enum.Enum):
@@ -73,7 +46,7 @@ class Actor(enum.IntEnum):
 
 
 class QueueId(enum.IntEnum):
-    """Which queue. There is one INDEX queue a worker; READY exists only where memory is pinned."""
+    """Which queue. There is one INDEX queue a worker; READY exists only if memory is pinned."""
 
     INDEX = 1
     RESULT = 2
@@ -139,13 +112,14 @@ class Field:
     enum: type[enum.IntEnum] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """One row of the vocabulary.
 
-    ours, upstream: "module:function" of this package and of `torch.utils.data` (or `multiprocessing`) that the event
-    stands for; "" where upstream has no such step. article: number of the article and section that describe it.
-    detail: emitted only at detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
+    ours: "module:function" of this package (or `multiprocessing`) in which the event is emitted; several are separated
+    by commas. upstream: the same in `torch.utils.data` (or `multiprocessing`), "" if it has no such step. article: the
+    sections that describe it, in the form that `minidl.articles` reads; "" if none does. detail: emitted only at
+    detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
     """
 
     code: int
@@ -162,6 +136,10 @@ class Event:
     article: str
     stage: str = ""
     detail: bool = False
+
+    def __repr__(self) -> str:
+        own = " ".join(f"{f.name}:{f.enum.__name__ if f.enum else f.unit}".rstrip(":") for f in self.fields)
+        return f"<Event {self.code} {self.name} {self.phase.name.lower()}{f': {own}' if own else ''}>"
 
 
 EVENTS: dict[int, Event] = {}
@@ -188,393 +166,290 @@ def _fields(spec: str) -> tuple[Field, ...]:
 
 
 def _instant(
-    code: int,
-    name: str,
-    track: Track,
-    colour: str,
-    keys: str,
-    fields: str,
-    meaning: str,
-    ours: str,
-    upstream: str,
-    article: str,
-) -> int:
-    keyed = keys.split()
-    return _add(
-        Event(
-            code,
-            name,
-            Phase.INSTANT,
-            track,
-            colour,
-            _fields(fields),
-            "task" in keyed,
-            "worker" in keyed,
-            meaning,
-            ours,
-            upstream,
-            article,
-        )
-    )
+    code: int, name: str, track: Track, colour: str, keys: str, fields: str,
+    meaning: str, ours: str, upstream: str, article: str,
+) -> int:  # fmt: skip
+    has_task, has_worker = "task" in keys, "worker" in keys
+    about = (meaning, ours, upstream, article)
+    return _add(Event(code, name, Phase.INSTANT, track, colour, _fields(fields), has_task, has_worker, *about))
 
 
 def _span(
-    code: int,
-    name: str,
-    track: Track,
-    colour: str,
-    keys: str,
-    fields: tuple[str, str],
-    meaning: str,
-    ours: str,
-    upstream: str,
-    article: str,
-    stage: str = "",
-    detail: bool = False,
-) -> tuple[int, int]:
-    """Declare a span: its begin gets `code`, its end `code + 1`; `fields` holds those of the begin and of the end."""
-    keyed = keys.split()
-    for offset, phase in enumerate((Phase.BEGIN, Phase.END)):
-        _add(
-            Event(
-                code + offset,
-                name,
-                phase,
-                track,
-                colour,
-                _fields(fields[offset]),
-                "task" in keyed,
-                "worker" in keyed,
-                meaning,
-                ours,
-                upstream,
-                article,
-                stage,
-                detail,
-            )
-        )
+    code: int, name: str, track: Track, colour: str, keys: str, fields: tuple[str, str],
+    meaning: str, ours: str | tuple[str, str], upstream: str, article: str, stage: str = "", detail: bool = False,
+) -> tuple[int, int]:  # fmt: skip
+    """Declare a span: its begin gets `code`, its end `code + 1`; `fields`, and perhaps `ours`, are of begin and end."""
+    has_task, has_worker = "task" in keys, "worker" in keys
+    both = (ours, ours) if isinstance(ours, str) else ours
+    for at, phase in enumerate((Phase.BEGIN, Phase.END)):
+        about = (meaning, both[at], upstream, article, stage, detail)
+        _add(Event(code + at, name, phase, track, colour, _fields(fields[at]), has_task, has_worker, *about))
     return code, code + 1
 
 
-_GREEN, _OLIVE, _PINK, _BLUE, _GREY, _RED, _VIOLET = (
-    "#43a97d",
-    "#b5a642",
-    "#c940a8",
-    "#3f7fbf",
-    "#8a8f98",
-    "#b5532a",
-    "#7a5cc0",
-)
-"""Of instants. Each span has a colour of its own, also for who sees red and green as one: a test measures it."""
+_GREEN, _OLIVE, _PINK, _BLUE = "#43a97d", "#b5a642", "#c940a8", "#3f7fbf"
+_GREY, _RED, _VIOLET = "#8a8f98", "#b5532a", "#7a5cc0"
+"""Of instants. Each span has a colour of its own, also for the colour-blind: a test measures it."""
 
 # --- The loader's thread: epochs, sampling, sending -------------------------------------------------------------------
 EPOCH = _span(
     10, "epoch", Track.LOADER, "#9c8b74", "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
     "one pass over the loader, from the iterator's (re)start to its end",
-    "iterators:_reset", "dataloader:_reset", "1 §2.4.3",
-)  # fmt: skip
+    ("iterators:_reset, iterators:__init__", "iterators:_next_data, iterators:_reset, shutdown:shut_down"),
+    "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#0072b2", "task", ("", "count:indices first_index digest"),
-    "the sampler is asked for the next task's indices; the end's count is 0 where it had none; digest stands for the "
+    "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
-    "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling",
-)  # fmt: skip
+    "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
-    "dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4",
-)  # fmt: skip
+    "dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
-    "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
-)  # fmt: skip
+    "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#1f7a8c", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe",
-    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3",
-)  # fmt: skip
+    "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
     20, "index_get", Track.WORKER, "#8a8f98", "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
-    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
-)  # fmt: skip
+    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome"),
     "the fetcher makes the task's batch: samples, then collation",
-    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", stage="fetch",
-)  # fmt: skip
+    ("worker:work, iterators:_next_data", "worker:work, iterators:__next__"),
+    "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
 SAMPLE = _span(
     24, "sample", Track.WORKER, "#117733", "task worker", ("position index", "position index"),
-    "the dataset is asked for one sample; index is -1 where the key is no integer",
-    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
-)  # fmt: skip
+    "the dataset is asked for one sample; index is -1 if the key is no integer",
+    ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
+    "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", ""),
     "collate_fn joins the samples into a batch",
-    "collate:collate", "_utils.collate:collate", "4 collate", stage="collate",
+    ("fetch:fetch", "worker:work, iterators:__next__"), "_utils.collate:collate", "4 §collate", stage="collate",
 )  # fmt: skip
 SHM_ALLOC = _instant(
     28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
     "a shared-memory segment was made for the batch to be written into",
-    "collate:new_shared", "_utils.collate:collate_tensor_fn", "3",
-)  # fmt: skip
+    "collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
 SHM_COPY = _span(
     30, "shm_copy", Track.FEEDER, "#e8853a", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
-    "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3", stage="copy",
+    "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
 )  # fmt: skip
 RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
-    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
-)  # fmt: skip
+    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#b07ac4", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
-    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="pickle",
-)  # fmt: skip
+    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share",
-    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3", stage="write",
-)  # fmt: skip
+    "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
     40, "result_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
-    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+    "iterators:_try_get_data, pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "transport.message:load_result", "multiprocessing.queues:get", "3",
-)  # fmt: skip
+    "transport.queues:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#d8738a", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
-    "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3", stage="rebuild",
-)  # fmt: skip
+    "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
+    stage="rebuild")  # fmt: skip
 PIN = _span(
     46, "pin", Track.PIN, "#6a4fb3", "task worker", ("bytes:B simulated", "bytes:B simulated"),
     "the batch is copied into page-locked memory",
-    "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
-)  # fmt: skip
+    "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
     "the pinned batch is about to enter the queue that the loader reads",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
-)  # fmt: skip
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
 READY_GET = _span(
     50, "ready_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
-    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
-)  # fmt: skip
+    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait")  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch came before its turn and is kept in the reorder buffer",
-    "dispatcher:receive", "dataloader:_next_data", "1 §2.4.7",
-)  # fmt: skip
+    "dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
 REORDER_POP = _instant(
     53, "reorder_pop", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch's turn has come and it leaves the reorder buffer",
-    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
-)  # fmt: skip
+    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
 RCVD_ADVANCE = _instant(
     54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
     "rcvd_idx has moved on to the next task to be yielded",
-    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
-)  # fmt: skip
+    "dispatcher:receive, dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7")  # fmt: skip
 NEXT = _span(
     56, "next", Track.LOADER, "#5e7a99", "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
-    "iterators:__next__", "dataloader:__next__", "1 §2.3.2",
-)  # fmt: skip
+    "iterators:__next__", "dataloader:__next__", "1 §2.3.2")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
-    "iterators:_process_data", "dataloader:_process_data", "1 §2.4.7",
-)  # fmt: skip
+    "iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#56b4e9", "task", ("yielded:batches", ""),
     "the user's own code between two calls of next: the training step",
-    "iterators:__next__", "", "1 §2.5", stage="consumer",
-)  # fmt: skip
+    ("iterators:__next__, dataloader:__iter__", "iterators:__next__, dataloader:__iter__, shutdown:shut_down"),
+    "", "1 §2.3", stage="consumer")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
     70, "worker_start", Track.LOADER, "#8f8f2e", "worker", ("", "pid"),
     "the loader starts the worker's process",
-    "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
-)  # fmt: skip
+    "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and is about to enter its loop",
-    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5",
-)  # fmt: skip
+    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
-    "worker:run", "_utils.worker:_worker_loop", "4 shutdown",
-)  # fmt: skip
+    "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _RED, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
-    "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
-)  # fmt: skip
+    "shutdown:shut_down, iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
-)  # fmt: skip
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
 PIN_EXIT = _instant(
     76, "pin_exit", Track.PIN, _GREY, "", "ending:Ending",
     "the pin-memory thread ends",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 shutdown",
-)  # fmt: skip
+    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown")  # fmt: skip
 RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
-    "iterators:_resume_workers", "dataloader:_reset", "1 §2.4.3",
-)  # fmt: skip
+    "iterators:_reset", "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
     "the worker has dropped its old fetcher and acknowledges the new epoch",
-    "worker:resume", "_utils.worker:_worker_loop", "1 §2.4.3",
-)  # fmt: skip
+    "worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXHAUSTED = _instant(
     80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
     "the loader learns that the worker's iterable dataset has ended",
-    "dispatcher:exhausted", "dataloader:_next_data", "4 shutdown",
-)  # fmt: skip
+    "dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
-    "iterators:_raise_if_worker_died", "dataloader:_try_get_data", "4 shutdown",
-)  # fmt: skip
+    "liveness:note_death, worker:run", "dataloader:_try_get_data", "4 §shutdown")  # fmt: skip
 TIMED_OUT = _instant(
     83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
     "the loader's timeout has passed while it waited for this worker's task",
-    "iterators:_raise_timeout", "dataloader:_get_data", "4 shutdown",
-)  # fmt: skip
+    "liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7")  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed; text is the error's last line",
-    "worker:fetch", "_utils.worker:_worker_loop", "1 §2.4.5",
-)  # fmt: skip
+    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
     90, "shutdown", Track.LOADER, "#6e2c12", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 shutdown", stage="shutdown",
-)  # fmt: skip
+    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _RED, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
-    "shutdown:signal_workers", "dataloader:_shutdown_workers", "4 shutdown",
-)  # fmt: skip
+    "shutdown:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _RED, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
-    "worker:event_of", "_utils.worker:_worker_loop", "4 shutdown",
-)  # fmt: skip
+    "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _RED, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
-    "iterators:_mark_worker_as_unavailable", "dataloader:_mark_worker_as_unavailable", "4 shutdown",
+    "shutdown:_mark_worker_as_unavailable, shutdown:_wake_pin", "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
 )  # fmt: skip
 SENTINEL_GET = _instant(
     95, "sentinel_get", Track.WORKER, _RED, "worker", "queue:QueueId",
     "the final signal has been received",
-    "worker:event_of", "_utils.worker:_worker_loop", "4 shutdown",
-)  # fmt: skip
+    "worker:run, pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 JOIN = _span(
     96, "join", Track.LOADER, "#d55e00", "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
-    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
-)  # fmt: skip
+    "shutdown:perform, liveness:wait_for_a_dying_worker", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _RED, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
-    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
+    "shutdown:_close, iterators:_start_workers, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _RED, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
-    "shutdown:join_workers", "dataloader:_shutdown_workers", "4 shutdown",
-)  # fmt: skip
+    "shutdown:_close, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
-    "shutdown:end_leftovers", "dataloader:_shutdown_workers", "4 shutdown",
-)  # fmt: skip
+    "shutdown:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
     110, "h2d", Track.CONSUMER, "#a65628", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
     "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
     "how many batches are enqueued and not handed out, and the number by which the device's own events know this one",
-    "device:_enqueue", "", "1 §2.5", stage="h2d",
-)  # fmt: skip
+    "device.loader:_enqueue", "", "2 §1.4", stage="h2d")  # fmt: skip
 COPY = _span(
     112, "copy", Track.DEVICE, "#f2a65a", "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
     "the batch's copies on the side stream, by the device's clock",
-    "streams:copy", "", "1 §2.5", stage="device copy",
-)  # fmt: skip
+    "device.streams:copy", "", "2 §1.4", stage="device copy")  # fmt: skip
 TRANSFORM = _span(
     114, "transform", Track.DEVICE, "#2c5fa8", "task", ("turn simulated", "turn simulated"),
     "the batch's transform on the side stream, by the device's clock",
-    "streams:transform", "", "1 §2.5", stage="transform",
-)  # fmt: skip
+    "device.streams:transform", "", "2 §1.4", stage="transform")  # fmt: skip
 DEVICE_WAIT = _span(
     116, "device_wait", Track.DEVICE, "#7d6a8c", "task", ("turn simulated", "turn simulated"),
     "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
-    "streams:hand_over", "", "1 §2.5", stage="device wait",
-)  # fmt: skip
+    "device.streams:hand_over", "", "2 §1.4", stage="device wait")  # fmt: skip
 COMPUTE = _span(
     118, "compute", Track.CONSUMER, "#00795a", "task", ("text:string", "text:string"),
     "what the user has marked with minidl.span; task is that of the batch handed out last",
-    "tracing.spans:__enter__", "", "", stage="compute",
-)  # fmt: skip
+    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="compute")  # fmt: skip
 DEVICE_COMPUTE = _span(
     120, "device_compute", Track.DEVICE, "#1f9e77", "task", ("text:string simulated", "text:string simulated"),
     "the same in the consumer's stream, by the device's clock",
-    "tracing.spans:__enter__", "", "", stage="device compute",
-)  # fmt: skip
+    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="device compute")  # fmt: skip
 HOST_WAIT = _span(
     122, "host_wait", Track.CONSUMER, "#8c6bb1", "", ("simulated", "simulated"),
     "the host waits, since the device is too many batches behind: this bounds the device's memory",
-    "device:_retire", "", "1 §2.5", stage="host wait",
-)  # fmt: skip
+    "device.loader:_retire", "", "2 §1.4", stage="host wait")  # fmt: skip
 HAND_OVER = _instant(
     124, "hand_over", Track.CONSUMER, _GREEN, "task", "outcome:Outcome depth:batches simulated",
     "the batch (or its error) leaves the device stage: the consumer's stream has been told to wait for it",
-    "device:_hand_over", "", "1 §2.5",
-)  # fmt: skip
+    "device.loader:_hand_over", "", "2 §1.4")  # fmt: skip
 DEVICE_START = _instant(
     125, "device_start", Track.CONSUMER, _GREY, "", "prefetch:batches stream simulated",
     "an iteration of the device stage begins",
-    "device:__init__", "", "1 §2.5",
-)  # fmt: skip
+    "device.loader:__init__", "", "2 §1.4")  # fmt: skip
 DEVICE_END = _instant(
     126, "device_end", Track.CONSUMER, _GREY, "", "handed_out:batches dropped:batches simulated",
     "the iteration has ended; dropped: batches that were enqueued and not handed out",
-    "device:_end", "", "1 §2.5",
-)  # fmt: skip
+    "device.loader:_end", "", "2 §1.4")  # fmt: skip
 CLOCK_CALIBRATION = _instant(
     127, "clock_calibration", Track.DEVICE, _GREY, "", "reference:ns error:ns drift:ns",
     "a mark of the device was bracketed by the host's clock: it lay at `reference`, give or take `error`; drift: how "
     "far the two clocks have gone apart since the last one",
-    "tracing.device_clock:calibrate", "", "",
-)  # fmt: skip
+    "record.device_clock:calibrate", "", "")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
     "a sampler that deals out shares is about to be iterated: the epoch that it was told, whose share, of how many",
-    "distributed:set_epoch", "distributed:set_epoch", "2 §3.1",
-)  # fmt: skip
+    "iterators:__init__, iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3")  # fmt: skip

@@ -1,12 +1,12 @@
 """What happened before what, by sequence numbers and messages alone: a clock that is wrong changes no answer.
 
-Interface: `Order(trace)` answers `before(event)`, `happened_before(a, b)` and `chain(event)`; `RULES` lists which event
-of another thread or process an event follows; `story(trace, batch)` tells what led to a batch, as text. A Trace has the
-first three as methods of its own. An event is its position in `Trace.events`, or its row.
+Interface: `Order(events, processes)` answers `before(event)`, `happened_before(a, b)` and `chain(event)`; `RULES` lists
+which event of another thread or process an event follows. A Trace has the three as methods of its own. An event is its
+position in `Trace.events`, or its row.
 
 Rules of use: within a process the sequence number orders events. Across processes a message does: what was stamped
 before a put comes before what is stamped after the get of the same message. Two events that neither joins are
-concurrent. A message is known by its loader, worker, task and epoch; where a damaged trace leaves two candidates, no
+concurrent. A message is known by its loader, worker, task and epoch; if a damaged trace leaves two candidates, no
 order is claimed. Clocks are used for one thing: which of several true causes came last. For that they are first set
 right by the messages between the processes, so that one that is an hour off, or another host's, changes nothing there.
 """
@@ -14,33 +14,26 @@ right by the messages between the processes, so that one that is an hour off, or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from minidl.tracing import events as ev
-from minidl.tracing import lanes
-from minidl.tracing.attachments import plain
-from minidl.tracing.events import EVENTS, Actor, DoneEvent, Ending, Message, Phase, QueueId, Track
-from minidl.tracing.reader import ends
-
-if TYPE_CHECKING:
-    from minidl.tracing.reader import Trace
-
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from minidl.tracefile import events as ev
+from minidl.tracefile.batches import latest
+from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId
+from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.process import Process
+from minidl.tracefile.spans import ends
 
 MESSAGE: Final = ("loader", "worker", "task", "epoch")
 """What tells one message from every other. Task numbers begin again with each epoch of a persistent loader."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Edge:
     """An event that follows one of another thread: `target` follows the source with the same values of `same`.
 
     across: the source is in another process, and there is exactly one; else it is the last one in the same process.
@@ -62,26 +55,26 @@ _TASK = ("loader", "worker", "task")
 _RESUMED = ("loader", "worker", "epoch")
 
 RULES: Final = (
-    Rule("into the index queue", (ev.INDEX_PUT, ev.RESUME_PUT, ev.SENTINEL_PUT), ev.INDEX_WRITE[0], _TASK),
-    Rule("task", (ev.INDEX_PUT, ev.INDEX_WRITE[0]), ev.INDEX_GET[1], across=True, target_x=Message.TASK),
-    Rule("new epoch", (ev.RESUME_PUT,), ev.INDEX_GET[1], _RESUMED, across=True, target_x=Message.RESUME),
-    Rule("sentinel", (ev.SENTINEL_PUT,), ev.INDEX_GET[1], _WORKER, True, QueueId.INDEX, Message.SENTINEL),
-    Rule("into the result queue", (ev.RESULT_PUT,), ev.RESULT_PICKLE[0], _TASK),
-    Rule("into the result queue", (ev.RESUME_ACK,), ev.RESULT_WRITE[0], ("loader", "task")),
-    Rule("result", (ev.RESULT_PUT, ev.RESULT_WRITE[0]), ev.RESULT_REBUILD[0], across=True),
-    Rule("answer to a new epoch", (ev.RESUME_ACK,), ev.RESULT_GET[1], _RESUMED, across=True, target_x=Message.RESUME),
-    Rule("pinned batch", (ev.READY_PUT,), ev.READY_GET[1], _TASK, target_x=Message.RESULT),
-    Rule("answer, passed on", (ev.RESULT_GET[1],), ev.READY_GET[1], _WORKER, False, Message.RESUME, Message.RESUME),
-    Rule("pin thread's sentinel", (ev.SENTINEL_PUT,), ev.RESULT_GET[1], ("loader",), False, QueueId.RESULT,
+    Edge("into the index queue", (ev.INDEX_PUT, ev.RESUME_PUT, ev.SENTINEL_PUT), ev.INDEX_WRITE[0], _TASK),
+    Edge("task", (ev.INDEX_PUT, ev.INDEX_WRITE[0]), ev.INDEX_GET[1], across=True, target_x=Message.TASK),
+    Edge("new epoch", (ev.RESUME_PUT,), ev.INDEX_GET[1], _RESUMED, across=True, target_x=Message.RESUME),
+    Edge("sentinel", (ev.SENTINEL_PUT,), ev.INDEX_GET[1], _WORKER, True, QueueId.INDEX, Message.SENTINEL),
+    Edge("into the result queue", (ev.RESULT_PUT,), ev.RESULT_PICKLE[0], _TASK),
+    Edge("into the result queue", (ev.RESUME_ACK,), ev.RESULT_WRITE[0], ("loader", "task")),
+    Edge("result", (ev.RESULT_PUT, ev.RESULT_WRITE[0]), ev.RESULT_REBUILD[0], across=True),
+    Edge("answer to a new epoch", (ev.RESUME_ACK,), ev.RESULT_GET[1], _RESUMED, across=True, target_x=Message.RESUME),
+    Edge("pinned batch", (ev.READY_PUT,), ev.READY_GET[1], _TASK, target_x=Message.RESULT),
+    Edge("answer, passed on", (ev.RESULT_GET[1],), ev.READY_GET[1], _WORKER, False, Message.RESUME, Message.RESUME),
+    Edge("pin thread's sentinel", (ev.SENTINEL_PUT,), ev.RESULT_GET[1], ("loader",), False, QueueId.RESULT,
          Message.SENTINEL),
-    Rule("workers' done event", (ev.DONE_EVENT_SET,), ev.DONE_EVENT_SEEN, ("loader",), True, DoneEvent.WORKERS,
+    Edge("workers' done event", (ev.DONE_EVENT_SET,), ev.DONE_EVENT_SEEN, ("loader",), True, DoneEvent.WORKERS,
          DoneEvent.WORKERS, several=True),
-    Rule("pin thread's done event", (ev.DONE_EVENT_SET,), ev.PIN_EXIT, ("loader",), False, DoneEvent.PIN_THREAD,
+    Edge("pin thread's done event", (ev.DONE_EVENT_SET,), ev.PIN_EXIT, ("loader",), False, DoneEvent.PIN_THREAD,
          Ending.SENTINEL),
-    Rule("pin thread's start", (ev.WORKER_START[1],), ev.PIN_START, ("loader",)),
-    Rule("pin thread's end", (ev.PIN_EXIT,), ev.JOIN[1], ("loader",), target_x=Actor.PIN_THREAD),
+    Edge("pin thread's start", (ev.WORKER_START[1],), ev.PIN_START, ("loader",)),
+    Edge("pin thread's end", (ev.PIN_EXIT,), ev.JOIN[1], ("loader",), target_x=Actor.PIN_THREAD),
 )  # fmt: skip
-"""Where the target is the rebuilding of a message, or the end of a get, its `result_read` takes its place. A process's
+"""If the target is the rebuilding of a message, or the end of a get, its `result_read` takes its place. A process's
 first event follows its `worker_start`; `worker_gone`, `found_dead` and a `join` that saw the end follow its last."""
 
 LINK = np.dtype([("source", "<i8"), ("target", "<i8")])
@@ -92,9 +85,6 @@ EventName = int | np.void
 WITNESSES: Final = 9
 """Waits between two processes that tell how their clocks differ."""
 
-MOST_LINES: Final = 40
-"""Steps that a story tells, if not asked for more."""
-
 
 class Order:
     """The causal order of a trace's events. Building it takes about as long as sorting them.
@@ -102,18 +92,21 @@ class Order:
     links: array of LINK. previous: of each event the one before it in its thread, or -1.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.events: Rows = trace.events
+    def __init__(self, events: Rows, processes: Sequence[Process]) -> None:
+        self.events = events
+        self.processes = processes
         self.process: Ints = self.events["process"].astype(np.int64)
         order = np.lexsort((self.events["seq"], self.process))
         self._by_process = order
-        self._first = np.searchsorted(self.process[order], np.arange(len(trace.processes) + 1))
+        self._first = np.searchsorted(self.process[order], np.arange(len(processes) + 1))
         self.rank = np.empty(len(order), np.int64)
         """Place of each event in its process."""
         self.rank[order] = np.arange(len(order)) - self._first[self.process[order]]
         self.previous = self._previous()
         self.links = _Links(self).all()
+
+    def __repr__(self) -> str:
+        return f"<Order of {len(self.events)} events in {len(self.processes)} processes: {len(self.links)} links>"
 
     def _previous(self) -> Ints:
         out = np.full(len(self.events), -1, np.int64)
@@ -148,10 +141,10 @@ class Order:
         return out
 
     # --- before
-    def before(self, event: EventName, task: int | None = None) -> Mask:
+    def before(self, event: EventName, task: int | None = None) -> Bools:
         """mask[i]: did event i of `Trace.events` happen before `event`? task: only what was done for that task."""
         at = self.position(event)
-        mask: Mask = self.rank < self._reach(at)[self.process]
+        mask: Bools = self.rank < self._reach(at)[self.process]
         mask[at] = False
         return mask if task is None else mask & (self.events["task"] == task)
 
@@ -167,7 +160,7 @@ class Order:
     def _reach(self, at: int) -> Ints:
         """Of each process, how many of its first events happened before `at`, which itself counts."""
         source_process, source_rank, target_rank, bounds = self._messages
-        reached = np.zeros(len(self.trace.processes), np.int64)
+        reached = np.zeros(len(self.processes), np.int64)
         wanted = reached.copy()
         wanted[self.process[at]] = self.rank[at] + 1
         while len(todo := np.flatnonzero(wanted > reached)):
@@ -186,7 +179,7 @@ class Order:
         source, target = source[across], target[across]
         order = np.lexsort((self.rank[target], self.process[target]))
         source, target = source[order], target[order]
-        bounds = np.searchsorted(self.process[target], np.arange(len(self.trace.processes) + 1))
+        bounds = np.searchsorted(self.process[target], np.arange(len(self.processes) + 1))
         return self.process[source], self.rank[source], self.rank[target], bounds
 
     # --- the last causes
@@ -237,11 +230,12 @@ class Order:
     def offsets(self) -> Ints:
         """ns to add to each process's clock to get the first one's, as the messages between them tell.
 
-        Who has waited long for a message, by his own clock, gets it at once: the median of the `WITNESSES` longest
-        waits says how the clocks differ, by about the time that a message takes. No message may come before it is sent.
+        A receiver that has waited long for a message, by its own clock, gets it at once: the median of the `WITNESSES`
+        longest waits gives the difference of the clocks, to about the time that a message takes. No message may come
+        before it is sent.
         """
         bounds, guesses = self._bounds(), self._guesses()
-        out = np.zeros(len(self.trace.processes), np.int64)
+        out = np.zeros(len(self.processes), np.int64)
         neighbours: dict[int, list[int]] = {}
         for one, other in sorted(bounds):
             neighbours.setdefault(one, []).append(other)
@@ -271,7 +265,7 @@ class Order:
         """For each sender and receiver: how far the receiver's clock is behind if its messages took no time, ns."""
         one, other = self.process[links["source"]], self.process[links["target"]]
         behind = self.events["time"][links["source"]] - self.events["time"][links["target"]]
-        size = max(1, len(self.trace.processes))
+        size = max(1, len(self.processes))
         order = np.argsort(one * size + other, kind="stable")
         pairs, first = np.unique((one * size + other)[order], return_index=True)
         parts = np.split(behind[order], first[1:])
@@ -300,7 +294,7 @@ class Order:
 
 
 def _settle(bounds: list[int | None], guess: int | None) -> int:
-    """The guess within its bounds; without one, what lies in the middle between them, or the only one."""
+    """Return the guess, kept within its bounds; without a guess, the middle of the bounds, or the only bound."""
     known = [bound for bound in bounds if bound is not None]
     if guess is None:
         return sum(known) // len(known)
@@ -314,10 +308,10 @@ class _Links:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.trace = order.trace
+        self.processes = order.processes
         self.events = order.events
         self.code = self.events["code"]
-        self.lossy = np.array([p.lost > 0 for p in self.trace.processes] or [False])
+        self.lossy = np.array([p.lost > 0 for p in self.processes] or [False])
         self.epoch = np.zeros(len(self.events), np.int64)
         self._number_epochs()
 
@@ -352,13 +346,13 @@ class _Links:
     def last(self, names: Iterable[str], sources: Ints, targets: Ints, early: bool = False) -> Ints:
         """For each target, the index in `sources` of the last one before it in its process; -1 = none.
 
-        `names` must be the same. Where `early`, the first one after it.
+        `names` must be the same. If `early`, the first one after it.
         """
         rank = self.order.rank
         known, wanted = self.keys(("process", *names), sources, targets)
-        return lanes.latest(known, rank[sources], wanted, rank[targets], np.full(len(targets), early))
+        return latest(known, rank[sources], wanted, rank[targets], early)
 
-    def _follow(self, rule: Rule) -> Ints:
+    def _follow(self, rule: Edge) -> Ints:
         targets = self.at([rule.target], rule.target_x)
         parts = []
         for code in rule.sources:
@@ -368,8 +362,8 @@ class _Links:
             parts.append(np.stack([sources[found[there]], self._came(targets[there])], axis=1))
         return np.concatenate(parts)
 
-    def _only(self, rule: Rule, sources: Ints, targets: Ints) -> Ints:
-        """For each target, the index of the one source with the same key; -1 where there is none, or no certainty."""
+    def _only(self, rule: Edge, sources: Ints, targets: Ints) -> Ints:
+        """For each target, the index of the one source with the same key; -1 if there is none, or no certainty."""
         known, wanted = self.keys(rule.same, sources, targets)
         size = int(max(known.max(initial=-1), wanted.max(initial=-1))) + 1
         sent, received = np.bincount(known, minlength=size), np.bincount(wanted, minlength=size)
@@ -379,14 +373,14 @@ class _Links:
         return np.where(((sent == 1) & (received == 1))[wanted] | rule.several, index[wanted], -1)
 
     def _came(self, targets: Ints) -> Ints:
-        """Where a whole message had been read before it was rebuilt, that moment."""
+        """Return the targets; in place of each whose whole message was read before, that reading."""
         before = self.order.previous[targets]
         read = (before >= 0) & (self.code[before] == ev.RESULT_READ)
         return np.where(read & np.isin(self.code[targets], [ev.RESULT_REBUILD[0], ev.RESULT_GET[1]]), before, targets)
 
     # --- epochs
     def _number_epochs(self) -> None:
-        """The epoch of each event that MESSAGE may tell apart: sent by the loader's count, done by the worker's."""
+        """Number what MESSAGE tells apart: the loader's sends by its count, a worker's work by its own"""
         puts, acks = self.at([ev.RESUME_PUT]), self.at([ev.RESUME_ACK])
         resumed = self.at([ev.INDEX_GET[1]], Message.RESUME)
         answers = self.at([ev.RESULT_GET[1]], Message.RESUME)
@@ -417,7 +411,7 @@ class _Links:
         self.epoch[wanted] = np.where(before >= 0, numbers[before], np.where(after >= 0, numbers[after] - 1, newest))
 
     def _number_after(self, wanted: Ints, owners: Ints, switches: Ints, names: tuple[str, ...]) -> None:
-        """As the event that put the message, which a feeder thread may write much later."""
+        """Take over the number of the put: a feeder thread may write the message much later."""
         self._number(wanted, switches, names)
         owner = self.last(_TASK, owners, wanted)
         self.epoch[wanted] = np.where(owner >= 0, np.append(self.epoch[owners], 0)[owner], self.epoch[wanted])
@@ -454,7 +448,7 @@ class _Links:
         return np.array(pairs, np.int64).reshape(-1, 2)
 
     def _children(self, starts: Ints) -> list[int]:
-        """The process that each worker_start made: by its pid, or, where its end is missing, by loader and worker."""
+        """The process that each worker_start made: by its pid, or, if its end is missing, by loader and worker."""
         ends = self.at([ev.WORKER_START[1]])
         end = self.last(_WORKER, ends, starts, early=True)
         out = []
@@ -465,14 +459,14 @@ class _Links:
         return out
 
     def _child(self, parent: int, pid: int, loader: int, worker: int) -> int:
-        for index, process in enumerate(self.trace.processes):
+        for index, process in enumerate(self.processes):
             same = process.loader == loader and process.worker == worker
             if index != parent and (process.pid == pid if pid >= 0 else same) and (same or process.role == "other"):
                 return index
         return -1
 
     def _deaths(self) -> Ints:
-        """Who has seen a process to be gone comes after all of its threads' last events."""
+        """Link the last event of each thread of a dead process to the events that report its death."""
         pairs: list[tuple[int, int]] = []
         ends = self._last_of_threads()
         starts = self.at([ev.WORKER_START[0]])
@@ -492,8 +486,8 @@ class _Links:
     def _dead(self, row: np.void) -> int:
         pid = int(row["x"] if row["code"] == ev.WORKER_GONE else row["y"])
         loader = int(row["loader"])
-        found = [index for index, process in enumerate(self.trace.processes) if process.pid == pid]
-        mine = [index for index in found if self.trace.processes[index].loader == loader]
+        found = [index for index, process in enumerate(self.processes) if process.pid == pid]
+        mine = [index for index in found if self.processes[index].loader == loader]
         return (mine or found or [-1])[-1]
 
     def _last_of_threads(self) -> dict[int, list[int]]:
@@ -504,183 +498,3 @@ class _Links:
         for at in np.flatnonzero(last).tolist():
             out.setdefault(int(self.order.process[at]), []).append(at)
         return out
-
-
-# --- As text ----------------------------------------------------------------------------------------------------------
-def story(
-    trace: Trace, batch: int, *, loader: int | None = None, epoch: int | None = None, lines: int = MOST_LINES
-) -> str:
-    """What led to task `batch` being yielded, or to where it got: its own way, and always the cause that came last.
-
-    loader, epoch: where several have such a task; the last one that was sent, if not given. lines: at most so many of
-    the latest steps; 0 = all. Times are ms since the epoch began, on one clock. ValueError where it has no such batch.
-    """
-    order = trace.order
-    put, last, title = _batch(order, batch, loader, epoch)
-    chain = order.chain(last)
-    names = _actors(trace)
-    own = np.flatnonzero(order.before(last, batch) & ~order.before(put) & _about_task(order, put))
-    own = np.append(own[np.argsort(order.times[own], kind="stable")], last)
-    out = [title, *_told(order, own, int(chain[0]), names, 0)]
-    out += ["", "The causes that came last, each of the next:", *_told(order, chain, int(chain[0]), names, lines)]
-    return "\n".join([*out, _shares(order, chain, names)])
-
-
-def _told(order: Order, way: Ints, start: int, names: dict[tuple[int, int], str], lines: int) -> list[str]:
-    """A line for each step of `way`."""
-    steps = list(_steps(order, way))
-    left_out = max(0, len(steps) - lines) if lines else 0
-    width = max(len(name) for name in names.values())
-    out, before = [f"{'...':>13}  {left_out} earlier steps"] if left_out else [], ""
-    for at, words in steps[left_out:]:
-        who = names[order.thread(at)]
-        ms = (order.times[at] - order.times[start]) / 1e6
-        out.append(f"{ms:10.3f} ms  {who if who != before else '':<{width}}  {words}")
-        before = who
-    return out
-
-
-def _about_task(order: Order, at: int) -> Mask:
-    """Events of the loader of `at`, without those that only name the task that is waited for."""
-    waits = np.isin(order.events["code"], [ev.RESULT_GET[0], ev.READY_GET[0], ev.NEXT[0], ev.TIMED_OUT])
-    mask: Mask = (order.events["loader"] == order.events["loader"][at]) & ~waits
-    return mask
-
-
-def _batch(order: Order, task: int, loader: int | None, epoch: int | None) -> tuple[int, int, str]:
-    """Where the batch was put; its yield, or the last that is known of it; and what to call it."""
-    events, rank = order.events, order.rank
-    mine = (events["task"] == task) & (True if loader is None else events["loader"] == loader)
-    born = np.flatnonzero(mine & (events["code"] == ev.INDEX_PUT))
-    if not len(born):  # a loader without workers, where nothing is sent
-        born = np.flatnonzero(mine & (events["code"] == ev.FETCH[0]))
-    born = born[np.argsort(order.times[born], kind="stable")]
-    epochs = np.array([_epoch_of(order, at) for at in born.tolist()], np.int64)
-    found = np.flatnonzero((epochs == epoch) | (epoch is None))
-    if not len(found):
-        have = _tasks_of(events if loader is None else events[events["loader"] == loader])
-        of = "".join(f" of {what} {n}" for what, n in (("loader", loader), ("epoch", epoch)) if n is not None)
-        raise ValueError(f"the trace has no batch {task}{of}: it has {have}")
-    put = int(born[found[-1]])
-    mine &= _about_task(order, put) & ~order.before(put)
-    for later in born[born != put].tolist():
-        if order.happened_before(put, later):
-            mine &= order.before(later)
-    name = f"batch {task} of loader {events['loader'][put]}, epoch {epochs[found[-1]]}"
-    yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))
-    if len(yields):
-        return put, int(yields[rank[yields].argmin()]), f"What led to {name}, being yielded; its own way:"
-    known = np.flatnonzero(mine)
-    last = int(known[order.times[known].argmax()])
-    return put, last, f"B{name[1:]}, was never yielded. Its way as far as it is known:"
-
-
-def _tasks_of(events: Rows) -> str:
-    sent = events["task"][np.isin(events["code"], [ev.INDEX_PUT, ev.FETCH[0]]) & (events["task"] >= 0)]
-    return f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
-
-
-def _epoch_of(order: Order, at: int) -> int:
-    """Number of the epoch that an event of the loader's own process is in."""
-    row = order.events[at]
-    begins = (order.events["code"] == ev.EPOCH[0]) & (order.events["loader"] == row["loader"])
-    begins &= (order.process == order.process[at]) & (order.rank < order.rank[at])
-    found = np.flatnonzero(begins)
-    return int(order.events["x"][found[order.rank[found].argmax()]]) if len(found) else 0
-
-
-def _actors(trace: Trace) -> dict[tuple[int, int], str]:
-    """What to call each thread."""
-    events = trace.events
-    several = len(trace.loaders) > 1
-    feeds = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.FEEDER])
-    pins = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.PIN])
-    out: dict[tuple[int, int], str] = {}
-    for kind, mask in (("pin thread", pins), ("feeder", feeds), ("", np.ones(len(events), bool))):
-        rows = events[mask]
-        for process, tid in np.unique(np.stack([rows["process"], rows["tid"]], axis=1).astype(np.int64), axis=0):
-            who = trace.processes[process]
-            number = f" {who.worker}" if who.role == "worker" else ""
-            name = f"{kind or ('worker' if number else 'loader')}{number}"
-            name = "queue feeder" if name == "feeder" else name
-            out.setdefault((int(process), int(tid)), f"{name} of loader {who.loader}" if several and number else name)
-    return out
-
-
-def _steps(order: Order, chain: Ints) -> Iterator[tuple[int, str]]:
-    """The chain's steps, each as its event and words. What lies within a step is told with it."""
-    code, mates = order.events["code"], order.mates
-    inside = {at: place for place, at in enumerate(chain.tolist())}
-    place = 0
-    while place < len(chain):
-        at = int(chain[place])
-        event, mate = EVENTS[int(code[at])], int(mates[at])
-        if event.phase is Phase.BEGIN and mate in inside and event.code not in _FRAMES:
-            within = [int(i) for i in chain[place + 1 : inside[mate]]]
-            if all(order.thread(i) == order.thread(at) for i in within):
-                yield at, f"{_about(order, mate, at)}: {_ms(order, at, mate)}{_parts(order, within)}"
-                place = inside[mate] + 1
-                continue
-        if event.phase is Phase.BEGIN:
-            yield at, f"{_about(order, at)} begins{'' if mate >= 0 else '; its end is not in the trace'}"
-        elif event.phase is Phase.END:
-            took = f", after {_ms(order, mate, at)}" if mate >= 0 else ""
-            yield at, f"{_about(order, at, mate)} ends{took}"
-        else:
-            yield at, _about(order, at)
-        place += 1
-
-
-_FRAMES: Final = (ev.EPOCH[0], ev.SHUTDOWN[0])
-
-
-def _about(order: Order, at: int, other: int = -1) -> str:
-    """An event's name and task; what its begin does not know, its end does."""
-    row = order.events[at]
-    task = int(row["task"]) if row["task"] >= 0 or other < 0 else int(order.events["task"][other])
-    words = EVENTS[int(row["code"])].name
-    if row["code"] in ev.SAMPLE and row["y"] >= 0:
-        words += f" {row['y']}"
-    if task >= 0:
-        words += f" of task {task}"
-    text = order.trace.text(row)
-    return f"{words} ({plain(text)})" if text else words
-
-
-def _ms(order: Order, begin: int, end: int) -> str:
-    return f"{(order.events['time'][end] - order.events['time'][begin]) / 1e6:.3f} ms"
-
-
-def _parts(order: Order, within: list[int]) -> str:
-    """What a step is made of: its inner steps by name, and the longest sample."""
-    spent: dict[str, list[int]] = {}
-    longest = (-1, -1)
-    depth = 0
-    for at in within:
-        event, mate = EVENTS[int(order.events["code"][at])], int(order.mates[at])
-        if event.phase is Phase.END:
-            depth -= 1
-            continue
-        if event.phase is Phase.BEGIN:
-            if depth == 0 and mate >= 0:
-                took = int(order.events["time"][mate] - order.events["time"][at])
-                spent.setdefault(event.name, []).append(took)
-                if event.code == ev.SAMPLE[0]:
-                    longest = max(longest, (took, int(order.events["y"][at])))
-            depth += 1
-    parts = [f"{len(took)} {name} {sum(took) / 1e6:.3f} ms" for name, took in spent.items()]
-    if len(spent.get("sample", ())) > 1:
-        parts.append(f"the longest sample {longest[0] / 1e6:.3f} ms, index {longest[1]}")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _shares(order: Order, chain: Ints, names: dict[tuple[int, int], str]) -> str:
-    """Whose time it was, from the chain's first event to its last."""
-    spent: dict[str, int] = {}
-    for before, at in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
-        same = order.thread(before) == order.thread(at)
-        who = names[order.thread(at)] if same else "between them"
-        spent[who] = spent.get(who, 0) + max(0, int(order.times[at] - order.times[before]))
-    total = sum(spent.values())
-    shares = [f"{who} {ns / total:.0%}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
-    return f"{total / 1e6:.3f} ms in all" + (f": {', '.join(shares)}" if shares else "")

@@ -1,8 +1,8 @@
-"""What another recorder saw of the same run, beside the events: functions of the workers, operators of the training.
+"""Attachments: recordings of the same run by other recorders (functions of the workers, operators of the training).
 
 Interface: `Attachment(name, source)` is one such file; `about` describes it, `line` says it in a sentence, `slices` is
 what it holds, `problems` what it lacks. `description`, `chunk` and `closing` make the lines that such a file is written
-of. `lanes(rows)` says which slices may share a row of a drawing.
+of.
 
 The file, `<kind>-<number>.attachment.jsonl`, is JSON by the line: first the description (kind, program, version, pid,
 how the times became CLOCK_MONOTONIC ns, with the error), then chunks of slices, each of which stands alone, perhaps
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.words import plain
 
 FORMAT: Final = 1
 SUFFIX: Final = ".attachment.jsonl"
@@ -32,23 +34,14 @@ MOST_PACKED: Final = 64 << 20
 
 LONGEST_DESCRIPTION: Final = 1 << 16
 
-MOST_LANES: Final = 16
-"""Rows that slices of one track may be spread over; without a bound, a file made for that would take for ever."""
-
-ROUNDING_NS: Final = 50
-"""By so much may slices overlap since begins and durations were rounded, or mapped, apart; more is a real overlap."""
-
 LATEST: Final = 1 << 62
 
 SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("track", "<i8"), ("name", "<i8")])
 """One slice: from when to when (ns, CLOCK_MONOTONIC), and its places in `Slices.tracks` and `Slices.names`."""
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
 
-
-class Track(NamedTuple):
-    """A thread, or a stream. group: what it belongs to where that is no process: "GPU 0"."""
+class SliceTrack(NamedTuple):
+    """A thread, or a stream. group: what it belongs to if that is no process: "GPU 0"."""
 
     pid: int
     tid: int
@@ -67,7 +60,7 @@ class Name(NamedTuple):
 class Slices:
     """What an attachment holds. args: of single slices, by number. arrows: (from, to), numbers of slices."""
 
-    tracks: list[Track] = field(default_factory=list)
+    tracks: list[SliceTrack] = field(default_factory=list)
     names: list[Name] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.empty(0, SLICE))
     args: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -76,18 +69,15 @@ class Slices:
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
 def description(kind: str, program: str, version: str, pid: int, clock: str, error_ns: int, **facts: Any) -> bytes:
-    """The first line. clock: how the times became CLOCK_MONOTONIC ns; error_ns: by how much they may be off."""
+    """Return the first line. clock: how the times became CLOCK_MONOTONIC ns; error_ns: by how much they may be off."""
     about = {"attachment": FORMAT, "kind": kind, "program": program, "version": version, "pid": pid}
     return _line({**about, "clock": clock, "error_ns": error_ns, **facts})
 
 
 def chunk(
-    tracks: Sequence[Track],
-    names: Sequence[Name],
-    rows: Rows,
-    args: Mapping[int, dict[str, Any]] | None = None,
+    tracks: Sequence[SliceTrack], names: Sequence[Name], rows: Rows, args: Mapping[int, dict[str, Any]] | None = None
 ) -> bytes:
-    """A line with slices. rows: array of SLICE, with places in the `tracks` and `names` given here; args by row."""
+    """Return a line with slices. rows: array of SLICE, its places are in `tracks` and `names`; args by row."""
     since = int(rows["begin"].min()) if len(rows) else 0
     return _line({
         "tracks": tracks,
@@ -102,17 +92,17 @@ def chunk(
 
 
 def arrows(pairs: Iterable[tuple[int, int]]) -> bytes:
-    """A line with arrows between slices, which are numbered through the whole file from 0."""
+    """Return a line with arrows between slices, which are numbered through the whole file from 0."""
     return _line({"arrows": list(pairs)})
 
 
 def note(text: str) -> bytes:
-    """A line that says what is not in the file."""
+    """Return a line on what the file lacks."""
     return _line({"note": text})
 
 
 def closing() -> bytes:
-    """The last line: all of it is there."""
+    """Return the last line: the file is complete."""
     return _line({"end": True})
 
 
@@ -122,9 +112,9 @@ def _line(content: dict[str, Any]) -> bytes:
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
 class Attachment:
-    """One file of another recorder. name: its file's; source: its bytes, or where they are.
+    """One file of another recorder. name: of the file; source: its bytes, or its path.
 
-    about: its description, {} where that cannot be read. Nothing here raises for what is in the file.
+    about: its description, {} if that cannot be read. Nothing here raises for what is in the file.
     """
 
     def __init__(self, name: str, source: bytes | Path) -> None:
@@ -158,7 +148,7 @@ class Attachment:
 
     @property
     def size(self) -> int:
-        """In bytes; 0 where the file is gone."""
+        """Bytes of the file; 0 if it is gone."""
         if isinstance(self.source, bytes):
             return len(self.source)
         try:
@@ -167,17 +157,17 @@ class Attachment:
             return 0
 
     def stub(self) -> bytes:
-        """What a packed trace keeps of it where it is too large."""
+        """Return what a packed trace keeps of an attachment that is too large."""
         why = f"left out when the trace was packed: it has {self.size >> 20} MiB, and all may have {MOST_PACKED >> 20}"
         return self._head().rstrip(b"\n") + b"\n" + note(why) + closing()
 
     def data(self) -> bytes:
-        """The whole file. OSError where it is gone."""
+        """Return the whole file. Raises OSError if it is gone."""
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
     @property
     def who(self) -> str:
-        """Whom it is of: "functions of worker 2"."""
+        """Its subject: "functions of worker 2"."""
         worker = self.about.get("worker", -1)
         pid = self.about.get("pid", "?")
         whom = f"worker {worker} (pid {pid})" if isinstance(worker, int) and worker >= 0 else f"pid {pid}"
@@ -189,17 +179,17 @@ class Attachment:
 
     @property
     def slices(self) -> Slices:
-        """What it holds, as far as it can be read."""
+        """Its content, as far as it can be read."""
         return self._read[0]
 
     @property
     def problems(self) -> list[str]:
-        """What it lacks, in words."""
+        """Its problems, in words."""
         return [f"{self.who} ({self.name}): {what}" for what in self._read[1]]
 
     @property
     def line(self) -> str:
-        """It in a sentence, what it lacks included."""
+        """Its description and problems in one sentence."""
         if not self.about:
             return "; ".join(self.problems)
         program = f"{self.about.get('program', '?')} {self.about.get('version', '')}".strip()
@@ -210,11 +200,6 @@ class Attachment:
         return f"<Attachment {self.name}: {self.who}>"
 
 
-def plain(text: str) -> str:
-    """The text with escapes for what does not belong into a line of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 class _Reader:
     """Reads one file from its second line on."""
 
@@ -223,7 +208,7 @@ class _Reader:
         self.out = Slices()
         self.parts: list[Rows] = []
         self.count = 0
-        self.tracks: dict[Track, int] = {}
+        self.tracks: dict[SliceTrack, int] = {}
         self.names: dict[Name, int] = {}
         self.notes: list[str] = []
         self.complete = False
@@ -256,7 +241,7 @@ class _Reader:
         )
 
     def _take(self, text: bytes) -> bool:
-        """Take in one line; False where it makes no sense."""
+        """Take in one line; return False if it is damaged."""
         try:
             content = _loads(text)
             if "begin" in content:
@@ -273,7 +258,9 @@ class _Reader:
 
     def _take_slices(self, content: dict[str, Any]) -> None:
         """Take in a chunk; raises ValueError, TypeError, KeyError or OverflowError, and then has taken in nothing."""
-        tracks = [Track(int(pid), int(tid), str(title), str(group)) for pid, tid, title, group in content["tracks"]]
+        tracks = [
+            SliceTrack(int(pid), int(tid), str(title), str(group)) for pid, tid, title, group in content["tracks"]
+        ]
         names = [Name(str(name), str(about)) for name, about in content["names"]]
         begin = _column(content["begin"], LATEST) + _number(content["since"])
         rows = np.empty(len(begin), SLICE)
@@ -282,7 +269,7 @@ class _Reader:
         rows["track"] = places(self.tracks, tracks)[_column(content["track"], len(tracks))]
         rows["name"] = places(self.names, names)[_column(content["name"], len(names))]
         if len(rows) and int(rows["end"].max()) >= LATEST:
-            raise ValueError("a time beyond all clocks")
+            raise ValueError(f"slice end {int(rows['end'].max())} ns exceeds 2**62")
         args = {self.count + int(place): _shallow(values) for place, values in content["args"].items()}
         if any(not self.count <= place < self.count + len(rows) for place in args):
             raise ValueError("args of no slice")
@@ -298,7 +285,7 @@ class _Reader:
 
 
 def _loads(text: bytes) -> Any:
-    """What JSON says, but for numbers that JSON has not (NaN, Infinity), which stay texts: a viewer would choke."""
+    """Parse JSON; NaN and Infinity, which strict parsers in viewers refuse, stay texts."""
     return json.loads(text, parse_constant=str, parse_float=_finite)
 
 
@@ -308,12 +295,12 @@ def _finite(digits: str) -> float | str:
 
 
 def _shallow(values: dict[str, Any]) -> dict[str, Any]:
-    """With lists and objects as texts: whatever they are, who writes them again is in no danger."""
+    """Replace lists and objects by their JSON text: values can be written again unchanged."""
     return {key: json.dumps(one) if isinstance(one, (list, dict)) else one for key, one in values.items()}
 
 
 def places(known: dict[Any, int], own: list[Any]) -> Ints:
-    """The place in `known` of each of `own`; what is new there is added behind."""
+    """Return the place in `known` of each of `own`, and add what is new."""
     return np.array([known.setdefault(one, len(known)) for one in own] or [0], np.int64)
 
 
@@ -324,7 +311,7 @@ def _number(value: object) -> int:
 
 
 def _column(values: object, bound: int) -> Ints:
-    """A list of integers from 0 to below `bound` as an array; ValueError where it is none."""
+    """Return a list of integers from 0 to below `bound` as an array. Raises ValueError if it is none."""
     if not isinstance(values, list):
         raise ValueError("no column")
     column = np.array(values, np.int64) if not values else np.array(values)
@@ -333,8 +320,17 @@ def _column(values: object, bound: int) -> Ints:
     return column
 
 
+def free_name(name: str, taken: set[str]) -> str:
+    """Return `name`, or if it is taken, its kind with the first free number."""
+    kind, number = name.split("-")[0], 1
+    while name in taken:
+        name = f"{kind}-{number}{SUFFIX}"
+        number += 1
+    return name
+
+
 def too_large(attachments: Sequence[Attachment]) -> list[Attachment]:
-    """Those that a packed trace leaves out."""
+    """Return the attachments that a packed trace leaves out."""
     room, out = MOST_PACKED, []
     for one, size in sorted(((one, one.size) for one in attachments), key=lambda pair: (pair[1], pair[0].name)):
         if size <= room:
@@ -345,7 +341,7 @@ def too_large(attachments: Sequence[Attachment]) -> list[Attachment]:
 
 
 def packed(attachments: Sequence[Attachment]) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of what goes into a packed trace; of what is too much, the description and a line that says so."""
+    """Yield name and bytes of what goes into a packed trace; of a file that is too large, its stub."""
     left_out = too_large(attachments)
     for one in attachments:
         try:
@@ -353,48 +349,3 @@ def packed(attachments: Sequence[Attachment]) -> Iterator[tuple[str, bytes]]:
         except OSError:
             continue  # it is gone since the trace was opened
         yield one.name, data
-
-
-# --- Drawing ----------------------------------------------------------------------------------------------------------
-def lanes(rows: Rows) -> tuple[Ints, Ints]:
-    """For each slice its row among its track's (from 0; -1 = none of MOST_LANES has room), and the end to draw.
-
-    rows: array of SLICE. In one row of a track, slices nest or stand apart: viewers drop those that overlap in part.
-    What overlaps by rounding alone is cut to fit; what really overlaps (streams, async operators) goes a row down.
-    """
-    order = np.lexsort((-rows["end"], rows["begin"], rows["track"]))
-    end: list[int] = rows["end"].tolist()
-    lane = [-1] * len(end)
-    stacks: list[list[int]] = []
-    on = -1
-    begins, tracks = rows["begin"][order].tolist(), rows["track"][order].tolist()
-    for i, begin, track in zip(order.tolist(), begins, tracks, strict=True):
-        if track != on:
-            on, stacks = track, [[]]
-        for number, stack in enumerate(stacks):
-            if _fits(stack, i, begin, end):
-                lane[i] = number
-                break
-        else:
-            if len(stacks) < MOST_LANES:
-                lane[i] = len(stacks)
-                stacks.append([i])
-    return np.array(lane, np.int64), np.array(end, np.int64)
-
-
-def _fits(stack: list[int], i: int, begin: int, end: list[int]) -> bool:
-    """Put slice i on top of the slices that are open in a row, if it fits into the uppermost."""
-    while stack:
-        around = end[stack[-1]]
-        if around <= begin:
-            stack.pop()
-        elif end[i] <= around:
-            break
-        elif around - begin <= min(ROUNDING_NS, end[i] - around):
-            end[stack.pop()] = begin
-        elif end[i] - around <= ROUNDING_NS:
-            end[i] = around
-        else:
-            return False
-    stack.append(i)
-    return True

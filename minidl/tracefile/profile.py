@@ -1,22 +1,15 @@
-"""`minidl merge`: put what others recorded into a trace, or join the traces of several ranks.
+"""What torch.profiler exported, as an attachment on the trace's clock.
 
-Interface: `merge(paths, output)` looks at what its arguments are and does what can be done with them: a trace and
-profiles of it, as torch.profiler's `export_chrome_trace` writes them (.json, .json.gz), become that trace with the
-profiles attached; several traces, or a directory of them, are ranks of one run (see `ranks`). `profile(path, trace)`
-alone reads one profile, on the trace's clock.
-
-A profile's times are wall-clock times. They become CLOCK_MONOTONIC by the offset between the two clocks that every
-process of the trace noted when it began, and the run when it ended; the attachment states how well those agree. A
-profile that cannot be of this run is refused: another host's, another process's, another time's.
+Interface: `profile(path, trace)` reads one file of `export_chrome_trace` (.json, .json.gz). Its times are wall-clock
+times. They become CLOCK_MONOTONIC by the offset between the two clocks that every process of the trace noted when it
+began, and the run when it ended; the attachment states how well those agree. A profile that cannot be of this run is
+refused: another host's, another process's, another time's.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import os
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.tracing import attachments
-from minidl.tracing.attachments import LATEST, SLICE, Attachment, Name, Rows, Track
-from minidl.tracing.reader import PACKED_SUFFIX, Trace, TraceError, read_trace
-from minidl.tracing.recorder import MANIFEST
+from minidl.tracefile import attachments
+from minidl.tracefile.attachments import LATEST, SLICE, Attachment, Name, SliceTrack
+from minidl.tracefile.format import Rows, TraceError
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import duration
 
 _ON_DEVICE: Final = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"}
 """Categories of slices whose pid is a device's number, and whose tid is a stream's."""
@@ -45,112 +39,14 @@ CLOCK_SET_NS: Final = 100_000_000
 
 _CHUNK: Final = 20_000
 
-_GZIP: Final = b"\x1f\x8b"
+GZIP: Final = b"\x1f\x8b"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a directory that holds one of each rank")
-    parser.add_argument(
-        "others", type=Path, nargs="*", metavar="OTHER", help="what torch.profiler exported of it, or other ranks"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="PATH", help="where it goes: a .minidl file; for ranks, or a directory"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """The command; prints where the result is."""
-    print(merge([arguments.trace, *arguments.others], arguments.output))
-    return 0
-
-
-def merge(paths: Sequence[Path], output: Path | None = None) -> Path:
-    """Join what lies at `paths`; the path of the result.
-
-    A trace's directory gets the profiles put into it, unless `output` names a packed file to write instead; a packed
-    trace needs one. Raises TraceError where the arguments do not go together, or one of them is not usable.
-    """
-    for path in paths:
-        if not path.exists():
-            raise TraceError(f"{path}: there is no such file or directory: give a trace, then profiles of its run")
-    traces = [path for path in paths if _is_trace(path)]
-    profiles = [path for path in paths if path not in traces]
-    if not profiles and (len(traces) > 1 or (traces[0].is_dir() and not (traces[0] / MANIFEST).is_file())):
-        return _join_ranks(traces, output)
-    if len(traces) != 1 or not profiles:
-        raise TraceError(
-            f"merge takes one trace and profiles of it, and these are {len(traces)} traces and {len(profiles)} other "
-            "files: give a trace's directory or packed file, then what torch.profiler exported of the same run"
-        )
-    return _merge_profiles(traces[0], profiles, output)
-
-
-def _join_ranks(paths: Sequence[Path], output: Path | None) -> Path:
-    from minidl.tracing import ranks
-
-    if output is None:
-        raise TraceError("merge: say with -o where the joined trace of the ranks should go")
-    joined, lacks = ranks.join(paths, output)
-    for text in lacks:
-        print(f"minidl: {text}", file=sys.stderr)
-    return joined
-
-
-def _is_trace(path: Path) -> bool:
-    """Whether this is a trace rather than a file of another program; all else is found out when it is read."""
-    if path.is_dir() or path.suffix == PACKED_SUFFIX:
-        return True
-    try:
-        with path.open("rb") as file:
-            start = file.read(2)
-            file.seek(0)
-            if start == _GZIP:
-                with gzip.open(file) as plain:
-                    return plain.read(262)[257:262] == b"ustar"
-    except (OSError, EOFError, zlib.error):
-        pass  # who reads it as a profile says what is wrong with it
-    return False
-
-
-def _merge_profiles(path: Path, profiles: Sequence[Path], output: Path | None) -> Path:
-    trace = read_trace(path)
-    if output is None and not path.is_dir():
-        raise TraceError(f"{path} is packed: say with -o where the merged trace should go")
-    new: list[Attachment] = []
-    for one in profiles:
-        taken = {attachment.name for attachment in trace.attachments + new}
-        new.append(Attachment(_free_name(taken), profile(one, trace, new)))
-    if output is None:
-        for attachment in new:
-            _put(path / attachment.name, attachment.data())
-        return path
-    trace.attachments += new
-    return trace.pack(output)
-
-
-def _free_name(taken: set[str]) -> str:
-    number = 1
-    while (name := f"profiler-{number}{attachments.SUFFIX}") in taken:
-        number += 1
-    return name
-
-
-def _put(target: Path, data: bytes) -> None:
-    """Write a file that is whole as soon as it has its name."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(data)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-# --- One profile ------------------------------------------------------------------------------------------------------
 def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> bytes:
     """The profile at `path` as an attachment's bytes, on the trace's clock.
 
-    others: attachments that are about to be made. Raises TraceError where it is no profile of torch's, is cut short,
-    cannot be of the trace's run, or is in the trace already; OSError where it cannot be read.
+    others: attachments that are about to be made. Raises TraceError if it is no profile of torch's, is cut short,
+    cannot be of the trace's run, or is in the trace already; OSError if it cannot be read.
     """
     document = _parsed(path)
     base = document["baseTimeNanoseconds"]
@@ -167,7 +63,7 @@ def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> byte
         "wall clock minus the offset to CLOCK_MONOTONIC that the trace's processes noted", error,
         offset_ns=offset, identity=identity, file=path.name,
     )  # fmt: skip
-    doubt = f"the wall clock seems to have been set during the run: its times may be off by {furthest / 1e9:.1f} s"
+    doubt = f"the wall clock seems to have been set during the run: its times may be off by {duration(furthest)}"
     warning = attachments.note(doubt) if furthest > CLOCK_SET_NS else b""
     return first + warning + b"".join(found.lines())
 
@@ -176,7 +72,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     """The document, its fractions as Decimal: microseconds since 1970 with three decimals are too fine for a float."""
     data = path.read_bytes()
     try:
-        if data.startswith(_GZIP):
+        if data.startswith(GZIP):
             data = gzip.decompress(data)
     except (EOFError, OSError, zlib.error) as error:
         raise TraceError(f"{path} is cut short or damaged ({error}): export or copy the profile again") from error
@@ -219,7 +115,7 @@ def _wall_offset(trace: Trace) -> tuple[int, int, int]:
 
 
 def _check_origin(path: Path, document: dict[str, Any], found: _Found, trace: Trace) -> None:
-    """Raise TraceError where the profile is of another run."""
+    """Raise TraceError if the profile is of another run."""
     host, own = document.get("host_name"), trace.manifest.get("host")
     if isinstance(host, str) and isinstance(own, str) and host != own:
         raise TraceError(
@@ -233,9 +129,9 @@ def _check_origin(path: Path, document: dict[str, Any], found: _Found, trace: Tr
     begin, end = min(found.begin), max(b + d for b, d in zip(found.begin, found.duration, strict=True))
     if end < first or begin > last:
         late = begin > last
-        gap = (begin - last if late else first - end) / 1e9
+        gap = begin - last if late else first - end
         raise TraceError(
-            f"{path} {'begins' if late else 'ends'} {gap:.1f} s {'after' if late else 'before'} {trace.path} "
+            f"{path} {'begins' if late else 'ends'} {duration(gap)} {'after' if late else 'before'} {trace.path} "
             f"{'ends' if late else 'begins'}: they are of different runs, or of different boots of the machine"
         )
     pids = {process.pid for process in trace.processes}
@@ -249,12 +145,12 @@ def _check_origin(path: Path, document: dict[str, Any], found: _Found, trace: Tr
 
 @dataclass
 class _Found:
-    """What is taken over from a profile. base: CLOCK_MONOTONIC ns of its time 0."""
+    """The slices of a profile. base: CLOCK_MONOTONIC ns of its time 0."""
 
     base: int
     pids: set[int] = field(default_factory=set)
     titles: dict[tuple[int, int], str] = field(default_factory=dict)
-    tracks: dict[Track, int] = field(default_factory=dict)
+    tracks: dict[SliceTrack, int] = field(default_factory=dict)
     names: dict[Name, int] = field(default_factory=dict)
     begin: list[int] = field(default_factory=list)
     duration: list[int] = field(default_factory=list)
@@ -270,7 +166,7 @@ class _Found:
         return min(self.pids, default=0)
 
     def take(self, event: Any) -> None:
-        """Take over an event, if it is a slice of a thread or a stream. What makes no sense is left out."""
+        """Take over an event, if it is a slice of a thread or a stream; skip what can't be read."""
         if not isinstance(event, dict):
             return
         pid, tid, args = event.get("pid"), event.get("tid"), event.get("args")
@@ -291,7 +187,7 @@ class _Found:
         self.begin.append(begin)
         self.duration.append(duration)
         self.name.append(self.names.setdefault(Name(str(event.get("name", "")), category), len(self.names)))
-        track = self._stream(pid, tid, category, args) if category in _ON_DEVICE else Track(pid, tid, "")
+        track = self._stream(pid, tid, category, args) if category in _ON_DEVICE else SliceTrack(pid, tid, "")
         self.track.append(self.tracks.setdefault(track, len(self.tracks)))
         if category not in _ON_DEVICE:
             self.pids.add(pid)
@@ -305,14 +201,14 @@ class _Found:
             elif category in _ON_DEVICE:
                 self.launched.append((correlation, number))
 
-    def _stream(self, pid: int, tid: int, category: str, args: dict[str, Any]) -> Track:
-        """A track for what runs on a stream, and another for annotations, which overlap it."""
+    def _stream(self, pid: int, tid: int, category: str, args: dict[str, Any]) -> SliceTrack:
+        """Return the stream's track, or its track of annotations, which overlap the other slices."""
         device = args.get("device", pid)
         title = f"stream {args.get('stream', tid)}" + (": annotations" if category == "gpu_user_annotation" else "")
-        return Track(pid, tid, title, f"GPU {device}")
+        return SliceTrack(pid, tid, title, f"GPU {device}")
 
     def lines(self) -> Iterator[bytes]:
-        """All lines of the attachment but the first."""
+        """Yield all lines of the attachment but the first."""
         rows = np.empty(len(self.begin), SLICE)
         rows["begin"], rows["track"], rows["name"] = self.begin, self.track, self.name
         rows["end"] = rows["begin"] + self.duration
@@ -324,8 +220,8 @@ class _Found:
         yield attachments.arrows((self.launches[c], n) for c, n in self.launched if c in self.launches)
         yield attachments.closing()
 
-    def _chunk(self, rows: Rows, at: int, tracks: list[Track]) -> bytes:
-        """A chunk with the names that occur in it alone."""
+    def _chunk(self, rows: Rows, at: int, tracks: list[SliceTrack]) -> bytes:
+        """Return a chunk with only the names that occur in it."""
         used, own = np.unique(rows["name"], return_inverse=True)
         all_names = list(self.names)
         rows = rows.copy()
@@ -335,7 +231,7 @@ class _Found:
 
 
 def _ns(us: object) -> int | None:
-    """Microseconds as whole ns; None where this is no such number."""
+    """Return microseconds as whole ns; None for anything else."""
     if isinstance(us, bool) or not isinstance(us, (int, Decimal)):
         return None
     exact = Decimal(us)
@@ -343,7 +239,7 @@ def _ns(us: object) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of args as JSON has it; lists and objects as text."""
+    """Return a value of args for JSON; lists and objects as text."""
     if isinstance(value, (list, dict)):
         try:
             return json.dumps(value, default=float)

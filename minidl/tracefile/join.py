@@ -1,49 +1,46 @@
-"""Several ranks: how far their clocks lie apart, and their traces joined into one.
+"""The traces of several ranks, joined into one.
 
-Interface: `align_clocks()` is called by the training script, on every rank, once the process group is up and again
-before it is destroyed, or by `minidl run --align-clocks` in its place (`aligning`); `join(paths, output)` is what
-`minidl merge` does with several traces.
+Interface: `join(paths, output)`; `traces_in(paths)` and `rank_of(trace)` find the ranks' traces. A joined trace is a
+trace like any other: the files of all ranks, on rank 0's clock. Iterators, and processes of different machines that
+have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
 
-Ranks of one machine share CLOCK_MONOTONIC, and need no alignment. Between machines, each rank asks rank 0 for its time
-over a gloo group of its own: the offset is known to half of the shortest round trip. No collective is ever started
-unasked, and one that fails costs its timeout and a line on stderr, never the training.
-
-A joined trace is a trace like any other: the files of all ranks, on rank 0's clock. Loaders, and processes of different
-machines that have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
+Rules of use: the ranks of one machine share a clock. Those of other machines are shifted by what they read of rank 0's
+clock (`record.clocks`), or else by the wall clock, which is said in the joined trace.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import re
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
-import torch
-import torch.distributed as dist
 
-from minidl.tracing.attachments import Attachment
-from minidl.tracing.events import EVENTS, RECORD
-from minidl.tracing.instrument import pen
-from minidl.tracing.reader import PACKED_SUFFIX, Files, Trace, TraceError, read_files
-from minidl.tracing.recorder import EVENTS_SUFFIX, HEADER, HEADER_BYTES, MAGIC, MANIFEST, SIDE_SUFFIX
-
-Ints = npt.NDArray[np.int64]
-
-ROUNDS: Final = 30
-"""Round trips of one alignment; the shortest counts."""
+from minidl.tracefile.attachments import Attachment, free_name
+from minidl.tracefile.events import EVENTS
+from minidl.tracefile.files import Files, read_files
+from minidl.tracefile.format import (
+    EVENTS_SUFFIX,
+    HEADER_BYTES,
+    MAGIC,
+    MANIFEST,
+    PACKED_SUFFIX,
+    SIDE_SUFFIX,
+    Header,
+    Ints,
+    TraceError,
+    parts_of,
+    records,
+    stem_of,
+)
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import duration, listed
 
 FIRST_NEW_PID: Final = 5_000_000
 """Above every pid of Linux: what processes are called whose pid another rank's process has."""
@@ -56,119 +53,11 @@ ONE_RUN_NS: Final = 60_000_000_000
 _NAMED: Final = re.compile(r"rank[-_]?([0-9]{1,6})(?![0-9])")
 
 
-# --- While the ranks run ----------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Reading:
-    """One alignment, as a rank knows it: at_ns on its own clock, it had to add offset_ns to have rank 0's time.
-
-    error_ns: half of the shortest round trip, by which the offset may be wrong; 0 on rank 0.
-    """
-
-    rank: int
-    world_size: int
-    at_ns: int
-    offset_ns: int
-    error_ns: int
-
-
-def align_clocks(timeout: float = 10.0) -> Reading | None:
-    """Compare this rank's clock with rank 0's, and write the result into the trace that this process records.
-
-    Every rank must call it, at the same point of the script and inside its trace: after `init_process_group`, and
-    again before `destroy_process_group`, so that the clocks' drift is known too. It waits for the others, for at most
-    `timeout` seconds a step. None where there is no process group, or where it failed, which is said on stderr; it
-    raises nothing. Several calls are fine; a rank that is not traced must call it nevertheless.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    try:
-        reading = _read(time.monotonic_ns, timeout)
-    except Exception as error:  # whatever a backend raises: the training goes on
-        print(f"minidl: the clocks of the ranks could not be aligned: {_first_line(error)}", file=sys.stderr)
-        return None
-    writer = pen()
-    if writer is not None:
-        facts = {name: getattr(reading, name) for name in ("rank", "world_size", "at_ns", "offset_ns", "error_ns")}
-        writer.describe("clock", reference=0, **facts)
-    return reading
-
-
-@contextlib.contextmanager
-def aligning() -> Iterator[None]:
-    """While this is open, `align_clocks` is called whenever the script makes its process group, or destroys it.
-
-    For scripts that are not to be touched; as `align_clocks`, it must be done on all ranks or on none.
-    """
-    make, destroy = dist.init_process_group, dist.destroy_process_group
-
-    @functools.wraps(make)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        make(*args, **kwargs)
-        align_clocks()
-
-    @functools.wraps(destroy)
-    def destroy_process_group(group: Any = None) -> None:
-        if group is None or group is dist.group.WORLD:
-            align_clocks()
-        destroy(group)
-
-    try:
-        dist.init_process_group, dist.destroy_process_group = init_process_group, destroy_process_group
-        yield
-    finally:
-        dist.init_process_group, dist.destroy_process_group = make, destroy
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def _read(clock: Callable[[], int], timeout: float) -> Reading:
-    """One reading, over a group of its own: the training's group is not touched, whatever happens here."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
-        return Reading(rank, size, clock(), 0, 0)
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    try:
-        if rank:
-            at, offset, error = _ask(clock, group)
-            return Reading(rank, size, at, offset, error)
-        for other in range(1, size):
-            _answer(clock, group, other)
-        return Reading(rank, size, clock(), 0, 0)
-    finally:
-        dist.destroy_process_group(group)
-
-
-def _ask(clock: Callable[[], int], group: Any) -> tuple[int, int, int]:
-    """When, the offset to rank 0's clock, and by how much it may be wrong: by the shortest of `ROUNDS` round trips."""
-    best = (0, 0, sys.maxsize)
-    answer = torch.zeros(1, dtype=torch.int64)
-    for _ in range(ROUNDS):
-        before = clock()
-        dist.send(answer, 0, group=group)
-        dist.recv(answer, 0, group=group)
-        after = clock()
-        half = (after - before + 1) // 2
-        if half < best[2]:
-            best = before + half, int(answer) - before - half, half
-    return best
-
-
-def _answer(clock: Callable[[], int], group: Any, other: int) -> None:
-    time_now = torch.zeros(1, dtype=torch.int64)
-    for _ in range(ROUNDS):
-        dist.recv(time_now, other, group=group)
-        time_now[0] = clock()
-        dist.send(time_now, other, group=group)
-
-
-# --- Joining their traces ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Clock:
-    """How a rank's times become those of the reference: by linear interpolation between what was read.
+    """How a rank's times become those of the reference: by linear interpolation between readings.
 
-    error_ns: by how much they may be wrong, None = nobody knows. source: "same machine", "process group", ...
+    error_ns: by how much they may be wrong, None = unknown. source: "same machine", "process group", ...
     """
 
     source: str
@@ -177,7 +66,7 @@ class Clock:
     offset: tuple[int, ...] = (0,)
 
     def shifted(self, times: Ints) -> Ints:
-        """The times on the reference's clock. Before the first reading and after the last one, its offset holds."""
+        """Return the times on the reference's clock; outside the readings, the nearest one's offset holds."""
         further = np.array(self.offset) - self.offset[0]
         drift = np.rint(np.interp(times - self.at[0], np.array(self.at) - self.at[0], further))
         out: Ints = times + self.offset[0] + drift.astype(np.int64)
@@ -188,7 +77,7 @@ class Clock:
 
     @property
     def drift_ppm(self) -> float | None:
-        """How much faster the reference's clock runs than this one, in millionths; None = not known."""
+        """How much faster the reference's clock runs than this one, in millionths; None = unknown."""
         took = self.at[-1] - self.at[0]
         return (self.offset[-1] - self.offset[0]) / took * 1e6 if took > 0 else None
 
@@ -214,7 +103,7 @@ class Member:
 
     @property
     def boot_id(self) -> str:
-        """What stands for the machine, and its clock, from start to shutdown."""
+        """Identity of the machine, and of its clock, from start to shutdown."""
         return str(self.manifest.get("boot_id") or "")
 
     @property
@@ -226,7 +115,7 @@ class Member:
         return [*self.trace.described("clock"), *self.trace.loaders.values()]
 
     def readings(self) -> list[tuple[int, int, int]]:
-        """(at, offset, error), ns, of each alignment that can be believed to be one."""
+        """Return (at, offset, error), ns, of each alignment with plausible numbers."""
         found = []
         for line in self.trace.described("clock"):
             numbers = tuple(line.get(name) for name in ("at_ns", "offset_ns", "error_ns"))
@@ -235,13 +124,13 @@ class Member:
         return sorted(set(found))  # type: ignore[arg-type]
 
     def window(self) -> tuple[int, int]:
-        """From the first event to the last, on the reference's clock."""
+        """Return the times of the first and the last event, on the reference's clock."""
         times = self.trace.events["time"]
         return (self.clock.one(int(times[0])), self.clock.one(int(times[-1]))) if len(times) else (0, 0)
 
 
 def rank_of(trace: Trace) -> int | None:
-    """The rank that recorded a trace: by its environment, by its process group, or by its path; None = unknown."""
+    """Return the rank that recorded a trace: by its environment, its process group, or its path; None = unknown."""
     told = [trace.manifest, *trace.described("clock"), *trace.loaders.values()]
     for facts in told:
         if type(rank := facts.get("rank")) is int:
@@ -251,7 +140,7 @@ def rank_of(trace: Trace) -> int | None:
 
 
 def traces_in(paths: Iterable[Path]) -> list[Path]:
-    """The traces that lie at `paths`: each itself, or in the place of a directory that is none, those in it."""
+    """Return the traces at `paths`; a directory that is no trace stands for the traces in it."""
     out = []
     for path in paths:
         inside = []
@@ -262,9 +151,9 @@ def traces_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def join(paths: Sequence[Path], output: Path) -> tuple[Path, list[str]]:
-    """Join the traces of several ranks; the path of the result, and what has to be said of it.
+    """Join the traces of several ranks; return the path of the result and what it lacks.
 
-    output: a directory that does not exist yet or is empty, or a file that ends in .minidl. Raises TraceError where the
+    output: a directory that does not exist yet or is empty, or a file that ends in .minidl. Raises TraceError if the
     traces are not of different ranks of one run and one format.
     """
     members = sorted((_member(path) for path in traces_in(paths)), key=lambda one: one.rank)
@@ -306,7 +195,7 @@ def _check_distinct(members: list[Member]) -> None:
 
 # --- Clocks
 def _set_clocks(members: list[Member]) -> None:
-    """Give each member its clock. The ranks of one machine have one clock, and get one: the best that any has read."""
+    """Give each member its clock: the ranks of one machine get the best one that any of them has read."""
     reference = members[0]
     for member in members[1:]:
         if member.boot_id and member.boot_id == reference.boot_id:
@@ -320,7 +209,7 @@ def _set_clocks(members: list[Member]) -> None:
 
 
 def _read_clock(member: Member) -> Clock | None:
-    """By what the rank read of rank 0's clock; None where it read nothing."""
+    """Return the clock by the rank's readings of rank 0's; None without a reading."""
     readings = member.readings()
     if not readings:
         return None
@@ -329,7 +218,7 @@ def _read_clock(member: Member) -> Clock | None:
 
 
 def _relative(clock: Clock, reference: Clock | None) -> Clock:
-    """`clock`, from rank 0's to the reference's, where that is another rank: rank 0's trace may be missing."""
+    """Return `clock` relative to the reference, which is not rank 0 if rank 0's trace is missing."""
     if reference is None or not any(reference.offset):
         return clock
     error = (clock.error_ns or 0) + (reference.error_ns or 0)
@@ -337,7 +226,7 @@ def _relative(clock: Clock, reference: Clock | None) -> Clock:
 
 
 def _wall_clock(member: Member, reference: Member) -> Clock:
-    """By the time of day, as good as the machines keep it; where a trace does not say it, not at all."""
+    """Return the offset by wall clock (NTP accuracy), or unknown if a trace lacks it."""
     walls = [m.manifest.get("clock") for m in (member, reference)]
     offsets = [wall.get("realtime_minus_monotonic_ns") if isinstance(wall, dict) else None for wall in walls]
     if type(offsets[0]) is int and type(offsets[1]) is int:
@@ -355,13 +244,13 @@ def _check_same_run(members: list[Member]) -> None:
     gap, early, late = _apart(known)
     if gap > ONE_RUN_NS:
         raise TraceError(
-            f"merge: {early} ends {gap / 1e9:.0f} s before {late} begins: they are of different runs. Give the traces "
+            f"merge: {early} ends {duration(gap)} before {late} begins: they are of different runs. Give the traces "
             "that the ranks of one run recorded at the same time"
         )
 
 
 def _apart(members: list[Member]) -> tuple[int, str, str]:
-    """The longest time, ns, from the end of one trace to the begin of another; negative where all overlap."""
+    """Return the longest gap, ns, from the end of one trace to the begin of another (negative: none), and both."""
     if not members:
         return -1, "", ""
     first = min(members, key=lambda member: member.window()[1])
@@ -373,8 +262,7 @@ def _missing(members: list[Member]) -> Iterator[str]:
     size = max([member.world_size or 0 for member in members])
     absent = sorted(set(range(size)) - {member.rank for member in members})
     if absent:
-        shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-        yield f"of {size} ranks, these are not here: {shown}"
+        yield f"of {size} ranks, these are not here: {listed(absent)}"
     if any(member.rank >= size > 0 for member in members):
         yield f"a rank is beyond the run's number of ranks, {size}: {max(member.rank for member in members)}"
 
@@ -394,7 +282,7 @@ def _doubts(members: list[Member]) -> Iterator[str]:
             yield f"the clock of {where} was compared once only: its drift is unknown"
     gap, early, late = _apart([m for m in members if m.clock.source != "unknown" and len(m.trace.events)])
     if gap > 0:
-        yield f"{early} ends {gap / 1e9:.1f} s before {late} begins: are they of one run?"
+        yield f"{early} ends {duration(gap)} before {late} begins: are they of one run?"
     if len({tuple(map(str, member.manifest.get("command") or ())) for member in members}) > 1:
         yield "the ranks were started by different commands: are they of one run?"
 
@@ -432,13 +320,13 @@ def _joined(members: list[Member], lacks: list[str]) -> Files:
         for stem, data in member.files.events.items():
             files.events[_stem(member, stem)] = _events(member, data)
         for attachment in member.files.attachments:
-            name = _free_name(attachment.name, {one.name for one in files.attachments})
+            name = free_name(attachment.name, {one.name for one in files.attachments})
             files.attachments.append(Attachment(name, b"".join(_attachment(member, attachment.data()))))
     return files
 
 
 def _about(member: Member) -> dict[str, Any]:
-    """What the joined manifest says of a rank."""
+    """Return a rank's entry in the joined manifest."""
     clock = member.clock
     return {
         "rank": member.rank,
@@ -456,12 +344,12 @@ def _about(member: Member) -> dict[str, Any]:
 
 
 def _stem(member: Member, stem: str) -> str:
-    pid, start = map(int, stem.split("-"))
-    return f"{member.pids.get(pid, pid)}-{max(0, member.clock.one(start))}"
+    pid, start = parts_of(stem)
+    return stem_of(member.pids.get(pid, pid), max(0, member.clock.one(start)))
 
 
 def _side_line(member: Member, line: bytes) -> bytes:
-    """A line of a side file with the joined trace's numbers and times; as it is where it makes no sense."""
+    """Return a line of a side file with the joined trace's numbers and times; unchanged if it can't be read."""
     try:
         facts = json.loads(line)
         kind = facts["kind"]
@@ -494,14 +382,12 @@ _TIMES: Final = [
 
 
 def _events(member: Member, data: bytes) -> bytes:
-    """An events file with the joined trace's numbers and times; as it is where it is none."""
+    """Return an events file with the joined trace's numbers and times; unchanged if it is none."""
     if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         return data
-    magic, version, pid, start, realtime, ring = HEADER.unpack_from(data)
-    head = bytearray(data[:HEADER_BYTES])
-    HEADER.pack_into(head, 0, magic, version, member.pids.get(pid, pid), member.clock.one(start), realtime, ring)
-    slots = (len(data) - HEADER_BYTES) // RECORD.itemsize
-    rows = np.frombuffer(data, RECORD, slots, HEADER_BYTES).copy()
+    header = Header.read(data)
+    header = header._replace(pid=member.pids.get(header.pid, header.pid), start_ns=member.clock.one(header.start_ns))
+    rows = records(data).copy()
     there = rows["seq"] > 0
     rows["time"][there] = member.clock.shifted(rows["time"][there])
     table = np.arange(MOST_LOADERS + 1, dtype=np.uint16)
@@ -513,20 +399,11 @@ def _events(member: Member, data: bytes) -> bytes:
     for code, column in _TIMES:
         mine = there & (rows["code"] == code)
         rows[column][mine] = member.clock.shifted(rows[column][mine])
-    return bytes(head) + rows.tobytes()
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or where that is taken, its kind with the first free number."""
-    kind, number = name.split("-")[0], 1
-    while name in taken:
-        name = f"{kind}-{number}.attachment.jsonl"
-        number += 1
-    return name
+    return header.page() + rows.tobytes()
 
 
 def _attachment(member: Member, data: bytes) -> Iterator[bytes]:
-    """The lines of an attachment with the joined trace's pids and times."""
+    """Yield the lines of an attachment with the joined trace's pids and times."""
     for line in data.splitlines(keepends=True):
         try:
             facts = json.loads(line)
@@ -544,7 +421,7 @@ def _attachment(member: Member, data: bytes) -> Iterator[bytes]:
 
 
 def _write(output: Path, files: Files) -> Path:
-    """Write the trace into a directory that is whole as soon as it has its name."""
+    """Write the trace into a draft directory, and then rename it."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise TraceError(f"merge: {output} is there already: give another place with -o")
     draft = output.with_name(f".{output.name}.{os.getpid()}")

@@ -1,0 +1,84 @@
+"""Which ranks recorded into a trace, and what a run lacks that no event can show.
+
+Interface: `lacking(manifest, lines)` says it in sentences. `words_of(directory)` reads manifest and lines of a trace's
+directory without its events; a `Trace` has them as `manifest` and `lines`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX
+from minidl.tracefile.words import listed
+
+Line = Mapping[str, Any]
+"""A line of a side file, with "process" added: which process wrote it."""
+
+
+def words_of(directory: Path) -> tuple[dict[str, Any], list[Line]]:
+    """The manifest and the side files' lines of the trace in a directory. Lines that make no sense are left out."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        manifest = {}
+    return manifest, [line for path in sorted(directory.glob(f"*{SIDE_SUFFIX}")) for line in _lines_of(path)]
+
+
+def _lines_of(path: Path) -> Iterator[Line]:
+    for text in path.read_bytes().splitlines():
+        try:
+            yield {**json.loads(text), "process": path.name}
+        except (ValueError, TypeError):
+            continue
+
+
+def lacking(manifest: Mapping[str, Any], lines: Iterable[Line]) -> list[str]:
+    """What the run lacks: iterators at all, and ranks of the process group; each with the reason and the remedy.
+
+    Nothing is said of the other ranks if the manifest has a rank (then each rank has a trace of its own), or if the
+    trace joins several, which says it by itself.
+    """
+    lines = list(lines)
+    found = [*_without_iterators(lines)]
+    if manifest.get("rank") is None and not manifest.get("ranks"):
+        found += _without_ranks(lines)
+    return found
+
+
+def _without_iterators(lines: list[Line]) -> Iterator[str]:
+    passed = [f"{line['iterator']} iterates {line['why']}" for line in lines if line.get("kind") == "passed over"]
+    told = "; ".join(dict.fromkeys(passed))
+    nothing = "neither the program nor a Python process that it started made an iterator of a DataLoader"
+    if not any(line.get("kind") == "loader" for line in lines):
+        yield f"no iterator was recorded: {told or nothing}"
+    elif told:
+        yield f"not recorded: {told}"
+
+
+def _without_ranks(lines: list[Line]) -> Iterator[str]:
+    ranks = {line["process"]: line["rank"] for line in lines if type(line.get("rank")) is int}
+    size = max((line["world_size"] for line in lines if type(line.get("world_size")) is int), default=0)
+    loaders = {line["process"] for line in lines if line.get("kind") == "loader"}
+    recorded = {rank for process, rank in ranks.items() if process in loaders}
+    missing = sorted(set(range(size)) - recorded)
+    if size < 2 or not missing:
+        return
+    text = f"the process group had {size} ranks, {len(recorded)} recorded; missing: {listed(missing)}"
+    idle = [rank for rank in missing if rank in ranks.values()]
+    absent = [rank for rank in missing if rank not in idle]
+    if idle:
+        text += f". {_named(idle)} joined the group and made no iterator of a DataLoader"
+    if absent:
+        text += (
+            f". {_named(absent)} left nothing: its interpreter did not read PYTHONPATH (python -I, -E or -S, or a "
+            "launcher that drops it), or it ran on another machine, or it ended too early, and it used torch's own "
+            "DataLoader. Start each rank under minidl run: torchrun ... -m minidl run SCRIPT"
+        )
+    yield text
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

@@ -1,0 +1,188 @@
+"""Begins and ends: which end closes which begin, which span lies inside which, and rows in which spans nest.
+
+Interface: `pairs(events)` -> array of SPAN; `ends(events)`, the positions of the same pairs; `nest(spans, track)`, the
+span around each span; `stack(rows)`, rows for slices that may overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from minidl.tracefile.events import EVENTS, Event, Phase, Track
+from minidl.tracefile.format import Bools, Ints, Rows
+
+SPAN = np.dtype(
+    [
+        ("code", "<u2"),  # of the begin
+        ("begin", "<i8"),  # ns, CLOCK_MONOTONIC
+        ("end", "<i8"),  # ns; -1 = no end was recorded
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("process", "<u4"),
+        ("loader", "<u2"),
+        ("task", "<i8"),  # of the begin, or of the end if the begin has none
+        ("worker", "<i8"),
+        ("end_task", "<i8"),  # of the end; -1 = none, or open
+        ("end_worker", "<i8"),
+        *((name, "<i8") for name in ("bx", "by", "bz", "ex", "ey", "ez")),
+    ]
+)
+"""One span: a begin and its end."""
+
+
+MOST_LANES: Final = 16
+"""Rows that slices of one track may be spread over; without a bound, a file made for that would take for ever."""
+
+ROUNDING_NS: Final = 50
+"""By so much may slices overlap since begins and durations were rounded, or mapped, apart; more is a real overlap."""
+
+
+def _code_table(holds: Callable[[Event], bool]) -> Bools:
+    """table[code] says whether `holds` is true of the code's event; False for the codes that the table has not."""
+    table = np.zeros(1 << 16, bool)
+    table[[code for code, event in EVENTS.items() if holds(event)]] = True
+    return table
+
+
+_BEGIN = _code_table(lambda event: event.phase is Phase.BEGIN)
+_END = _code_table(lambda event: event.phase is Phase.END)
+_ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.track in (Track.LOADER, Track.CONSUMER))
+
+
+# --- Begins and ends --------------------------------------------------------------------------------------------------
+def pairs(events: Rows) -> Rows:
+    """Every begin with its end: array of SPAN, by begin.
+
+    An end closes the last open begin of its name in its thread and loader. What is left of the loader's own spans is
+    tried again without the thread: an iterator may be closed by another thread than the one that began the epoch.
+    """
+    return _spans(events, np.flatnonzero(_BEGIN[events["code"]]), ends(events))
+
+
+def ends(events: Rows) -> Ints:
+    """For each event, a begin, the position of its end; -1 = none, or no begin."""
+    codes = events["code"]
+    end_of = np.full(len(events), -1, np.int64)
+    _match(events, np.flatnonzero(_BEGIN[codes] | _END[codes]), ["process", "tid", "loader"], end_of)
+    alone = end_of < 0
+    alone[end_of[end_of >= 0]] = False
+    _match(events, np.flatnonzero(_ROAMING[codes] & alone), ["process", "loader"], end_of)
+    return end_of
+
+
+def _match(events: Rows, index: Ints, keys: list[str], end_of: Ints) -> None:
+    """For the begins and ends at `index`, set end_of[begin] = position of its end, last in first out within `keys`."""
+    codes = events["code"][index]
+    is_begin = _BEGIN[codes]
+    columns = [np.where(is_begin, codes, codes - 1), *(events[key][index] for key in keys)]
+    order = np.lexsort(columns)
+    new = np.zeros(len(order), bool)
+    for column in columns:
+        new[1:] |= column[order][1:] != column[order][:-1]
+    group = np.cumsum(new)
+    step = np.where(is_begin, 1, -1)[order]
+    depth = np.cumsum(step) + (step < 0)  # after a begin, before an end: the same number for the two of a pair
+    inner = np.lexsort((depth, group))
+    begin, end = inner[:-1], inner[1:]
+    paired = (group[begin] == group[end]) & (depth[begin] == depth[end]) & (step[begin] > 0) & (step[end] < 0)
+    end_of[index[order[begin[paired]]]] = index[order[end[paired]]]
+
+
+def _spans(events: Rows, begins: Ints, end_of: Ints) -> Rows:
+    out = np.zeros(len(begins), SPAN)
+    first = events[begins]
+    ends = end_of[begins]
+    closed = ends >= 0
+    last = events[ends[closed]]
+    for name in ("code", "pid", "tid", "process", "loader", "task", "worker"):
+        out[name] = first[name]
+    out["begin"] = first["time"]
+    for name in ("end", "end_task", "end_worker"):
+        out[name] = -1
+    out["end"][closed] = last["time"]
+    for name in ("task", "worker"):
+        out["end_" + name][closed] = last[name]
+        out[name] = np.where(out[name] < 0, out["end_" + name], out[name])
+    for name in "xyz":
+        out["b" + name] = first[name]
+        out["e" + name][closed] = last[name]
+    return out
+
+
+def durations(spans: Rows) -> Ints:
+    """How long each span took, ns; spans without an end must be left out before."""
+    took: Ints = spans["end"] - spans["begin"]
+    return took
+
+
+# --- Nesting ----------------------------------------------------------------------------------------------------------
+def nest(spans: Rows, track: Ints) -> tuple[Ints, Ints]:
+    """An end for each span no later than that of the span around it, and which one that is, both among `spans`' track.
+
+    spans: array of SPAN; track: a number for each. The end is -1 if neither has one; around is -1 for an outer span.
+    """
+    never = np.iinfo(np.int64).max
+    ends = np.where(spans["end"] < 0, never, spans["end"])
+    order = np.lexsort((-ends, spans["begin"], track))
+    end: list[int] = ends.tolist()
+    parent = [-1] * len(end)
+    around: list[int] = []
+    on = -1
+    for i, lane, begin in zip(order.tolist(), track[order].tolist(), spans["begin"][order].tolist(), strict=True):
+        if lane != on:
+            on, around = lane, []
+        while around and end[around[-1]] <= begin:
+            around.pop()
+        if around:
+            parent[i] = around[-1]
+            end[i] = min(end[i], end[around[-1]])
+        around.append(i)
+    until = np.array(end, np.int64)
+    return np.where(until == never, -1, until), np.array(parent, np.int64)
+
+
+def stack(rows: Rows) -> tuple[Ints, Ints]:
+    """For each slice its row among its track's (from 0; -1 = none of MOST_LANES has room), and the end to draw.
+
+    rows: array of SLICE. In one row of a track, slices nest or stand apart: viewers drop those that overlap in part.
+    What overlaps by rounding alone is cut to fit; what really overlaps (streams, async operators) goes a row down.
+    """
+    order = np.lexsort((-rows["end"], rows["begin"], rows["track"]))
+    end: list[int] = rows["end"].tolist()
+    lane = [-1] * len(end)
+    stacks: list[list[int]] = []
+    on = -1
+    begins, tracks = rows["begin"][order].tolist(), rows["track"][order].tolist()
+    for i, begin, track in zip(order.tolist(), begins, tracks, strict=True):
+        if track != on:
+            on, stacks = track, [[]]
+        for number, stack in enumerate(stacks):
+            if _fits(stack, i, begin, end):
+                lane[i] = number
+                break
+        else:
+            if len(stacks) < MOST_LANES:
+                lane[i] = len(stacks)
+                stacks.append([i])
+    return np.array(lane, np.int64), np.array(end, np.int64)
+
+
+def _fits(stack: list[int], i: int, begin: int, end: list[int]) -> bool:
+    """Put slice i on top of the slices that are open in a row, if it fits into the uppermost."""
+    while stack:
+        around = end[stack[-1]]
+        if around <= begin:
+            stack.pop()
+        elif end[i] <= around:
+            break
+        elif around - begin <= min(ROUNDING_NS, end[i] - around):
+            end[stack.pop()] = begin
+        elif end[i] - around <= ROUNDING_NS:
+            end[i] = around
+        else:
+            return False
+    stack.append(i)
+    return True

@@ -1,0 +1,82 @@
+"""In which step each thread was when the trace, its process or the program ended.
+
+Interface: `open_spans(trace)`, a line for each thread whose span did not end. What a program left as it was when it
+ended is no such span: `alive_at_end(trace)` has a line for each of those iterators, `left_alive(trace)` their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Message
+from minidl.tracefile.format import Rows
+from minidl.tracefile.process import Process
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import doing, duration, listed
+
+POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
+"""Waits that end with nothing now and then, and begin again."""
+
+
+def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
+    """In words, for each thread with a span open when the trace or its process ends: the innermost one, how long."""
+    last = int(trace.events["time"][-1]) if len(trace) else 0
+    out = []
+    alive = left_alive(trace)
+    for process, row, ended in _innermost(trace, spans):
+        if process.whole_until:
+            since = duration(last - process.whole_until)
+            out.append(f"{process.name} was {doing(row)} when its recording stopped, {since} before that")
+        elif ended:
+            out.append(f"{process.name} ended while it was {doing(row)}")
+        elif int(row["loader"]) not in alive:
+            out.append(f"{process.name} has been {doing(row)} for {duration(last - _since(trace, row))}")
+    return out
+
+
+def left_alive(trace: Trace) -> frozenset[int]:
+    """The iterators that were not shut down when the program that made them ended by itself."""
+    ended = {line["process"] for line in trace.described("program_end")}
+    shut_down = set(trace.events["loader"][trace.events["code"] == ev.SHUTDOWN[1]].tolist())
+    made = {int(line["loader"]) for line in trace.described("loader") if line["process"] in ended}
+    return frozenset(made - shut_down)
+
+
+def alive_at_end(trace: Trace, spans: Rows | None = None) -> list[str]:
+    """In words, for each iterator of `left_alive` that has an open span, what its processes were doing."""
+    alive, found = left_alive(trace), dict[int, list[str]]()
+    for process, row, ended in _innermost(trace, spans):
+        if not ended and not process.whole_until and int(row["loader"]) in alive:
+            found.setdefault(int(row["loader"]), []).append(f"{process.name} {doing(row)}")
+    return [f"iterator {number}: {listed(each, most=4)}" for number, each in sorted(found.items())]
+
+
+def _innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:
+    """Yield for each thread with an open span: its process, the innermost span, whether the process has ended."""
+    spans = trace.spans() if spans is None else spans
+    unended = spans[spans["end"] < 0]
+    left = set(trace.events["process"][trace.events["code"] == ev.WORKER_EXIT].tolist())
+    ended = trace.events[trace.events["code"] == ev.WORKER_GONE]
+    gone = set(zip(*(ended[name].tolist() for name in ("loader", "worker", "x")), strict=True))
+    innermost = {(int(row["process"]), int(row["tid"])): row for row in unended}  # in order of begin: the last stays
+    for (index, _), row in innermost.items():
+        process = trace.processes[index]
+        yield process, row, index in left or (process.loader, process.worker, process.pid) in gone
+
+
+def _since(trace: Trace, span: np.void) -> int:
+    """Since when a thread is in this span, its innermost open one; a wait that polls has begun with its first poll."""
+    begins = [pair[0] for pair in POLLED]
+    if span["code"] not in begins:
+        return int(span["begin"])
+    events = trace.events
+    mine = events[(events["process"] == span["process"]) & (events["tid"] == span["tid"])]
+    polls = np.isin(mine["code"], begins)
+    polls |= np.isin(mine["code"], [pair[1] for pair in POLLED]) & (mine["x"] == Message.EMPTY)
+    other = np.flatnonzero(~polls)
+    waits = mine[other[-1] + 1 :] if len(other) else mine
+    return int(waits["time"][0]) if len(waits) else int(span["begin"])  # it has read, and got nothing out yet

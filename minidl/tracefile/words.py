@@ -1,0 +1,95 @@
+"""Times, sizes, counts, events and steps in words: one wording for all outputs. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Field, Phase
+
+
+def duration(ns: float) -> str:
+    """Return a duration to three significant digits: "450 ns", "12.3 µs", "1.50 ms", "45.6 s", "20.0 min"."""
+    value = abs(ns)
+    for unit, size in (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)):
+        digits = _digits(value / size)
+        if float(digits) < (600 if unit == "s" else 1000):
+            return f"{'-' if ns < 0 else ''}{f'{value:.0f}' if unit == 'ns' else digits} {unit}"
+    return f"{'-' if ns < 0 else ''}{_digits(value / 60e9)} min"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, or all of a whole number's."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def size(number: float) -> str:
+    """Return a number of bytes to three or four digits: "512 B", "31.2 KiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return "1 event", "2 events"; many: the plural, if it is not `one` and an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Return the first `most` items with commas, and "..." if there are more."""
+    every = list(items)
+    return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
+
+
+def plain(text: str) -> str:
+    """Escape control characters: a trace's texts are untrusted, and a terminal obeys them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+# --- Events -----------------------------------------------------------------------------------------------------------
+def name_of(code: int) -> str:
+    """Return an event's name, with "begin" or "end" if it is one of a span's two."""
+    event = EVENTS.get(code)
+    if event is None:
+        return f"event {code}"
+    return event.name if event.phase is Phase.INSTANT else f"{event.name} {event.phase.name.lower()}"
+
+
+def value_of(field: Field, value: int) -> str | int:
+    """Return the value of an event's own field; a known value of an enumeration by its name, in lower case."""
+    names = {int(member): member.name.lower() for member in field.enum or ()}
+    return names.get(value, value)
+
+
+_DOING: Final = {
+    ev.INDEX_GET[0]: "waiting for a task",
+    ev.FETCH[0]: "fetching task {task}",
+    ev.COLLATE[0]: "collating task {task}",
+    ev.SHM_COPY[0]: "copying task {task} to shared memory",
+    ev.RESULT_PICKLE[0]: "pickling task {task}",
+    ev.RESULT_WRITE[0]: "writing task {task} to the pipe",
+    ev.RESULT_REBUILD[0]: "rebuilding task {task}",
+    ev.PIN[0]: "pinning task {task}",
+    ev.WORKER_START[0]: "starting worker {worker}",
+    ev.SAMPLER_NEXT[0]: "asking the sampler",
+}
+
+
+def doing(span: np.void | Mapping[str, int]) -> str:
+    """Say what a thread is doing whose innermost open span this is, a row of `spans.SPAN`: "fetching task 3"."""
+    code, task, worker = int(span["code"]), int(span["task"]), int(span["worker"])
+    if code == ev.SAMPLE[0]:
+        index, position = int(span["by"]), int(span["bx"])
+        which = f"sample {index}" if index >= 0 else f"the sample at position {position}" * (position >= 0)
+        return f"in {which or 'the samples'} (task {task})"
+    if code in (ev.RESULT_GET[0], ev.READY_GET[0]):
+        return f"waiting for task {task} of worker {worker}" if task >= 0 else "waiting for a result"
+    if code == ev.CONSUMER[0]:
+        return "in the consumer's code" + (f", after task {task}" if task >= 0 else "")
+    known = _DOING.get(code, f"in {EVENTS[code].name}" + " (task {task})" * (task >= 0))
+    return known.format(task=task, worker=worker)

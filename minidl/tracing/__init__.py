@@ -1,1 +1,0 @@
-"""Recording what a loader does, and reading it back."""
