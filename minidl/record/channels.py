@@ -1,0 +1,349 @@
+"""Traced messages, queues, done events, and handles of processes and threads.
+
+Each is a proxy that emits and passes the call on, or a message that emits while it is pickled and rebuilt. Stamped
+before a put and after a get.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minidl.errors import ExceptionWrapper
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
+from minidl.ports import WhichQueue
+from minidl.record.fetching import count
+from minidl.record.recorder import emit_of, spanned
+from minidl.record.shared import Shared
+from minidl.tracefile import events as ev
+from minidl.transport.message import Envelope, rebuild
+from minidl.transport.tensors import Reduced, TensorPickler
+
+# Constants, because Python 3.11 calls a function to look up a member of an enumeration.
+_DATA, _ERROR, _EXHAUSTED = ev.Outcome
+_EMPTY, _TASK, _RESULT, _RESUME, _SENTINEL = ev.Message
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+feeding = threading.local()
+"""The message that this thread pickles or writes: `about`, its task and worker, and `emit`, its loader's."""
+
+
+class TracedPickler(TensorPickler):
+    """Emits the copies into shared memory that happen while a message is pickled."""
+
+    def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
+        emit, about, size = feeding.emit, feeding.about, storage.nbytes()
+        with spanned(emit, ev.SHM_COPY, *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
+            end.append(size)
+            return super().copy_storage(storage)
+
+
+class TracedEnvelope(Envelope):
+    """An envelope that emits a result's pickling and its rebuilding.
+
+    The feeder thread pickles; the reading thread rebuilds.
+    """
+
+    pickler = TracedPickler
+
+    def __init__(self, message: Task | Result, loader: int) -> None:
+        self.message = message
+        self.loader = loader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        message = self.message
+        about = feeding.about = (message.idx, message.worker_id)
+        emit = feeding.emit = emit_of(self.loader)
+        if isinstance(message, Task):
+            return super().__reduce__()
+        emit(ev.RESULT_PICKLE[0], *about)
+        payload, pickler = self.payload()
+        emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
+        return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes)
+
+
+def load_result(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, shared_bytes: int) -> Result:
+    """Rebuild a result, as `transport.message.load_result` does, with its events."""
+    emit = emit_of(loader)
+    emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
+    try:
+        return Result(idx, worker_id, rebuild(payload))
+    finally:  # a Ctrl-C may come while it is rebuilt
+        emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
+
+
+def outcome_of(data: Any) -> ev.Outcome:
+    kind = type(data)
+    if kind is WorkerExhausted:
+        return _EXHAUSTED
+    return _ERROR if kind is ExceptionWrapper or kind is RebuildFailure else _DATA
+
+
+# --- Queues, events, processes, threads -------------------------------------------------------------------------------
+
+
+_this_process = object()
+"""Another object in each forked child. It is compared for each message; os.getpid() would cost four times as much."""
+
+
+def _after_fork() -> None:
+    global _this_process
+    _this_process = object()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Proxy:
+    """A wrapper that passes on all that it does not trace. Pickled as the wrapped object and `shared`."""
+
+    def __init__(self, shared: Shared, inner: Any) -> None:
+        self.shared = shared
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of iterator {self.shared.loader}: {self.inner!r}>"
+
+
+class TracedQueue(Proxy):
+    """A queue of one of the three kinds."""
+
+    queue_id: ev.QueueId
+    get_span: tuple[int, int]
+    write: tuple[int, int] | None = None
+    resume: int | None = None  # the event of a new epoch's message
+    _hooked_in: object = None  # the process: a forked child's queue has new pipe methods
+
+    def __init__(self, shared: Shared, inner: Any, worker_id: int = -1) -> None:
+        super().__init__(shared, inner)
+        self.worker_id = worker_id
+
+    def __repr__(self) -> str:
+        worker = f" of worker {self.worker_id}" if self.worker_id >= 0 else ""
+        return f"<traced {self.queue_id.name.lower()} queue{worker}, iterator {self.shared.loader}: {self.inner!r}>"
+
+    def _hook(self) -> None:
+        """Trace the queue's pipe. Must be called before the feeder thread starts."""
+        self._hooked_in = _this_process
+        send, receive = getattr(self.inner, "_send_bytes", None), getattr(self.inner, "_recv_bytes", None)
+        if send is not None and self.write is not None:
+            self.inner._send_bytes = self._watched_send(send, self.write)
+        if receive is not None and self.queue_id is ev.QueueId.RESULT:
+            self.inner._recv_bytes = self._watched_receive(receive)
+
+    # The functions of these two must not refer to the queue, which refers to them: its descriptors would stay open
+    # until the collector runs.
+    def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
+        emit, unknown = self.shared.emit, (-1, self.worker_id)
+
+        def _send_bytes(data: Any) -> None:
+            about = getattr(feeding, "about", unknown)
+            emit(write[0], *about, len(data))
+            send(data)
+            emit(write[1], *about, len(data))
+            feeding.about = unknown  # the next message may be a sentinel, which has no envelope
+
+        return _send_bytes
+
+    def _watched_receive(self, receive: Callable[[], bytes]) -> Callable[[], bytes]:
+        emit = self.shared.emit
+
+        def _recv_bytes() -> bytes:
+            data = receive()
+            emit(ev.RESULT_READ, -1, -1, len(data))
+            return data
+
+        return _recv_bytes
+
+    def put(self, message: Any) -> None:
+        if self._hooked_in is not _this_process:
+            self._hook()
+        self.emit_put(message)
+        self.inner.put(message)
+
+    def emit_put(self, message: Any) -> None:
+        """Emit that `message` is about to enter the queue."""
+        if isinstance(message, Sentinel):
+            self.shared.emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
+        elif isinstance(message, ResumeIteration) and self.resume is not None:
+            self.shared.emit(self.resume, -1, message.worker_id, message.epoch)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Get a message, in a span whose end names the message."""
+        if self._hooked_in is not _this_process:
+            self._hook()
+        emit, (begin, end) = self.shared.emit, self.get_span
+        task, worker = self.wanted()
+        emit(begin, task, worker, 0 if timeout is None else int(timeout * 1e9))
+        try:
+            message = self.inner.get(timeout=timeout)
+        except BaseException:
+            emit(end, -1, worker, _EMPTY)
+            raise
+        self.emit_got(message)
+        return message
+
+    def wanted(self) -> tuple[int, int]:
+        """Return the task and the worker that the loader needs next."""
+        dispatcher = self.shared.dispatcher
+        info = None if dispatcher is None else dispatcher.task_info.get(dispatcher.rcvd_idx)
+        return (-1, -1) if info is None or dispatcher is None else (dispatcher.rcvd_idx, info.worker_id)
+
+    def emit_got(self, message: Any) -> None:
+        """Emit the end of the get."""
+        end = self.get_span[1]
+        if isinstance(message, Result):
+            self.shared.emit(end, message.idx, message.worker_id, _RESULT, outcome_of(message.data))
+        elif isinstance(message, ResumeIteration):
+            self.shared.emit(end, -1, message.worker_id, _RESUME)
+        else:
+            self.shared.emit(end, -1, self.worker_id, _SENTINEL)
+            self.shared.emit(ev.SENTINEL_GET, -1, self.worker_id, self.queue_id)
+
+    def cancel_join_thread(self) -> None:
+        self.shared.emit(ev.CANCEL_JOIN_THREAD, -1, self.worker_id, self.queue_id)
+        self.inner.cancel_join_thread()
+
+    def close(self) -> None:
+        self.shared.emit(ev.QUEUE_CLOSE, -1, self.worker_id, self.queue_id)
+        self.inner.close()
+
+
+class TracedIndexQueue(TracedQueue):
+    """A worker's index queue: the loader puts, the worker gets."""
+
+    queue_id = ev.QueueId.INDEX
+    get_span = ev.INDEX_GET
+    write = ev.INDEX_WRITE
+    resume = ev.RESUME_PUT
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, Envelope):
+            task: Any = message.message
+            self.shared.emit(ev.INDEX_PUT, task.idx, task.worker_id, count(task.index))
+        else:
+            super().emit_put(message)
+
+    def wanted(self) -> tuple[int, int]:
+        return -1, self.worker_id
+
+    def emit_got(self, message: Any) -> None:
+        if isinstance(message, Task):
+            self.shared.received = message.idx
+            self.shared.emit(ev.INDEX_GET[1], message.idx, self.worker_id, _TASK, count(message.index))
+        else:
+            super().emit_got(message)
+
+
+class TracedResultQueue(TracedQueue):
+    """The result queue: each worker puts; the loader or the pin thread gets."""
+
+    queue_id = ev.QueueId.RESULT
+    get_span = ev.RESULT_GET
+    write = ev.RESULT_WRITE
+    resume = ev.RESUME_ACK
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, Envelope):
+            result: Any = message.message
+            self.shared.emit(ev.RESULT_PUT, result.idx, result.worker_id, outcome_of(result.data))
+        else:
+            super().emit_put(message)
+
+    def wanted(self) -> tuple[int, int]:
+        return (-1, -1) if self.shared.pinned else TracedQueue.wanted(self)  # the pin thread takes what comes
+
+
+class TracedReadyQueue(TracedQueue):
+    """The ready queue: the pin thread puts, the loader gets."""
+
+    queue_id = ev.QueueId.READY
+    get_span = ev.READY_GET
+
+    def emit_put(self, message: Any) -> None:
+        if isinstance(message, Result):
+            self.shared.emit(ev.READY_PUT, message.idx, message.worker_id, outcome_of(message.data))
+        else:
+            super().emit_put(message)
+
+
+TRACED_QUEUES: dict[WhichQueue, type[TracedQueue]] = {
+    "index": TracedIndexQueue,
+    "result": TracedResultQueue,
+    "ready": TracedReadyQueue,
+}
+
+
+class TracedDoneEvent(Proxy):
+    """A done event."""
+
+    def __init__(self, shared: Shared, inner: Any, which: ev.DoneEvent) -> None:
+        super().__init__(shared, inner)
+        self.which = which
+
+    def set(self) -> None:
+        self.shared.emit(ev.DONE_EVENT_SET, x=self.which)
+        self.inner.set()
+
+
+class TracedProcess(Proxy):
+    """The handle of a worker's process."""
+
+    def __init__(self, shared: Shared, inner: Any, worker_id: int) -> None:
+        super().__init__(shared, inner)
+        self.worker_id = worker_id
+        self.gone = False
+
+    def start(self) -> None:
+        with spanned(self.shared.emit, ev.WORKER_START, -1, self.worker_id) as end:
+            self.inner.start()
+            end.append(self.inner.pid)
+
+    def join(self, timeout: float | None = None) -> None:
+        _join(self, self.worker_id, ev.Actor.WORKER, timeout)
+
+    def terminate(self) -> None:
+        self.shared.emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGTERM)
+        self.inner.terminate()
+
+    def kill(self) -> None:
+        self.shared.emit(ev.TERMINATE, -1, self.worker_id, self.inner.pid, signal.SIGKILL)
+        self.inner.kill()
+
+    def emit_gone(self) -> bool:
+        """Emit, once, how the process ended; return whether it still runs."""
+        if self.inner.pid is None or self.gone:
+            return False
+        code = self.inner.exitcode
+        if code is not None:
+            self.gone = True
+            self.shared.emit(ev.WORKER_GONE, -1, self.worker_id, self.inner.pid, code)
+        return code is None
+
+
+class TracedThread(Proxy):
+    """The pin-memory thread's handle."""
+
+    def join(self, timeout: float | None = None) -> None:
+        _join(self, -1, ev.Actor.PIN_THREAD, timeout)
+
+
+def _join(handle: Proxy, worker_id: int, actor: ev.Actor, timeout: float | None) -> None:
+    """Join a process or a thread in a span, whose end says whether it has ended."""
+    nanoseconds = int((timeout or 0) * 1e9)
+    with spanned(handle.shared.emit, ev.JOIN, -1, worker_id, actor, nanoseconds) as end:
+        end += actor, 0
+        handle.inner.join(timeout)
+        end[1] = int(not handle.inner.is_alive())

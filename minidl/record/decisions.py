@@ -1,0 +1,250 @@
+"""Traced pure classes: subclasses that emit their decisions.
+
+Interface: `TRACED` maps each class that decides to the subclass that `TracedPorts.decider` makes in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from minidl.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
+from minidl.errors import ExceptionWrapper
+from minidl.protocol import (
+    Action,
+    LoaderEvent,
+    LoaderLifecycle,
+    LoaderState,
+    PinEvent,
+    PinLifecycle,
+    PinState,
+    WorkerEvent,
+    WorkerLifecycle,
+)
+from minidl.record.shared import Shared
+from minidl.record.spans import batch_in_use
+from minidl.tracefile import events as ev
+
+# Constants, because Python 3.11 calls a function to look up a member of an enumeration.
+_NEXT, _YIELD, _CLOSED = LoaderEvent.NEXT, LoaderEvent.YIELD, LoaderState.CLOSED
+_DATA, _ERROR, _EXHAUSTED = ev.Outcome
+
+
+class TracedDispatcher(Dispatcher):
+    """Emits the dispatcher's decisions.
+
+    In methods that run for each batch, the base class is called by its name: super() costs 0.1 us more in Python 3.11.
+    """
+
+    def __init__(self, shared: Shared, num_workers: int, prefetch_factor: int, in_order: bool) -> None:
+        self.shared, self.emit = shared, shared.emit
+        shared.dispatcher = self
+        super().__init__(num_workers, prefetch_factor, in_order)
+
+    def reset(self) -> None:
+        super().reset()
+        self.shared.delivered = None
+
+    def assign(self, index: Any) -> Assignment | None:
+        given = Dispatcher.assign(self, index)
+        if given is not None:
+            self.emit(ev.TASK_ASSIGNED, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
+        return given
+
+    def next_step(self) -> Deliver | Wait | Signal:
+        before = self.rcvd_idx
+        step = Dispatcher.next_step(self)
+        if isinstance(step, Deliver):
+            self.shared.delivered = step
+            self.emit(ev.REORDER_POP, step.idx, step.worker_id, self.rcvd_idx, self.reorder_depth)
+        if self.rcvd_idx != before:
+            self.emit(ev.RCVD_ADVANCE, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+        return step
+
+    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+        before = self.rcvd_idx
+        step = Dispatcher.receive(self, idx, data)
+        if step is STORED:
+            worker_id = self.task_info[idx].worker_id
+            self.emit(ev.REORDER_STORE, idx, worker_id, self.rcvd_idx, self.reorder_depth)
+        elif isinstance(step, Deliver):
+            self.shared.delivered = step
+            if self.rcvd_idx != before:
+                self.emit(ev.RCVD_ADVANCE, -1, -1, self.rcvd_idx, self.tasks_outstanding)
+        return step
+
+    def exhausted(self, idx: int, worker_id: int) -> None:
+        super().exhausted(idx, worker_id)
+        self.emit(ev.WORKER_EXHAUSTED, idx, worker_id, sum(self.workers_status))
+
+
+class TracedLoaderLifecycle(LoaderLifecycle):
+    """Emits epochs, the time in `__next__`, the consumer's time, and the shutdown."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared, self.emit = shared, shared.emit
+        self.epoch = -1
+        self.yielded = 0
+        self.open_epoch = self.open_consumer = self.open_next = False
+        self.task = -1  # yielded last
+
+    def handle(self, event: LoaderEvent) -> LoaderState:
+        before = self.state
+        if self.open_consumer and (event is _NEXT or event is LoaderEvent.SHUT_DOWN):
+            self._end_consumer()
+        after = LoaderLifecycle.handle(self, event)
+        if before is _CLOSED:
+            if event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
+                self._end_fetch_alone(_EXHAUSTED)
+                self._end_next(_EXHAUSTED)
+        elif event is _NEXT:  # the two of each batch need no table
+            self._next()
+        elif event is _YIELD:
+            self._yield()
+        elif (watcher := self.WATCHERS.get(event)) is not None:
+            watcher(self)
+        return after
+
+    def _epoch_begin(self) -> None:
+        self.epoch += 1
+        self.yielded = 0
+        self.task = -1
+        self.open_epoch = True
+        decides = self.shared.dispatcher
+        workers, prefetch = (0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor)
+        self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+
+    def _end_epoch(self, ending: ev.Ending) -> None:
+        if self.open_epoch:
+            self.open_epoch = False
+            self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+
+    def _begin_consumer(self, task: int = -1) -> None:
+        self.open_consumer = True
+        self.emit(ev.CONSUMER[0], task, x=self.yielded)
+
+    def _end_consumer(self) -> None:
+        if self.open_consumer:
+            self.open_consumer = False
+            self.emit(ev.CONSUMER[1], self.task)
+
+    def _next(self) -> None:
+        dispatcher = self.shared.dispatcher
+        wanted = dispatcher.rcvd_idx if dispatcher is not None else self.shared.next_task
+        self.open_next = True
+        self.emit(ev.NEXT[0], wanted, -1, wanted)
+
+    def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+        self.open_next = False
+        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+
+    def _yield(self) -> None:
+        self.yielded += 1
+        self._handed_out(_DATA)
+        self.open_consumer = True
+        self.emit(ev.CONSUMER[0], self.task, -1, self.yielded)
+
+    def _raise(self) -> None:
+        """Emit a task's error as its batch; a timeout or a death belongs to no task."""
+        step = self.shared.delivered
+        of_task = self.shared.alone or (step is not None and isinstance(step.data, ExceptionWrapper))
+        if of_task:
+            self._handed_out(_ERROR)
+        else:
+            self.shared.emit_gone()  # the handler of SIGCHLD may have raised, before any liveness check
+            self._end_next(_ERROR)
+        self._begin_consumer()
+
+    def _handed_out(self, outcome: ev.Outcome) -> None:
+        shared, worker = self.shared, -1
+        if shared.dispatcher is None:
+            self._end_fetch_alone(outcome)
+            self.task = max(-1, shared.next_task - 1)
+        elif (step := shared.delivered) is not None:
+            self.task, worker = step.idx, step.worker_id
+            step.data = None  # the tracer must not keep a batch alive that the loader has let go
+        self.open_next = False
+        self.emit(ev.YIELD, self.task, worker, outcome, self.yielded)
+        self.emit(ev.NEXT[1], self.task, -1, self.yielded, outcome)
+        batch_in_use.loader, batch_in_use.task = shared.loader, self.task
+
+    def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
+        if self.shared.alone and self.shared.fetching is not None:
+            self.shared.fetching.end(outcome)
+
+    def _epoch_end(self) -> None:
+        self._end_fetch_alone(_EXHAUSTED)
+        self._end_next(_EXHAUSTED)
+        self._end_epoch(ev.Ending.EXHAUSTED)
+
+    def _resume(self) -> None:
+        self._end_consumer()
+        self._end_epoch(ev.Ending.CLOSED)
+
+    def _shut_down(self) -> None:
+        self._end_epoch(ev.Ending.CLOSED)
+        self.emit(ev.SHUTDOWN[0])
+
+    def _terminated(self) -> None:
+        self.emit(ev.SHUTDOWN[1], x=self.shared.emit_gone())
+        self.shared.let_go()
+
+    WATCHERS: ClassVar = {
+        LoaderEvent.EPOCH_BEGIN: _epoch_begin,
+        LoaderEvent.PRIMED: _begin_consumer,
+        LoaderEvent.RAISE: _raise,
+        LoaderEvent.EPOCH_END: _epoch_end,
+        LoaderEvent.RESUME: _resume,
+        LoaderEvent.SHUT_DOWN: _shut_down,
+        LoaderEvent.TERMINATED: _terminated,
+    }
+
+
+class TracedWorkerLifecycle(WorkerLifecycle):
+    """Emits the tasks that a worker skips, and the reason of its end."""
+
+    ENDINGS: ClassVar = {
+        WorkerEvent.SENTINEL: ev.Ending.SENTINEL,
+        WorkerEvent.SENTINEL_WHEN_DONE: ev.Ending.SENTINEL,
+        WorkerEvent.PARENT_DIED: ev.Ending.ORPHANED,
+        WorkerEvent.INTERRUPTED: ev.Ending.INTERRUPTED,
+    }
+
+    def __init__(self, shared: Shared, worker_id: int) -> None:
+        super().__init__(worker_id)
+        self.shared, self.emit = shared, shared.emit
+
+    def decide(self, event: WorkerEvent) -> Action:
+        action = super().decide(event)
+        if event is WorkerEvent.TASK_WHEN_DONE:
+            seen = ev.DoneEvent.WORKERS
+            self.emit(ev.DONE_EVENT_SEEN, self.shared.received, self.worker_id, seen)
+        elif event in self.ENDINGS:
+            self.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
+        return action
+
+
+class TracedPinLifecycle(PinLifecycle):
+    """Emits the pin thread's beginning and end."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared, self.emit = shared, shared.emit
+
+    def handle(self, event: PinEvent) -> PinState:
+        after = super().handle(event)
+        if event is PinEvent.READY:
+            self.emit(ev.PIN_START, x=int(self.shared.simulated))
+        elif event in (PinEvent.DONE, PinEvent.DIED):
+            ending = ev.Ending.SENTINEL if event is PinEvent.DONE else ev.Ending.ERROR
+            self.emit(ev.PIN_EXIT, x=ending)
+        return after
+
+
+TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    Dispatcher: TracedDispatcher,
+    LoaderLifecycle: TracedLoaderLifecycle,
+    WorkerLifecycle: TracedWorkerLifecycle,
+    PinLifecycle: TracedPinLifecycle,
+}

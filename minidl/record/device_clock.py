@@ -1,0 +1,185 @@
+"""Times of a device's work on the host's clock.
+
+Interface: `clock_of(device)` is the `DeviceClock` of a device in the trace that this process records, None without one;
+`DeviceClock.track` gives a `StreamTrack`, which takes timed marks in a stream's order and emits an event for each when
+the stream has reached it; `flush` emits the remaining ones at a trace's end.
+
+A device's events give only the time between two marks. So `calibrate` places a mark in an idle stream and reads the
+host's clock before and after it: the mark lay between, and half of the shortest such interval is the error that the
+trace states. Calibration is repeated, because the clocks drift, and the drift so far is corrected. Each event is
+stamped with the moment of its mark; its `seq` says when it was emitted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from minidl.device.streams import Device, Mark
+from minidl.record.recorder import active
+from minidl.tracefile import events as ev
+
+LOOKS: Final = 8
+"""Marks of one calibration; the quickest counts."""
+
+RESOLUTION: Final = 500
+"""ns to which an accelerator's events are exact."""
+
+SOONEST, LATEST = 10_000_000, 1_000_000_000
+"""Limits of the ns between two calibrations; within them, as long as the time since the first one."""
+
+FLUSH: Final = 5.0
+"""Seconds to wait, at a trace's end, for marks that a stream has not reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A mark at `reference` +- `error` ns on the host's clock. rate: host ns in a device's ns."""
+
+    mark: Mark
+    reference: int
+    error: int
+    rate: float = 1.0
+
+    def host_time(self, mark: Mark) -> int:
+        """Return the time at which a later mark was reached, CLOCK_MONOTONIC ns."""
+        return self.reference + round(mark.since(self.mark) * self.rate)
+
+
+class DeviceClock:
+    """A device's clock, in one trace."""
+
+    def __init__(
+        self, device: Device, recorder: Any, loader: int = 0, now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.device = device
+        self.recorder = recorder
+        self.pid = os.getpid()
+        self.loader = loader  # whose iteration has last looked at it
+        self._now = now
+        self._tids = itertools.count()
+        self._tracks: dict[object, StreamTrack] = {}
+        self._first: Calibration | None = None
+        self.calibration: Calibration
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Compare the clocks now."""
+        quickest, best = 0, None
+        for _ in range(LOOKS):
+            before = self._now()
+            mark = self.device.idle_mark()
+            mark.wait()
+            took = self._now() - before
+            if best is None or took < quickest:
+                quickest, best = took, (mark, before + took // 2)
+        assert best is not None
+        error = -(-quickest // 2) + (0 if self.device.simulated else RESOLUTION)
+        self._keep(*best, error)
+
+    def _keep(self, mark: Mark, reference: int, error: int) -> None:
+        """Emit a calibration and its drift since the last one; keep it, with the rate since the first one."""
+        drift, rate, first = 0, 1.0, self._first
+        if first is not None:
+            drift = mark.since(self.calibration.mark) - (reference - self.calibration.reference)
+            took = mark.since(first.mark)
+            rate = (reference - first.reference) / took if took > 0 else 1.0
+        self.calibration = Calibration(mark, reference, error, rate)
+        self._first = first or self.calibration
+        self.recorder.emit(ev.CLOCK_CALIBRATION, self.loader, -1, -1, reference, error, drift)
+
+    def keep_time(self) -> None:
+        """Calibrate if it is due."""
+        assert self._first is not None
+        now, first = self._now(), self._first.reference
+        if now - self.calibration.reference > min(LATEST, max(SOONEST, self.calibration.reference - first)):
+            self.calibrate()
+
+    def track(self, key: object, what: str) -> StreamTrack:
+        """Return the track of the stream with this key; `what` names a new one."""
+        if key not in self._tracks:
+            tid = ev.DEVICE_TID + next(_tids)
+            again = sum(track.what == what for track in self._tracks.values())
+            name = f"{self.device.name} {what}" + (f" {again + 1}" if again else "")
+            self.recorder.describe("thread", tid=tid, name=name)
+            self._tracks[key] = StreamTrack(self, tid, what)
+        return self._tracks[key]
+
+    def poll(self, seconds: float = 0.0) -> None:
+        """Emit the marks that the device has reached; wait up to `seconds` for the rest."""
+        deadline = time.monotonic() + seconds
+        for track in tuple(self._tracks.values()):
+            while not track.poll() and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+
+class StreamTrack:
+    """Marks of one stream that are not events yet."""
+
+    def __init__(self, clock: DeviceClock, tid: int, what: str) -> None:
+        self.clock = clock
+        self.tid = tid
+        self.what = what
+        self._waiting: deque[tuple[Mark, Calibration, tuple[int, ...]]] = deque()
+        self._last = 0
+        self._polling = threading.Lock()
+
+    def note(self, mark: Mark, *event: int) -> None:
+        """Keep a mark that was just placed, with its event: code, loader, task, ..."""
+        self._waiting.append((mark, self.clock.calibration, event))
+
+    def poll(self) -> bool:
+        """Emit the events of the marks that are reached; return whether none is left.
+
+        It raises no error of the device: if the device has failed, its marks are dropped, and the run itself fails.
+        """
+        if not self._polling.acquire(blocking=False):  # another thread polls, or this one, interrupted by a signal
+            return True
+        try:
+            while self._waiting and self._waiting[0][0].done():
+                mark, calibration, event = self._waiting.popleft()
+                self._last = max(self._last, calibration.host_time(mark))
+                self.clock.recorder.emit_at(self._last, self.tid, *event)
+        except RuntimeError:
+            self._waiting.clear()
+        finally:
+            self._polling.release()
+        return not self._waiting
+
+
+_tids = itertools.count()
+_clocks: dict[str, DeviceClock] = {}
+
+
+def clock_of(device: Device, loader: int) -> DeviceClock | None:
+    """Return the clock of `device` in this process's trace, None without a trace.
+
+    Its next calibrations are emitted as events of `loader`.
+    """
+    recorder = active()
+    if recorder is None:
+        return None
+    clock = _clocks.get(device.name)
+    if clock is None or clock.recorder is not recorder or clock.pid != os.getpid():
+        clock = _clocks[device.name] = DeviceClock(device, recorder, loader)
+    clock.loader = loader
+    return clock
+
+
+def flush() -> None:
+    """Emit the marks that the devices have reached, wait briefly for the rest, forget the clocks."""
+    while _clocks:
+        _, clock = _clocks.popitem()
+        if clock.pid == os.getpid():
+            clock.calibrate()
+            clock.poll(FLUSH)
+
+
+atexit.register(flush)

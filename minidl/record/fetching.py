@@ -1,0 +1,92 @@
+"""Traced fetching: the samples and the collation of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidl.progress import WorkerProgress
+from minidl.record.recorder import Emit
+from minidl.tracefile import events as ev
+
+
+def count(index: Any) -> int:
+    return len(index) if isinstance(index, (list, tuple)) else 1
+
+
+class TracedProgress:
+    """A `fetch.Progress` that emits a task's steps; each closes the one before it."""
+
+    def __init__(self, emit: Emit, worker_id: int) -> None:
+        self.emit = emit
+        self.worker_id = worker_id
+        self.task = -1
+        self.open: tuple[int, int, int] | None = None  # code of the end to emit, with its x and y
+        self.fetching = False
+        self.at = -1, -1  # position and index of the sample asked for last
+
+    def _end_step(self) -> None:
+        if self.open is not None:
+            code, x, y = self.open
+            self.open = None
+            self.emit(code, self.task, self.worker_id, x, y)
+
+    def begin(self, task: int, index: Any) -> None:
+        """Begin a task."""
+        self.task, self.fetching, self.at = task, True, (-1, -1)
+        self.emit(ev.FETCH[0], task, self.worker_id, count(index))
+
+    def samples(self, count: int) -> None:
+        self.sample(-1, -1)
+
+    def sample(self, position: int, index: Any) -> None:
+        self._end_step()
+        key = index if isinstance(index, int) else -1
+        self.at, self.open = (position, key), (ev.SAMPLE[1], position, key)
+        self.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
+
+    def collate(self, count: int) -> None:
+        self._end_step()
+        self.open = ev.COLLATE[1], 0, 0
+        self.emit(ev.COLLATE[0], self.task, self.worker_id, count)
+
+    def end(self, outcome: int) -> None:
+        """End the task's fetch."""
+        if self.fetching:
+            self._end_step()
+            self.fetching = False
+            self.emit(ev.FETCH[1], self.task, self.worker_id, outcome)
+
+
+class TracedWorkerProgress(WorkerProgress):
+    """Writes to the board, and passes each step to `watch`."""
+
+    watch: TracedProgress
+    initialised: Callable[[], None] | None = None
+
+    def opening(self) -> None:
+        """Making a fetcher; before the first one, worker_init_fn has been called."""
+        super().opening()
+        if self.initialised is not None:
+            self.initialised()
+            self.initialised = None
+
+    def begin(self, task: int, index: Any) -> None:
+        super().begin(task, index)
+        self.watch.begin(task, index)
+
+    def samples(self, count: int) -> None:
+        super().samples(count)
+        self.watch.samples(count)
+
+    def sample(self, position: int, index: Any) -> None:
+        WorkerProgress.sample(self, position, index)
+        self.watch.sample(position, index)
+
+    def collate(self, count: int) -> None:
+        super().collate(count)
+        self.watch.collate(count)
+
+    def end(self, outcome: int) -> None:
+        self.watch.end(outcome)
+        super().end(outcome)

@@ -1,0 +1,52 @@
+"""The process group that this process is a rank of, and hooks at its begin and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+_HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
+
+
+def place_in_group() -> dict[str, int]:
+    """This process's rank and the number of ranks: by its process group, else by RANK and WORLD_SIZE; {} if alone."""
+    if dist.is_available() and dist.is_initialized():
+        return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) > 1:
+        return {"rank": int(rank), "world_size": int(size)}
+    return {}
+
+
+@contextlib.contextmanager
+def at_process_group(begun: Callable[[], Any], ending: Callable[[], Any] | None = None) -> Iterator[None]:
+    """While this is open, call `begun` whenever the script has made its process group, `ending` before it goes."""
+    if not dist.is_available():
+        yield
+        return
+    make, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @functools.wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        make(*args, **kwargs)
+        begun()
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if ending is not None and (group is None or group is dist.group.WORLD):
+            ending()
+        destroy(group)
+
+    before = [(home, home.init_process_group, home.destroy_process_group) for home in _HOMES]
+    try:
+        for home in _HOMES:
+            home.init_process_group, home.destroy_process_group = init_process_group, destroy_process_group
+        yield
+    finally:
+        for home, *both in before:
+            home.init_process_group, home.destroy_process_group = both

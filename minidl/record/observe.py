@@ -1,0 +1,344 @@
+"""torch's own DataLoader, unmodified, recorded by the events of this package.
+
+Interface: `DataLoader(..., num_workers=2, multiprocessing_context=minidl.observe())`. The context hands the loader the
+queues, events and processes that it asks for, wrapped so that they record what passes through them and pass it on.
+`observed_iterators()` gives every iterator of a program such a context. `SEEN`, `DERIVED` and `UNSEEN` say which events
+such a trace has.
+
+Rules of use: an iterator is recorded if a trace is on when it is made (`with minidl.trace(...)`, MINIDL_TRACE, or
+`observe(trace=...)`); otherwise, and for all other users, it is the plain context. What the loader
+decides between two calls is read from its own counters at the second (`_Loader`): it is never guessed, and may be
+stamped late. A loader without workers has no context, and so no events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import multiprocessing
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from typing import Any, Final
+
+import torch
+import torch.utils.data
+from torch.utils.data._utils.worker import _worker_loop
+from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
+
+from minidl import ports as plain_ports
+from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
+from minidl.record import functions, recorder
+from minidl.record.observed_channels import (
+    ObservedDoneEvent,
+    ObservedIndexQueue,
+    ObservedProcess,
+    ObservedResultQueue,
+    ObservedShared,
+    watch_sharing,
+)
+from minidl.record.observed_loader import ObservedLoader
+from minidl.record.observed_worker import ObservedCollate, ObservedWorker
+from minidl.record.ports import TracedPorts, facts, watch_new_shared
+from minidl.record.recorder import TraceConfig
+from minidl.record.session import current_recorder
+from minidl.record.shared import live, number_loader
+from minidl.tracefile import events as ev
+
+# --- Which events such a trace has ------------------------------------------------------------------------------------
+SEEN: Final[dict[str, str]] = {
+    "worker_start": "the process is started",
+    "worker_ready": "the worker's first get: torch has seeded it and run worker_init_fn by then",
+    "worker_gone": "the exit code, where the loader looks at the process",
+    "index_put": "a put",
+    "index_write": "the index queue's pipe",
+    "index_get": "a get",
+    "fetch": "from the worker's look at the done event, which follows the get, to its put",
+    "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
+    "task_error": "what is put; position and index are not seen",
+    "shm_alloc": "torch makes a shared storage in the worker",
+    "shm_copy": "torch shares a storage in the worker's feeder thread",
+    "result_put": "a put",
+    "result_pickle": "the message is asked for its parts, to its write",
+    "result_write": "the result queue's pipe",
+    "result_get": "a get",
+    "result_read": "the result queue's pipe",
+    "result_rebuild": "the message's parts are put together",
+    "resume_put": "a put",
+    "resume_ack": "a put",
+    "done_event_set": "a call of set()",
+    "sentinel_put": "a put",
+    "sentinel_get": "a get",
+    "join": "a call of join()",
+    "terminate": "a call of terminate()",
+    "cancel_join_thread": "a call",
+    "queue_close": "a call",
+}
+"""Event -> the call that shows it. Stamped when it happens."""
+
+DERIVED: Final[dict[str, str]] = {
+    "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
+    "counts as exhausted if the loader has kept none of its tasks",
+    "task_assigned": "the put that follows; outstanding is the loader's own count",
+    "reorder_store": "the result that came is not the one whose turn it is",
+    "reorder_pop": "a batch that was kept is no longer kept, at the loader's next call",
+    "rcvd_advance": "the loader's own count, at its next call",
+    "next": "from the loader's first call for a batch to its yield",
+    "consumer": "from a yield to the loader's next call",
+    "yield": "follows the put that replaces the batch; where the sampler has no more, seen at the loader's next call",
+    "worker_exhausted": "what came out of the result queue",
+    "found_dead": "is_alive() says no after a get that brought nothing",
+    "timed_out": "is_alive() says yes of all after a get that took the loader's whole timeout",
+    "done_event_seen": "a worker that holds a task looks at the done event, which is set",
+    "worker_exit": "a worker that holds no task looks at the done event",
+    "shutdown": "from the first done event to the last worker's end",
+}
+"""Event -> what it is concluded from. Its place among its thread's events is right; its time may be late."""
+
+UNSEEN: Final[dict[str, str]] = {
+    "sampler_next": "the sampler is asked by the loader itself",
+    "share": "the sampler is iterated by the loader itself",
+    "sample": "the dataset is asked by torch's fetcher",
+    "pin": "torch's thread calls torch",
+    "pin_start": "torch's thread",
+    "pin_exit": "torch's thread",
+    "ready_put": "a queue.Queue of the loader's own",
+    "ready_get": "a queue.Queue of the loader's own",
+}
+"""Event -> why no queue, event or process shows it. Such an event is not in the trace."""
+
+
+UNSEEN_BEHIND_PIN: Final = ("next", "consumer", "reorder_store", "reorder_pop", "timed_out")
+"""Not seen either where memory is pinned: the loader gets its batches from a queue of its own then."""
+
+
+# --- The context ------------------------------------------------------------------------------------------------------
+def observe(
+    start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None
+) -> ObservedContext:
+    """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
+
+    start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: a
+    directory, made at once, that iterators are recorded into where no other trace is on; a rank of a distributed run
+    has DIRECTORY/rankN. One context serves any number of loaders. Raises ValueError for an unknown start method,
+    TraceError where `trace` cannot be begun.
+    """
+    if isinstance(start_method, str):
+        multiprocessing.get_context(start_method)
+    if trace is None or multiprocessing.parent_process() is not None:  # a spawned child imports the script again
+        return ObservedContext(start_method)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
+    return ObservedContext(start_method, str(recorder.create(trace)))
+
+
+class ObservedContext(BaseContext):
+    """See `observe`. Whatever torch's iterators do not ask for is the plain context's."""
+
+    def __init__(self, chosen: str | BaseContext | None, trace: str | None = None) -> None:
+        self.chosen = chosen
+        self.trace = trace
+
+    def get_context(self, method: str | None = None) -> Any:
+        """The plain context."""
+        if method is not None or not isinstance(self.chosen, BaseContext):
+            return multiprocessing.get_context(method or self.chosen)  # type: ignore[arg-type]
+        return self.chosen
+
+    def get_start_method(self, allow_none: bool = False) -> str:
+        return str(self.get_context().get_start_method())
+
+    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802  # as its base class calls it
+        """The result queue, if it is an iterator's first, else a worker's index queue."""
+        plain = self.get_context().Queue(maxsize)
+        ports = self._ports(sys._getframe(1))
+        return plain if ports is None else ports.queue_around(plain)
+
+    def Event(self) -> Any:  # noqa: N802
+        """The workers' done event."""
+        event = self.get_context().Event()
+        ports = self._ports(sys._getframe(1))
+        return event if ports is None else ObservedDoneEvent(ports, event, ev.DoneEvent.WORKERS)
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
+        """A worker."""
+        make, ports = self.get_context().Process, self._ports(sys._getframe(1))
+        target = kwargs.get("target")
+        if ports is None or target is None or not _known(target):
+            return make(*args, **kwargs)
+        return ports.process(make, kwargs)
+
+    def _ports(self, caller: Any) -> ObservedPorts | None:
+        """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
+        iterator = caller.f_locals.get("self")
+        if isinstance(iterator, _MinidlIterator) or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
+            return None
+        if iterator not in _observed:
+            _observed[iterator] = self._new_ports(iterator)
+        return _observed[iterator]
+
+    def _new_ports(self, iterator: Any) -> ObservedPorts | None:
+        traced = plain_ports.new_ports()  # begins the trace that MINIDL_TRACE asks for
+        if isinstance(traced, TracedPorts):
+            made = ObservedPorts(traced.config, traced.loader)
+        elif self.trace is not None:
+            config = (recorder.active() or recorder.start(TraceConfig(self.trace))).config
+            made = ObservedPorts(config, number_loader(config.directory))
+        else:
+            return None
+        made.begin(iterator)
+        return made
+
+    def __repr__(self) -> str:
+        return f"minidl.observe({self.chosen!r})"
+
+
+@functools.cache
+def _known(worker_loop: Callable[..., None]) -> bool:
+    """Whether a worker takes what we look for; a line on stderr says once if it does not."""
+    missing = _TAKEN - set(inspect.signature(worker_loop).parameters)
+    if missing:
+        reason = f"torch {torch.__version__}'s workers take no {', '.join(sorted(missing))}"
+        print(f"minidl: torch's loader is not recorded: {reason}. The run goes on.", file=sys.stderr)
+    return not missing
+
+
+_TAKEN: Final = {
+    *("index_queue", "data_queue", "done_event", "worker_id", "base_seed", "dataset_kind", "auto_collation"),
+    "collate_fn",
+}
+
+_observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def observed_iterators() -> Iterator[None]:
+    """While this is open, each iterator of torch's kind that has workers gets an observing context around its own.
+
+    The hook is where an iterator begins, so it finds iterators of a subclass of torch's loader (torchdata's
+    StatefulDataLoader), of a class that is none (fastai's), and of a loader that was bound before under its own name.
+    The trace names those that have no workers, which no context shows.
+    """
+    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+    plain_base, plain_multi = base.__init__, _TorchIterator.__init__
+
+    @functools.wraps(plain_base)
+    def init_base(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        plain_base(self, loader, *args, **kwargs)
+        if not isinstance(self, _MinidlIterator):
+            _begin_foreign(self, loader)
+
+    @functools.wraps(plain_multi)
+    def init_multi(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        given = loader.multiprocessing_context
+        own = isinstance(self, _MinidlIterator) or isinstance(given, ObservedContext)
+        plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
+
+    base.__init__, _TorchIterator.__init__ = init_base, init_multi  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        base.__init__, _TorchIterator.__init__ = plain_base, plain_multi  # type: ignore[method-assign]
+
+
+def _around(context: Any) -> ObservedContext:
+    """A context that observes; `context` may be None, or a module in the place of one."""
+    return observe(context if isinstance(context, BaseContext) else None)
+
+
+def _begin_foreign(iterator: Any, loader: Any) -> None:
+    """Prepare for an iterator that is not torch's own with workers, which finds its context in its loader."""
+    if iterator._num_workers == 0:
+        _pass_over(iterator, "without workers, which is recorded of minidl's DataLoader only")
+    elif not isinstance(iterator, _TorchIterator) and not isinstance(loader.multiprocessing_context, ObservedContext):
+        try:
+            loader.multiprocessing_context = _around(loader.multiprocessing_context)
+        except AttributeError:
+            _pass_over(iterator, "by a class that no context can be given to")
+
+
+def _pass_over(iterator: Any, why: str) -> None:
+    """Write down that an iterator is not recorded, once for each class in a trace."""
+    recording, kind = current_recorder(), type(iterator)
+    key = recording and (recording.config.directory, os.getpid(), kind)
+    if recording is not None and key not in _passed_over:
+        _passed_over.add(key)
+        recording.describe("passed over", iterator=f"{kind.__module__}.{kind.__qualname__}", why=why)
+
+
+_passed_over: set[Any] = set()
+
+
+class _WithContext:
+    """A loader as its iterator sees it: with another multiprocessing context."""
+
+    def __init__(self, loader: Any, context: ObservedContext) -> None:
+        self.__dict__.update(_loader=loader, multiprocessing_context=context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+
+# --- The ports of one iterator ----------------------------------------------------------------------------------------
+class ObservedPorts(ObservedShared):
+    """Makes the observed things of one of torch's iterators."""
+
+    has_result_queue = False
+    index_queues = 0
+
+    def begin(self, iterator: Any) -> None:
+        """In the loader's process."""
+        live.add(self)
+        self.loader_side = ObservedLoader(self, iterator)
+        unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
+        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator))
+
+    def enter(self, worker_id: int, seed: int) -> ObservedWorker:
+        """In a worker's process."""
+        recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
+        self.worker_side = ObservedWorker(self, worker_id, seed)
+        watch_new_shared(self, worker_id)
+        watch_sharing()
+        if self.config.functions_min_us is not None:
+            functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
+        return self.worker_side
+
+    def queue_around(self, plain: Any) -> Any:
+        """The iterator asks for the result queue first, then for a queue a worker."""
+        if not self.has_result_queue:
+            self.has_result_queue = True
+            return ObservedResultQueue(self, plain)
+        self.index_queues += 1
+        return ObservedIndexQueue(self, plain, self.index_queues - 1)
+
+    def process(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """The worker of the index queue that was made last."""
+        target, args = arguments["target"], arguments["args"]
+        self.with_state = carries_state(target)
+        watched = arguments | {"target": _observed_loop, "args": (self, target, args)}
+        return ObservedProcess(self, make(**watched), self.index_queues - 1)
+
+
+def carries_state(worker_loop: Callable[..., None]) -> bool:
+    """Whether tasks and results carry a state beside their indices and data, as torchdata's StatefulDataLoader's do."""
+    return "worker_state" in inspect.signature(worker_loop).parameters
+
+
+def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """What a worker's process runs: torch's loop."""
+    call = inspect.signature(target).bind(*args)
+    given = call.arguments
+    ports.with_state = carries_state(target)
+    worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
+    for name in ("index_queue", "data_queue", "done_event"):
+        given[name].shared = ports
+    counted = given["dataset_kind"] == 0 and given["auto_collation"]
+    given["collate_fn"] = ObservedCollate(worker, given["collate_fn"], counted)
+    target(*call.args, **call.kwargs)

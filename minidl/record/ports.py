@@ -1,0 +1,202 @@
+"""Ports that record: what `minidl.ports.Ports` hands out, wrapped.
+
+The pure classes come as subclasses that emit what they decided (`decisions`); queues, events, processes and threads as
+proxies that emit and pass on (`channels`); samples and collation are followed by a progress (`fetching`). Nothing here
+changes what the loader does, and an emit never raises. The loader holds no line that exists only for tracing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from minidl import ports
+from minidl.device.streams import Device, Stream
+from minidl.errors import ExceptionWrapper
+from minidl.fetch import Progress
+from minidl.messages import Result, Task
+from minidl.progress import ProgressBoard, WorkerProgress
+from minidl.record import device_clock, functions, recorder
+from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelope, TracedProcess, TracedThread
+from minidl.record.decisions import TRACED
+from minidl.record.device_stream import TracedStream
+from minidl.record.fetching import TracedProgress, TracedWorkerProgress
+from minidl.record.group import place_in_group
+from minidl.record.recorder import spanned
+from minidl.record.sampling import TracedSampler
+from minidl.record.shared import Shared
+from minidl.tracefile import events as ev
+
+
+def nbytes(data: Any) -> int:
+    """Bytes of the tensors in a nest of lists, tuples and mappings."""
+    if isinstance(data, torch.Tensor):
+        return data.nbytes
+    if isinstance(data, (list, tuple)):
+        return sum(map(nbytes, data))
+    return sum(map(nbytes, data.values())) if isinstance(data, dict) else 0
+
+
+class TracedPorts(Shared, ports.Ports):
+    """Ports of one iterator, which has the number `loader` in the trace."""
+
+    def note(self, note: ports.Note) -> None:
+        if isinstance(note, ports.Opened):
+            self.describe(**facts(note.iterator))
+        elif isinstance(note, ports.WorkerEntered):
+            self._enter_worker(note.worker_id, note.seed)
+        elif isinstance(note, ports.FoundDead):
+            actor = ev.Actor[note.what.upper().replace(" ", "_")]
+            self.emit(ev.FOUND_DEAD, -1, note.worker_id, actor, note.pid, note.exit_code or 0)
+        else:
+            self.emit(ev.TIMED_OUT, note.idx, note.worker_id, int(note.seconds * 1e9))
+
+    def decider(self, kind: Callable[..., ports.D], *args: Any) -> ports.D:
+        traced: ports.D = TRACED[kind](self, *args)
+        return traced
+
+    # --- in the loader's process
+    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+        share = getattr(sampler, "sampler", sampler)
+        numbers = [getattr(share, name, None) for name in ("epoch", "rank", "num_replicas")]
+        if all(type(number) is int for number in numbers):
+            self.emit(ev.SHARE, -1, -1, *numbers)
+        return TracedSampler(self, iter(sampler))
+
+    def progress(self) -> Progress:
+        self.alone = True
+        self.fetching = TracedProgress(self.emit, -1)
+        return self.fetching
+
+    def queue(self, which: ports.WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
+        self.pinned |= which == "ready"
+        return TRACED_QUEUES[which](self, super().queue(which, context, worker_id), worker_id)
+
+    def done_event(self, which: ports.WhichDoneEvent) -> Any:
+        numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
+        return TracedDoneEvent(self, super().done_event(which), numbers[which])
+
+    def worker(self, context: Any, worker_id: int, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        process = TracedProcess(self, super().worker(context, worker_id, target, args), worker_id)
+        self.workers.append(process)
+        return process
+
+    def pin_memory_thread(self, thread: threading.Thread) -> Any:
+        return TracedThread(self, thread)
+
+    # --- messages
+    def envelope(self, message: Task | Result) -> Any:
+        if isinstance(message, Result) and isinstance(message.data, ExceptionWrapper):
+            text = recorder.start(self.config).string(message.data.last_line[:1000])
+            position, index = self.fetching.at if self.fetching is not None else (-1, -1)
+            self.emit(ev.TASK_ERROR, message.idx, message.worker_id, position, index, text)
+        return TracedEnvelope(message, self.loader)
+
+    # --- in a worker
+    def _enter_worker(self, worker_id: int, seed: int) -> None:
+        recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
+        watch_new_shared(self, worker_id)
+        self.emit(ev.WORKER_READY, -1, worker_id, os.getpid(), os.getppid(), seed)
+        if self.config.functions_min_us is not None:
+            functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
+
+    def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
+        progress = TracedWorkerProgress(worker_id, board.row(worker_id))
+        self.fetching = progress.watch = TracedProgress(self.emit, worker_id)
+        progress.initialised = functools.partial(self.describe_seed, worker_id)
+        return progress
+
+    # --- in the pin thread
+    def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
+        self.simulated = simulated
+
+        def pin(result: Result) -> Any:
+            about = result.idx, result.worker_id
+            with spanned(self.emit, ev.PIN, *about, nbytes(result.data), int(simulated)) as end:
+                end += 0, int(simulated)
+                pinned = pin_memory(result.data)
+                end[0] = nbytes(pinned)
+            return pinned
+
+        return pin
+
+    # --- in the device stage
+    def device_stream(self, device: Device, prefetch: int, loader: Any) -> Stream:
+        clock = device_clock.clock_of(device, self.loader)
+        stream: Stream = super().device_stream(device, prefetch, loader)
+        if clock is None:
+            return stream
+        if self.next_task < 0:  # not minidl's loader: it is not described yet
+            self.describe(dataset=type(loader).__qualname__)
+        about = {"device": device.name, "prefetch": prefetch, "simulated": device.simulated}
+        recorder.start(self.config).describe("device", loader=self.loader, **about)
+        return TracedStream(self, stream, device, prefetch, clock)
+
+
+def watch_new_shared(shared: Shared, worker_id: int) -> None:
+    """In a worker, emit each shared-memory segment that collate makes.
+
+    Our collate and torch's both get it from UntypedStorage.
+    """
+    make: Callable[..., Any] = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: type, size: int, *args: Any, **kwargs: Any) -> Any:
+        storage = make(size, *args, **kwargs)
+        task = shared.fetching.task if shared.fetching is not None else -1
+        place, reason = ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT
+        shared.emit(ev.SHM_ALLOC, task, worker_id, storage.nbytes(), place, reason)
+        return storage
+
+    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
+
+
+def facts(iterator: Any) -> dict[str, Any]:
+    """Return an iterator's parameters, for the side file."""
+    share = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
+    return {
+        "dataloader": _dataloader(iterator._index_sampler),
+        "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
+        "dataset": type(iterator._dataset).__qualname__,
+        "dataset_kind": "iterable" if iterator._dataset_kind else "map",
+        "num_workers": iterator._num_workers,
+        "prefetch_factor": iterator._prefetch_factor,
+        "in_order": iterator._in_order,
+        "persistent_workers": iterator._persistent_workers,
+        "pin_memory": iterator._pin_memory,
+        "pin_memory_device": iterator._pin_memory_device,
+        "timeout_s": iterator._timeout,
+        "batch_size": getattr(iterator._index_sampler, "batch_size", None),
+        "drop_last": iterator._drop_last,
+        "sampler": type(share).__qualname__,
+        "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
+        **{
+            f"sampler_{name}": value
+            for name in ("shuffle", "seed", "drop_last")
+            if isinstance(value := getattr(share, name, None), int)
+        },
+        **place_in_group(),
+    }
+
+
+_dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _dataloader(index_sampler: Any) -> int:
+    """Return a number that the iterators of one DataLoader share; 0 = unknown."""
+    try:
+        return _dataloaders.setdefault(index_sampler, len(_dataloaders) + 1)
+    except TypeError:
+        return 0
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # the user did not ask for a length, so no error of __len__ is shown
+        return None

@@ -1,0 +1,549 @@
+"""Recorder: each event is in a file before the next statement runs, so that a trace survives its process.
+
+Interface: `create(directory)` begins a trace, `start(config)` makes this process's `Recorder`, `active()` and `stop()`
+find and end it. A process writes two files into the trace's directory: `<pid>-<ns>.events`, a header page and then one
+64-byte slot an event, memory-mapped; and `<pid>-<ns>.meta.jsonl`, a line of JSON for each description.
+
+Rules of use: `emit` may be called from any thread, from a signal handler, after a fork and while the interpreter exits.
+It raises no error of its own, and takes no lock: a slot is taken from an iterator whose step is
+atomic, and growing the file twice has the effect of growing it once. A file is allocated before it is mapped, since
+writing to a mapped page that the disk has no room for is a bus error. If a file cannot be made or grown, this process
+stops recording, reports that once on stderr, and counts the lost events in the file's header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import itertools
+import json
+import mmap
+import os
+import platform
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minidl.tracefile.events import EVENTS
+from minidl.tracefile.format import (
+    EVENTS_SUFFIX,
+    FORMAT_VERSION,
+    HEADER,
+    HEADER_BYTES,
+    LOADERS,
+    MAGIC,
+    MANIFEST,
+    PACK,
+    SIDE_SUFFIX,
+    SLOT_BYTES,
+    STATE,
+    STATE_AT,
+    TraceError,
+    stem_of,
+)
+
+FIRST_SLOTS = 1024  # a process with few events takes 64 KiB of disk
+RING_BYTES = 64 << 20
+"""Default limit of a process's file: a million events, some 20,000 to 60,000 batches."""
+
+GROW_SLOTS = 16384  # 1 MiB: the cost of growth is paid once in 16384 events
+_UNFIT = (struct.error, AttributeError, TypeError, ValueError)  # no slot there, no thread id yet, or values too wide
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Where and how to record; pickled to spawned workers.
+
+    directory is made absolute, so that a later change of directory changes nothing. detail "batch" leaves out the
+    events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
+    (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
+    workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
+    """
+
+    directory: str
+    detail: str = "sample"
+    ring_bytes: int | None = RING_BYTES
+    functions_min_us: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.detail not in ("sample", "batch"):
+            raise ValueError(f"TraceConfig: detail is 'sample' or 'batch', not {self.detail!r}")
+        object.__setattr__(self, "directory", os.path.abspath(self.directory))
+
+    @property
+    def ring_slots(self) -> int:
+        """Slots that a process's file may have; 0 = no limit."""
+        if self.ring_bytes is None:
+            return 0
+        return int(max(FIRST_SLOTS, 1 << max(0, (self.ring_bytes // SLOT_BYTES).bit_length() - 1)))
+
+
+Map = Any
+"""A mapped file of slots, or an empty bytearray while there is none."""
+
+
+def _places(ring: int) -> Any:
+    """Return a function that returns (sequence number from 1, its slot's place in the file). It is atomic: C code."""
+    if not ring:
+        return zip(itertools.count(1), itertools.count(HEADER_BYTES, SLOT_BYTES)).__next__
+    rounds = itertools.repeat(range(HEADER_BYTES, HEADER_BYTES + ring * SLOT_BYTES, SLOT_BYTES))
+    return zip(itertools.count(1), itertools.chain.from_iterable(rounds)).__next__
+
+
+Emit = Callable[..., None]
+"""`emit(code, task=-1, worker=-1, x=0, y=0, z=0)` records one event of one loader."""
+
+
+def _emitters(
+    emit_slowly: Callable[..., None], left_out: frozenset[int]
+) -> tuple[Callable[[int], Emit], Callable[..., None]]:
+    """Return a function that makes the `emit` of a loader, and one that sets the place that they all write to.
+
+    Everything that `emit` needs is in its closure: that is a quarter faster than attributes, and it still works at the
+    interpreter's exit, when this module's names are gone.
+    """
+    slots: Map = bytearray()
+    place: Any = None
+    local: Any = None
+    pack, now, unfit = PACK.pack_into, time.monotonic_ns, _UNFIT
+
+    def emitter(loader: int) -> Emit:
+        def emit(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+            """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
+
+            Only the exceptions that the slot itself can raise are caught: one of a signal handler passes through.
+            """
+            n, at = place()
+            try:
+                pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
+            except unfit:
+                emit_slowly(n, at, code, loader, task, worker, x, y, z)
+
+        def emit_some(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+            if code not in left_out:
+                emit(code, task, worker, x, y, z)
+
+        return emit_some if left_out else emit
+
+    def write_into(new_slots: Map, new_place: Any = None, new_local: Any = None) -> None:
+        nonlocal slots, place, local
+        slots, place, local = new_slots, new_place or place, new_local or local
+
+    return emitter, write_into
+
+
+class Recorder:
+    """Writes this process's events to its own files.
+
+    Files are opened at the first event; a forked child begins its own.
+
+    `emitter(loader)` gives the function that records one event of that loader (0: of none): see `_emitters`.
+    """
+
+    __slots__ = (
+        "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
+        "_place", "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emitter",
+    )  # fmt: skip
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.config = config
+        self._ring = config.ring_slots
+        left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
+        self.emitter, self._write_into = _emitters(self._emit_slowly, left_out)
+        self._reset()
+        _RECORDERS.add(self)
+
+    def _reset(self) -> None:
+        """Forget whatever belongs to one process; in a forked child, the parent's files and thread ids."""
+        self._local = threading.local()
+        self._map: mmap.mmap | bytearray = bytearray()
+        self._header: mmap.mmap | bytearray = self._map
+        self._place = _places(self._ring)
+        self._write_into(self._map, self._place, self._local)
+        self._start = time.monotonic_ns(), time.time_ns()
+        self._stem = os.path.join(self.config.directory, stem_of(os.getpid(), self._start[0]))
+        self._introduced = False
+        self._strings: dict[str, int] = {}
+        self._string_ids = itertools.count(1)
+        self._off = ""  # why nothing more is recorded
+        self._errno = 0
+        self._lost_events = self._lost_lines = 0
+        self._refused: set[str] = set()
+
+    def emit(
+        self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
+    ) -> None:
+        """Record one event of any loader. For many events of one loader, get its `emitter`."""
+        self.emitter(loader)(code, task, worker, x, y, z)
+
+    def emit_at(
+        self, stamp: int, tid: int, code: int, loader: int = 0, task: int = -1, worker: int = -1,
+        x: int = 0, y: int = 0, z: int = 0,
+    ) -> None:  # fmt: skip
+        """Record an event that happened at `stamp` (CLOCK_MONOTONIC, ns) in the thread or stream `tid`."""
+        n, at = self._place()
+        try:
+            PACK.pack_into(self._map, at, stamp, code, loader, tid, task, worker, x, y, z, n)
+        except _UNFIT:
+            self._emit_slowly(n, at, code, loader, task, worker, x, y, z, stamp=stamp, tid=tid)
+
+    def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
+        """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""
+        if PACK is None:
+            return  # the interpreter has cleared this module: there is nothing left to grow a file with
+        stamp = stamp or time.monotonic_ns()
+        named = bool(tid) or hasattr(self._local, "tid")
+        try:
+            tid = tid or self._tid()
+            if not named and not self._introduced:  # a process's words come first
+                named = True
+                self._name_thread(tid)
+            slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
+        except OSError as error:
+            self._give_up(error)
+        if self._off:
+            if self._off != _CLOSED:
+                self._lose(events=1)
+            return
+        try:
+            PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n)
+        except _UNFIT:
+            self._refuse(values)
+        if not named:  # only now: a kill during this write must not lose the event
+            self._name_thread(tid)
+
+    def _tid(self) -> int:
+        tid: int | None = getattr(self._local, "tid", None)
+        if tid is None:
+            tid = self._local.tid = threading.get_native_id()
+        return tid
+
+    def _name_thread(self, tid: int) -> None:
+        self.describe("thread", tid=tid, name=threading.current_thread().name)
+
+    def _grow(self, slots: int) -> mmap.mmap | bytearray:
+        """Return a map of at least `slots` slots.
+
+        Raises OSError if the disk is full, the directory is gone or a limit is reached.
+
+        Of two threads that grow at once, the later one's map is used by all threads. If it is the shorter one, the
+        next event behind its end comes here again. Both maps show the same file.
+        """
+        current = self._map
+        have = max(0, len(current) - HEADER_BYTES) // SLOT_BYTES
+        if slots <= have or self._off:
+            return current
+        want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
+        if self._ring:
+            want = min(want, self._ring)
+        size = HEADER_BYTES + want * SLOT_BYTES
+        # The file is made once: if it has been deleted since, the trace is gone, and a new file would belong to none.
+        fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o644)
+        try:
+            old = os.fstat(fd).st_size
+            if old < size:
+                os.posix_fallocate(fd, old, size - old)
+            grown = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._ring)
+        if not self._off:
+            self._header = grown
+            self._lose()
+            self._map = grown
+            self._write_into(grown)
+        return grown
+
+    def _lose(self, events: int = 0, lines: int = 0) -> None:
+        """Update the header, and add to the counts of lost events and lines."""
+        self._lost_events += events
+        self._lost_lines += lines
+        if len(self._header):
+            slots = (len(self._header) - HEADER_BYTES) // SLOT_BYTES
+            STATE.pack_into(self._header, STATE_AT, slots, self._lost_events, self._lost_lines, self._errno)
+
+    def _give_up(self, error: OSError) -> None:
+        """Turn recording off for good in this process."""
+        self._warn(error, "stops recording")
+        self._off = self._off or error.strerror or str(error)
+        self._map = bytearray()  # a ring that could not grow must not start again at its first slot
+        self._write_into(self._map)
+
+    def _warn(self, error: OSError, what: str) -> None:
+        """Report on stderr, once in a process, that the trace will be incomplete."""
+        if error.errno is None:
+            raise error  # not of a system call but of a signal handler, such as a TimeoutError
+        first, self._errno = self._errno == 0, error.errno
+        if first and sys.stderr is not None:
+            text = f"minidl trace: process {os.getpid()} {what}: {error}. The run goes on.\n"
+            try:
+                os.write(
+                    2, text.encode("utf-8", "backslashreplace")
+                )  # sys.stderr may be in use if a signal interrupted it
+            except OSError:
+                pass
+
+    def _refuse(self, values: tuple[object, ...]) -> None:
+        """Describe, once for each combination of values, an event that fits no slot."""
+        code = values[0] if isinstance(values[0], int) else -1
+        what = ", ".join(str(v) if type(v) is int else type(v).__name__ for v in values[1:])
+        if len(self._refused) < 100 and what not in self._refused:
+            self._refused.add(what)
+            self.describe("refused", code=code, values=what)
+
+    def string(self, text: str) -> int:
+        """Return the number of `text` in this process's events, the same for the same text; 0 = none."""
+        known = self._strings.get(text)
+        if known is not None:
+            return known
+        number = next(self._string_ids)
+        if not self.describe("string", id=number, text=text):
+            return 0
+        self._strings[text] = number
+        return number
+
+    def describe(self, kind: str, **facts: Any) -> bool:
+        """Append one line to the side file; return whether that succeeded. Values that JSON cannot hold become reprs.
+
+        Only the line is lost on failure: a process that has run out of descriptors still records events.
+        """
+        if self._off:
+            return False
+        try:
+            if not self._introduced:
+                self._introduced = True
+                self._introduce()
+            self._append(kind=kind, **facts)
+        except OSError as error:
+            self._warn(error, "cannot describe what it records")
+            self._lose(lines=1)
+            return False
+        return True
+
+    def _introduce(self) -> None:
+        self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", None) or []),
+                     start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
+        try:
+            self._grow(1)
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, **facts: Any) -> None:
+        try:
+            line = json.dumps(facts, default=repr)
+        except (TypeError, ValueError, RecursionError) as error:
+            line = json.dumps({"kind": "refused", "code": -1, "values": f"{facts['kind']}: {error}"})
+        data = line.encode("ascii") + b"\n"
+        fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(fd)
+
+    def role(self, role: str, worker: int = -1, loader: int = 0) -> None:
+        """Describe this process's role: "loader", "worker" (with its id and its loader's number), ..."""
+        self.describe("process", role=role, worker=worker, loader=loader)
+
+    @property
+    def lost(self) -> str:
+        """The losses and their reasons in words; "" if nothing is lost."""
+        counts = [f"{n} {what}" for n, what in ((self._lost_events, "events"), (self._lost_lines, "descriptions")) if n]
+        parts = [f"{' and '.join(counts)}: {os.strerror(max(0, self._errno))}"] if counts else []
+        parts += [f"an event that does not fit a record: {what}" for what in sorted(self._refused)]
+        return "; ".join(parts)
+
+    def close(self) -> None:
+        """Stop recording. The file keeps its unused slots: truncating it while a thread writes would be a bus error."""
+        if not self._off:
+            self._off = _CLOSED
+            self._map = self._header = bytearray()
+            self._write_into(bytearray(SLOT_BYTES), itertools.repeat((0, 0)).__next__, types.SimpleNamespace(tid=0))
+
+    def __repr__(self) -> str:
+        return f"<Recorder {self._stem}: {self._off or 'recording'}{', lost ' * bool(self.lost)}{self.lost}>"
+
+
+_CLOSED = "closed"
+_RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_active: Recorder | None = None
+
+
+def _after_fork() -> None:
+    for recorder in list(_RECORDERS):
+        if recorder._off != _CLOSED:
+            recorder._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def start(config: TraceConfig) -> Recorder:
+    """Begin recording in this process, or return the recorder that it has for the same place.
+
+    Raises RuntimeError if it records to another place.
+    """
+    global _active
+    if _active is None:
+        _active = Recorder(config)
+    elif _active.config != config:
+        raise RuntimeError(f"this process already records to {_active.config.directory}: call stop() before start()")
+    return _active
+
+
+def stop() -> None:
+    """End this process's recording, if there is one."""
+    global _active
+    if _active is not None:
+        _active.close()
+        _active = None
+        _emit_of.clear()
+
+
+def emitter_for(config: TraceConfig, loader: int) -> Emit:
+    """Return the `emit` of one of this process's loaders, and let `emit_of` find it."""
+    emit = _emit_of[loader] = start(config).emitter(loader)
+    return emit
+
+
+_emit_of: dict[int, Emit] = {}
+"""`emit` by loader, of the trace that this process records now."""
+
+
+def _no_emit(*args: int) -> None: ...
+
+
+def emit_of(loader: int) -> Emit:
+    """Return the `emit` of a loader that is recorded now; for another loader, one that does nothing."""
+    return _emit_of.get(loader, _no_emit)
+
+
+@contextlib.contextmanager
+def spanned(emit: Emit, span: tuple[int, int], task: int, worker: int, *begin: int) -> Iterator[list[int]]:
+    """Emit a span around a block, which puts the end's values into the given list; also if the block raises.
+
+    It costs a microsecond: code that every batch waits for emits both events by hand.
+    """
+    end: list[int] = []
+    emit(span[0], task, worker, *begin)
+    try:
+        yield end
+    finally:
+        emit(span[1], task, worker, *end)
+
+
+def active() -> Recorder | None:
+    """Return this process's recorder, or None."""
+    return _active
+
+
+_own_numbers = itertools.count(1)
+
+
+def number_loader(directory: str) -> int:
+    """Return the next number for a loader of the trace in `directory`: 1 to 65535, then 1 again.
+
+    It is the length of a file that each call extends by a byte, so that independent processes of one trace, such as
+    forked ranks, never get the same number. If that fails, this process counts by itself.
+    """
+    try:
+        fd = os.open(os.path.join(directory, LOADERS), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, b"\n")
+            number = os.lseek(fd, 0, os.SEEK_CUR)  # the end of this write, even if other processes write
+        finally:
+            os.close(fd)
+    except OSError:
+        number = next(_own_numbers)
+    return (number - 1) % 0xFFFF + 1
+
+
+def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
+    """Begin a trace: make the directory (and its parents) and write its manifest, which also holds `facts`.
+
+    Called once, in the process that starts the trace. Returns the directory's absolute path. Raises TraceError if the
+    directory already holds a trace, since two runs in one directory could not be distinguished, or cannot be written.
+    """
+    path = Path(directory).absolute()
+    taken = TraceError(f"{path} already holds a trace: give another directory, or delete this one first")
+    draft = path / f".{MANIFEST}.{secrets.token_hex(4)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
+            raise taken
+        draft.write_text(json.dumps(_manifest() | facts, indent=1, default=repr) + "\n")
+        try:
+            os.link(draft, path / MANIFEST)  # unlike a rename, fails if another process was faster
+        except FileExistsError:
+            raise taken from None
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise TraceError(f"no trace can be begun in {path}: {error.strerror}: give another directory") from error
+    return path
+
+
+def _manifest() -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "versions": {name: _version(name) for name in ("minidl", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "boot_id": boot_id(),
+        "rank": _env_int("RANK"),
+        "local_rank": _env_int("LOCAL_RANK"),
+        "world_size": _env_int("WORLD_SIZE"),
+        "command": list(getattr(sys, "orig_argv", sys.argv)),
+        "cwd": os.getcwd(),
+        "pid": os.getpid(),
+        "realtime_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+        "clock": _clock(),
+    }
+
+
+def _clock() -> dict[str, Any]:
+    """Describe this machine's clock of events beside the time of day.
+
+    offset_ns: added to reach the clock of the reference rank; filled in when traces are joined.
+    """
+    before, realtime, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    middle = (before + after) // 2
+    return {
+        "name": "CLOCK_MONOTONIC",
+        "realtime_minus_monotonic_ns": realtime - middle,
+        "error_ns": after - middle,
+        "offset_ns": None,
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
+def boot_id() -> str:
+    """What stands for this machine, and its clock, from start to shutdown; "" = unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _env_int(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None

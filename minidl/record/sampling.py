@@ -1,0 +1,53 @@
+"""Traced sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from minidl.record.shared import Shared
+from minidl.tracefile import events as ev
+
+
+def facts_of_index(index: Any) -> tuple[int, int, int]:
+    """Return the number of indices, the first one, and a digest of them in order.
+
+    The first is -1 and the digest 0 if the indices are no integers. The digest is the same in each process: it shows
+    whether two epochs, or two ranks, had the same indices, without an event for each sample.
+    """
+    if not isinstance(index, (list, tuple)):
+        return 1, index if isinstance(index, int) else -1, 0
+    first = index[0] if index else -1
+    if not isinstance(first, int):
+        return len(index), -1, 0
+    try:
+        return len(index), first, hash(tuple(index)) if first >= 0 else 0
+    except TypeError:
+        return len(index), first, 0
+
+
+class TracedSampler:
+    """The iterator of a sampler, traced."""
+
+    def __init__(self, shared: Shared, inner: Iterator[Any]) -> None:
+        self.shared = shared
+        self.inner = inner
+        shared.next_task = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        shared = self.shared
+        task = shared.next_task if shared.dispatcher is None else shared.dispatcher.send_idx
+        shared.emit(ev.SAMPLER_NEXT[0], task)
+        count, first, digest = 0, -1, 0
+        try:
+            index = next(self.inner)
+            count, first, digest = facts_of_index(index)
+        finally:
+            shared.emit(ev.SAMPLER_NEXT[1], task, -1, count, first, digest)
+        shared.next_task += 1
+        if shared.alone and shared.fetching is not None:
+            shared.fetching.begin(task, index)
+        return index

@@ -1,0 +1,115 @@
+"""State that the traced objects of one iterator share: its number, its `emit`."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from multiprocessing.util import Finalize
+from typing import Protocol
+
+import torch
+
+from minidl.dispatcher import Deliver, Dispatcher
+from minidl.record import recorder
+from minidl.record.fetching import TracedProgress
+from minidl.record.recorder import TraceConfig
+
+
+class WorkerHandle(Protocol):
+    """The handle of a worker's process."""
+
+    gone: bool
+
+    def emit_gone(self) -> bool:
+        """Emit, once, how the process ended; return whether it still runs."""
+
+
+class Shared:
+    """One iterator as one process records it; picklable for the workers.
+
+    loader: its number in the trace.
+
+    Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
+    that yields a batch; `next_task`, which the sampler is asked for next, -1 before an epoch; `workers`; `alone`, if
+    there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if pinning is. Where batches are
+    fetched: `fetching`. In a worker: `received`, the task that came last.
+    """
+
+    def __init__(self, config: TraceConfig, loader: int) -> None:
+        self.config = config
+        self.loader = loader
+        self.emit = recorder.emitter_for(config, loader)
+        self.pid = os.getpid()
+        self.dispatcher: Dispatcher | None = None
+        self.delivered: Deliver | None = None
+        self.next_task = -1
+        self.workers: list[WorkerHandle] = []
+        self.alone = self.pinned = self.simulated = False
+        self.fetching: TracedProgress | None = None
+        self.received = -1
+
+    def __getstate__(self) -> tuple[TraceConfig, int]:
+        return self.config, self.loader
+
+    def __setstate__(self, state: tuple[TraceConfig, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a spawned worker opens a recorder of its own
+
+    def describe(self, **loader: object) -> None:
+        """Describe the loader in the side file: its number and its parameters."""
+        recording = recorder.start(self.config)
+        recording.role("loader", loader=self.loader)
+        recording.describe("loader", loader=self.loader, **loader)
+        _expect_program_end()
+
+    def describe_seed(self, worker_id: int) -> None:
+        """Describe, in a worker, torch's seed as worker_init_fn has left it."""
+        recorder.start(self.config).describe("seed", loader=self.loader, worker=worker_id, seed=torch.initial_seed())
+
+    def emit_gone(self) -> int:
+        """Emit the ends of workers that have ended; return how many have not."""
+        return sum(worker.emit_gone() for worker in self.workers) if self.pid == os.getpid() else 0
+
+    def let_go(self) -> None:
+        """Drop references in cycles, so that ended workers' descriptors are closed now."""
+        self.workers = [worker for worker in self.workers if not worker.gone]
+        self.dispatcher = self.delivered = None
+        self.next_task = -1
+
+
+live: weakref.WeakSet[Shared] = weakref.WeakSet()
+"""Iterators that this process has made and not let go."""
+
+
+def write_program_end() -> None:
+    """Write down, if a trace is on, that the program ends now: the iterators that live are left as they are."""
+    recording = recorder.active()
+    if recording is not None:
+        for shared in tuple(live):
+            shared.emit_gone()
+        recording.describe("program_end", monotonic_ns=time.monotonic_ns())
+
+
+_expects_its_end = 0  # pid
+
+
+def _expect_program_end() -> None:
+    """Have `write_program_end` called when this process ends by itself, which may be a forked rank.
+
+    multiprocessing calls it in each process that it starts, and in the main one; before it ends daemonic processes.
+    """
+    global _expects_its_end
+    if _expects_its_end != os.getpid():
+        _expects_its_end = os.getpid()
+        Finalize(None, write_program_end, exitpriority=100)
+
+
+def number_loader(directory: str) -> int:
+    """Return a number for a loader of the trace in `directory`.
+
+    An iterator of an earlier trace that still has workers keeps its number: their messages come to this process too.
+    """
+    while True:
+        number = recorder.number_loader(directory)
+        if not any(shared.loader == number and shared.workers for shared in tuple(live)):
+            return number
