@@ -1,10 +1,11 @@
-"""All runs of the loader's protocol, tried out on a model: `minidl explore`.
+"""All runs of the loader's protocol on a model: `minidl explore`.
 
-Interface: `add_arguments(parser)` and `run(arguments)` are the command. `model` has the steps that are possible, and
-asks the live loader's own classes what they would decide; `search` goes through all of them; `configurations` and
+Interface: `add_arguments(parser)` and `run(arguments)` are the command. `model` has the steps that are possible; the
+live loader's own classes decide them (`driver`, `protocol`). `search` goes through all runs; `configurations` and
 `guards` are what is gone through; `trace` writes a run as a trace.
-Rules of use: what is found here is found of a model. `tests/test_explore.py` ties it to the live loader: its runs obey
-the checker, and it can follow what was recorded. One crash a run; no Ctrl-C, no error in the user's code.
+Rules of use: what is found here is found of a model. `tests/explore` ties it to the live loader: the model's runs obey
+the checker, the model follows recorded runs, and `ablations` takes each guard out of the running code. One crash a run;
+no Ctrl-C, no error in the user's code.
 """
 
 from __future__ import annotations
@@ -26,23 +27,10 @@ if TYPE_CHECKING:
 OK, FOUND = 0, 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `minidl explore`."""
-    add = parser.add_argument
-    add("--quick", action="store_true", help="the smallest configuration of each kind, steps merged: some seconds")
-    add("--full", action="store_true", help="no steps merged anywhere: some ten minutes, and 2 GB of memory")
-    add("--only", action="append", metavar="NAME", help="only this configuration (see --list); may be given repeatedly")
-    add("--guard", action="append", metavar="NAME", help="only the shortest run that goes wrong without this guard")
-    add("--upstream", action="store_true", help="torch's protocol instead: where has it holes?")
-    add("--follow", type=Path, metavar="TRACE", help="can the model do what a live loader was recorded doing?")
-    add("--list", action="store_true", help="name the configurations and the guards")
-    add("-o", "--output", type=Path, metavar="DIR", help="write each run that goes wrong as a trace into DIR/NAME")
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Explore what is asked for; 1 where the protocol has a hole, or where a guard turns out to be for nothing.
+    """Explore what is asked for; 1 if the protocol has a hole, or if a guard is not needed.
 
-    Raises TraceError where a trace can't be written, ValueError for a name that nothing has.
+    Raises TraceError if a trace can't be written, ValueError for an unknown name.
     """
     from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM
     from minidl.explore.guards import GUARDS
@@ -83,10 +71,10 @@ def _list() -> None:
 
 
 def _follow(path: Path) -> int:
-    """Whether each recorded loader's run is a run of the model; 1 where one is not."""
+    """Whether each recorded loader's run is a run of the model; 1 if one is not."""
     from minidl.explore.configurations import Crash
     from minidl.explore.follow import configuration_of, follow
-    from minidl.tracing.reader import read_trace
+    from minidl.tracefile.reader import read_trace
 
     trace, lost = read_trace(path), 0
     for loader, facts in trace.loaders.items():
@@ -157,7 +145,7 @@ def _without(guards: Iterable[Guard], reduced: bool, output: Path | None, title:
 
 
 def _show(shown: Run, model: Model, output: Path | None, name: str) -> None:
-    """Write a run as a trace, or print its steps where none is asked for."""
+    """Write a run as a trace, or print its steps if none is asked for."""
     from minidl.explore.trace import write
 
     if output is None:

@@ -1,4 +1,4 @@
-"""What is explored: how large the loader is, what its user does, who may crash; and which guards it has.
+"""Size of the explored loader, acts of its user, crashes, and the guards that are there.
 
 `Configuration` is the world, `Protocol` the loader in it: one field a guard, all of them there by default. `OURS` is
 this package's loader, `UPSTREAM` torch's. `CONFIGURATIONS` is the table that `minidl explore` goes through.
@@ -11,16 +11,18 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from minidl.driver import Policy
+
 
 class Crash(enum.Enum):
     """The one thing that goes wrong in a run, at any step of it. Values are how tables name them."""
 
     WORKER_KILLED = "worker killed"
-    WORKER_STUCK = "worker stuck"  # in its dataset, for ever
-    WORKER_STOPPED = "worker stopped"  # SIGSTOP: alive, and deaf to SIGTERM
+    WORKER_STUCK = "worker stuck"  # in its dataset, forever
+    WORKER_STOPPED = "worker stopped"  # SIGSTOP: alive, and SIGTERM does not reach it
     LOADER_KILLED = "loader killed"
     PIN_DIES = "pin thread dies"  # of an exception
-    PIN_STUCK = "pin thread stuck"  # in a copy, for ever
+    PIN_STUCK = "pin thread stuck"  # in a copy, forever
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Configuration:
 
     streams: batches in each worker's share of an iterable dataset; None for a map-style one of `tasks` batches.
     epochs: more than one only with persistent workers. index_room, result_room: messages that a pipe holds.
-    may_break: the user may leave an epoch after any batch. exits: the interpreter exits while somebody still holds the
-    iterator, which nobody has closed. heard: it is the main thread that iterates, so that a worker's death interrupts
-    it at once (SIGCHLD); else it has to look. timeout: the user has set one. slow: a join may run out of
-    time though who is joined could still end by itself.
+    may_break: the user may leave an epoch after any batch. exits: the interpreter exits while the program
+    still holds the iterator, which is not closed. heard: the main thread iterates, so a worker's death interrupts it at
+    once (SIGCHLD); else the loader has to check. timeout: the user has set one. slow: a join may run out of time though
+    the actor that is joined could still end by itself.
     """
 
     name: str
@@ -70,30 +72,19 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is."""
+class Protocol(Policy):
+    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is.
 
-    sentinel: bool = True
-    exhausted_sentinel: bool = True
-    wake_pin: bool = True
-    workers_done: bool = True
-    pin_done: bool = True
-    pin_told_at_last: bool = True
+    Those of the driver are `Policy`'s; these are the other actors', the queues' and the interpreter's.
+    """
+
     watchdog: bool = True
-    loader_timeout: bool = True
     worker_timeout: bool = True
     pin_timeout: bool = True
-    liveness_check: bool = True
-    pin_liveness_check: bool = True
-    leavers_checked: bool = True
     cancel_index_join: bool = True
     join_results_until_done: bool = True
     cancel_results_when_done: bool = True
     cancel_results_when_orphaned: bool = True
-    pin_first: bool = True
-    bounded_joins: bool = True
-    bounded_pin_join: bool = True
-    killed_at_last: bool = True
     daemon: bool = True
     exit_flag: bool = True
     closed_at_exit: bool = True

@@ -1,17 +1,20 @@
 """The live loader's own classes, asked for what they would do in a given state: nothing is decided here.
 
-`Dispatching` drives a `minidl.dispatcher.Dispatcher`, `moved` and the like the lifecycles of `minidl.protocol`. They
-are built anew for a question, from a state that is a plain tuple, and the answer is remembered: a model asks the same
-thing a thousand times. The traced subclass is used, so that each decision also tells its events.
+`Driving` drives a `minidl.driver.Driver`, `worker_decides` and `pin_moved` the lifecycles of `minidl.protocol`. A state
+is taken up by `thaw`, one input is given, the state after it is put aside by `freeze`. Answers are remembered, because
+a model asks the same thing a thousand times. The dispatcher is the traced one, so that decisions tell their events.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
-from minidl.dispatcher import Dispatcher, DispatchError, TaskInfo
+from minidl.dispatcher import DispatchError, Frozen
+from minidl.driver import Driver, Effect, Evidence
+from minidl.explore import world as at
+from minidl.explore.configurations import Configuration, Protocol
+from minidl.messages import Result, ResumeIteration, WorkerExhausted
 from minidl.protocol import (
     Action,
     LoaderEvent,
@@ -20,105 +23,114 @@ from minidl.protocol import (
     PinEvent,
     PinLifecycle,
     PinState,
+    ProtocolError,
     WorkerEvent,
     WorkerLifecycle,
     WorkerState,
 )
-from minidl.tracing.instrument import TracedDispatcher
+from minidl.record.decisions import TracedDispatcher
 
-Frozen = tuple[Any, ...]
-"""A dispatcher's state."""
-
-Told = tuple[tuple[int, ...], ...]
-"""Events: each what the traced dispatcher gives `emit`."""
+Told = tuple[tuple[Any, ...], ...]
+"""What was decided, in order: arguments of `emit`, or (event of the loader's lifecycle, state before it)."""
 
 
-class _Turns(Iterator[int]):
-    """`itertools.cycle(range(count))` that knows where it is."""
+class Decided:
+    """A driver's state and the effect that it waits for. Each exists once, so it is compared and hashed by identity."""
 
-    def __init__(self, count: int, at: int) -> None:
-        self.count, self.at = count, at
+    def __init__(self, frozen: Frozen, effect: Effect | None) -> None:
+        self.frozen, self.effect = frozen, effect
+        self.life, dispatcher, self.epoch, _, self.missing, _, _, self.told, _, self.closed, self.abandoned = frozen
+        self.rcvd_idx: int = dispatcher[1]
+        self.workers_status: tuple[bool, ...] = dispatcher[4]
+        wanted = (worker for idx, worker, *_ in dispatcher[2] if idx == self.rcvd_idx)
+        worker = next(wanted, -1)
+        self.wanted = (self.rcvd_idx if worker >= 0 else -1, worker)
+        """Task and worker that the loader waits for, (-1, -1) if there is none."""
 
-    def __next__(self) -> int:
-        at, self.at = self.at, (self.at + 1) % self.count
-        return at
+    def __repr__(self) -> str:
+        return f"<decided: {self.life.name}, epoch {self.epoch}, rcvd_idx {self.rcvd_idx}, then {self.effect}>"
 
 
-class _Ear:
-    """Stands in for TracedPorts: hears what the traced dispatcher tells."""
+decided = functools.cache(Decided)
+
+
+class _Listener:
+    """Stands in for TracedPorts: keeps what the traced classes emit."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[int, ...]] = []
+        self.told: list[tuple[Any, ...]] = []
 
     def emit(self, *event: int) -> None:
-        self.heard.append(event)
+        self.told.append(event)
 
 
-class Dispatching:
-    """Answers for one configuration. `ask(state, call, ...)` gives the state after it, the answer and the events."""
+class _ToldLifecycle(LoaderLifecycle):
+    """The loader's lifecycle; a listener keeps its events."""
 
-    def __init__(self, workers: int, prefetch: int, in_order: bool) -> None:
-        self._make = functools.partial(TracedDispatcher, workers, prefetch, in_order)
-        self.new = self._freeze(self._made())
-        self.capacity = self._made().capacity
-        self._known: dict[Any, tuple[Frozen, Any, Told]] = {}
+    def __init__(self, listener: _Listener) -> None:
+        super().__init__()
+        self.listener = listener
 
-    def ask(self, state: Frozen, call: str, *arguments: Any) -> tuple[Frozen, Any, Told]:
-        """Call the dispatcher's method `call`; where it raises DispatchError, that is the answer."""
-        question = (state, call, arguments)
+    def handle(self, event: LoaderEvent) -> LoaderState:
+        before = self.state
+        after = super().handle(event)
+        self.listener.told.append((event, before))
+        return after
+
+
+class Driving:
+    """Answers for one configuration under one protocol."""
+
+    def __init__(self, c: Configuration, protocol: Protocol) -> None:
+        self._listener = _Listener()
+        dispatcher = TracedDispatcher(self._listener, c.workers, c.prefetch, c.in_order)  # type: ignore[arg-type]
+        lifecycle = _ToldLifecycle(self._listener)
+        timeout = 1 if c.timeout else 0
+        self._driver = Driver(dispatcher, lifecycle, persistent=c.persistent, timeout=timeout, policy=protocol)
+        lifecycle.handle(LoaderEvent.START)
+        for _ in range(c.workers):
+            self._driver.worker_started()
+        if c.pin:
+            self._driver.pin_started()
+        self.new = decided(self._driver.freeze(), None)
+        self._known: dict[Any, tuple[Decided, Effect | None, Told]] = {}
+
+    def ask(self, state: Decided, call: str, argument: Any = None) -> tuple[Decided, Effect | None, Told]:
+        """Give the driver an input; the state after it, the effect, and what was told. Raises as the driver does.
+
+        argument: of `received` a message as `world` has it, of `nothing_came` the fields of an Evidence.
+        """
+        question = (state, call, argument)
         known = self._known.get(question)
         if known is None:
-            known = self._known[question] = self._asked(state, call, arguments)
+            known = self._known[question] = self._asked(state, call, argument)
         return known
 
-    def _asked(self, state: Frozen, call: str, arguments: tuple[Any, ...]) -> tuple[Frozen, Any, Told]:
-        dispatcher = self._thaw(state)
-        ear = dispatcher.ports = _Ear()  # type: ignore[assignment]
-        try:
-            answer = getattr(dispatcher, call)(*arguments)
-        except DispatchError as error:
-            return self._freeze(dispatcher), error, tuple(ear.heard)
-        return self._freeze(dispatcher), answer, tuple(ear.heard)
-
-    def _made(self) -> TracedDispatcher:
-        dispatcher = self._make()
-        dispatcher._cycle = _Turns(dispatcher.num_workers, 0)  # type: ignore[assignment]
-        return dispatcher
-
-    @staticmethod
-    def _freeze(dispatcher: Dispatcher) -> Frozen:
-        tasks = tuple((idx, info.worker_id, info.fetched) for idx, info in dispatcher.task_info.items())
-        return (
-            dispatcher.send_idx, dispatcher.rcvd_idx, tasks, dispatcher.tasks_outstanding,
-            tuple(dispatcher.workers_status), tuple(dispatcher.workers_num_tasks),
-            dispatcher._cycle.at, tuple(sorted(dispatcher._given_up)),  # type: ignore[attr-defined]
-        )  # fmt: skip
-
-    def _thaw(self, state: Frozen) -> TracedDispatcher:
-        dispatcher = self._made()
-        (
-            dispatcher.send_idx, dispatcher.rcvd_idx, tasks, dispatcher.tasks_outstanding, status, counts, at, given_up,
-        ) = state  # fmt: skip
-        for idx, worker_id, fetched in tasks:
-            info = dispatcher.task_info[idx] = TaskInfo(worker_id, None)
-            if fetched:
-                info.data = None
-        dispatcher.workers_status, dispatcher.workers_num_tasks = list(status), list(counts)
-        dispatcher._cycle.at = at  # type: ignore[attr-defined]
-        dispatcher._given_up = set(given_up)
-        return dispatcher
+    def _asked(self, state: Decided, call: str, argument: Any) -> tuple[Decided, Effect | None, Told]:
+        self._driver.thaw(state.frozen)
+        self._listener.told = []
+        ask = getattr(self._driver, call)
+        effect: Effect | None
+        if call == "received":
+            effect = ask(_message(argument))
+        elif call == "nothing_came":
+            dead, pin_alive, timed_out, jammed = argument
+            effect = ask(Evidence(dict(dead), pin_alive, timed_out, lambda: jammed))
+        else:
+            effect = ask(None) if call == "drawn" else ask()
+        return decided(self._driver.freeze(), None), effect, tuple(self._listener.told)
 
 
-STATUS = 4
-"""Where a frozen dispatcher keeps `workers_status`."""
+def _message(message: int) -> Any:
+    """The live message for one of the model's."""
+    kind, task, worker = at.parts(message)
+    if kind == at.ACK:
+        return ResumeIteration(task, worker)
+    return Result(task, worker, WorkerExhausted(worker) if kind == at.EXHAUSTED else None)
 
 
-@functools.cache
-def loader_moved(state: LoaderState, event: LoaderEvent) -> LoaderState:
-    """The loader's next state; raises ProtocolError."""
-    life = LoaderLifecycle()
-    life.state = state
-    return life.handle(event)
+FORBIDDEN = (DispatchError, ProtocolError)
+"""What the live classes raise if a run breaks their rules."""
 
 
 @functools.cache

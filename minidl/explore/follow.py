@@ -1,7 +1,7 @@
-"""Can the model do what a live loader was recorded doing? `follow(trace)` looks for a run of it that tells the same.
+"""Can the model do what a live loader was recorded doing? `follow(trace)` looks for a run of it with the same events.
 
 Each actor's events must come in the model's run as that actor recorded them; how the actors interleave is the model's
-choice, since a clock says when an event was told and not when it took effect. What the model leaves out (a wait that
+choice, since a clock says when an event was recorded, not when it took effect. What the model leaves out (a wait that
 brought nothing, what a span's time was spent on) is left out of the comparison.
 """
 
@@ -18,11 +18,11 @@ from minidl.explore.model import Model
 from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
 from minidl.explore.trace import Telling, Thread, Told, told
 from minidl.explore.world import State
-from minidl.tracing import events as ev
-from minidl.tracing.events import EVENTS, Ending, Message, Outcome, Phase
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Ending, Message, Outcome, Phase
 
 if TYPE_CHECKING:
-    from minidl.tracing.reader import Trace
+    from minidl.tracefile.reader import Trace
 
 Key = tuple[int, ...]
 """What is compared of an event: its code, its task, its worker, and x where that says what came, or which."""
@@ -45,7 +45,7 @@ MOST_STATES: Final = 200_000
 
 @dataclass
 class Followed:
-    """How far the model came. lost: the first events that no run of it can tell, actor by actor; "" where all were."""
+    """How far the model came. lost: the first events that no run of it can tell, actor by actor; "" if all were."""
 
     events: int
     states: int
@@ -90,7 +90,7 @@ def recorded(trace: Trace, loader: int = 1) -> Recorded:
 
 
 def configuration_of(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Configuration:
-    """The configuration in which a recorded loader ran, as far as its trace tells."""
+    """The configuration in which a recorded loader ran, as far as its trace shows."""
     rows = trace.events[trace.events["loader"] == loader]
     facts = trace.loaders.get(loader, {})
     begins = rows[rows["code"] == ev.EPOCH[0]]
@@ -121,7 +121,7 @@ def configuration_of(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] =
 
 
 def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Followed:
-    """Look for a run of the model in which every actor tells what it was recorded telling."""
+    """Look for a run of the model in which every actor has the events that were recorded."""
     telling = Telling(Model(configuration_of(trace, loader, crashes), OURS))
     wanted = recorded(trace, loader)
     actors = list(wanted)
@@ -151,7 +151,7 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
 def _advance(
     heard: list[Told], wanted: Recorded, actors: list[Thread], places: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Where each actor's record stands after these events; None where they are not what it says."""
+    """Where each actor's record stands after these events; None if they differ from it."""
     now = dict(zip(actors, places, strict=True))
     for thread, code, arguments in heard:
         key = _key(code, arguments)
@@ -159,6 +159,8 @@ def _advance(
             continue
         at = now.get(thread, 0)
         rest = wanted.get(thread, [])
+        if at >= len(rest) and code == ev.RESULT_WRITE[1]:
+            continue  # the worker's process ended before its feeder thread could record the end of its last write
         if at >= len(rest) or rest[at][0] != key:
             return None
         now[thread] = at + 1
@@ -166,7 +168,7 @@ def _advance(
 
 
 def _when(label: Label, wanted: Recorded, actors: list[Thread], before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """When a step was recorded. One that tells nothing counts as early; taking the lock, as the write that follows."""
+    """When a step was recorded. A step without events counts as early; taking the lock, as the write that follows."""
     places = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
     if label[1] == TAKES_LOCK:
         places = [place for place, actor in enumerate(actors) if label[0] == f"worker {actor[0]}'s feeder" and actor[1]]
@@ -175,7 +177,7 @@ def _when(label: Label, wanted: Recorded, actors: list[Thread], before: tuple[in
 
 
 def _stuck(wanted: Recorded, actors: list[Thread], places: tuple[int, ...]) -> str:
-    """In words: the next event of each actor, where the model had followed the furthest."""
+    """In words: the next event of each actor, at the furthest point that the model followed to."""
     parts = []
     for actor, at in zip(actors, places, strict=True):
         if at < len(wanted[actor]):

@@ -1,4 +1,4 @@
-"""The guards of the protocol: what each is for, where it stands, and in which configurations its absence is looked for.
+"""The guards of the protocol: purpose, place, and the configurations in which each is taken away.
 
 `GUARDS` maps a name, as `--guard` takes it, to a `Guard`; `HOLES` lists what torch's own protocol lacks. Taking a guard
 away is setting its field of `configurations.Protocol` to False; the model says in one `if` what is missing then.
@@ -33,7 +33,7 @@ UNCLOSED = C("exit unclosed, narrow pipe", exits=True, may_break=True, index_roo
 
 @dataclass(frozen=True)
 class Guard:
-    """One guard. ours, upstream: "module:function" where it stands; upstream "" where torch has none."""
+    """One guard. ours, upstream: "module:function" where it stands; upstream "" if torch has none."""
 
     name: str
     field: str
@@ -45,39 +45,39 @@ class Guard:
 
 _LIST = (
     Guard("sentinel", "sentinel", "tells a worker to leave its loop",
-          "iterators:_mark_worker_as_unavailable", "dataloader:_mark_worker_as_unavailable", (PLAIN,)),
+          "driver:_signal", "dataloader:_mark_worker_as_unavailable", (PLAIN,)),
     Guard("none-after-exhaustion", "exhausted_sentinel", "lets a worker leave whose stream has ended",
-          "iterators:_worker_exhausted", "dataloader:_next_data", (STREAMS,)),
+          "driver:_exhausted", "dataloader:_next_data", (STREAMS,)),
     Guard("done-event", "workers_done", "makes a sentinel valid for a worker that is not exhausted",
-          "shutdown:signal_workers", "dataloader:_shutdown_workers", (PLAIN,)),
+          "driver:_signal", "dataloader:_shutdown_workers", (PLAIN,)),
     Guard("pin-done-event", "pin_done", "ends the pin thread's loop",
-          "shutdown:stop_pin_memory_thread", "dataloader:_shutdown_workers", (PINNED,)),
+          "driver:_stop_pin", "dataloader:_shutdown_workers", (PINNED,)),
     Guard("pin-sentinel", "wake_pin", "wakes the pin thread to see its done event",
-          "shutdown:stop_pin_memory_thread", "dataloader:_shutdown_workers", (PINNED,)),
+          "driver:_stop_pin", "dataloader:_shutdown_workers", (PINNED,)),
     Guard("watchdog", "watchdog", "shows a worker that its loader is gone",
           "worker:ManagerWatchdog", "_utils.worker:ManagerWatchdog", (KILLED_LOADER,)),
-    Guard("get-timeout-loader", "loader_timeout", "lets the loader look round while it waits for a result",
+    Guard("get-timeout-loader", "loader_timeout", "lets the loader check its workers while it waits for a result",
           "iterators:_try_get_data", "dataloader:_try_get_data", (KILLED_WORKER,)),
-    Guard("get-timeout-worker", "worker_timeout", "lets a worker look round while it waits for a task",
+    Guard("get-timeout-worker", "worker_timeout", "lets a worker check its loader while it waits for a task",
           "worker:run", "_utils.worker:_worker_loop", (KILLED_LOADER,)),
     Guard("get-timeout-pin", "pin_timeout", "lets the pin thread see its done event when no message can reach it",
           "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", (KILLED_PINNED,)),
     Guard("liveness-check", "liveness_check", "tells the loader that the worker it waits for is dead",
-          "iterators:_raise_if_worker_died", "dataloader:_try_get_data", (KILLED_WORKER,)),
+          "driver:deaths", "dataloader:_try_get_data", (KILLED_WORKER,)),
     Guard("pin-liveness-check", "pin_liveness_check", "tells the loader that the pin thread is dead",
-          "iterators:_get_data", "dataloader:_get_data", (DEAD_PIN,)),
-    Guard("cancel-join-index", "cancel_index_join", "lets the loader exit though nobody reads an index queue",
+          "driver:nothing_came", "dataloader:_get_data", (DEAD_PIN,)),
+    Guard("cancel-join-index", "cancel_index_join", "lets the loader exit though no worker reads an index queue",
           "iterators:_start_workers", "dataloader:__init__", (UNCLOSED,)),
     Guard("join-results-until-done", "join_results_until_done",
           "keeps an exhausted worker until its feeder has let go of the result queue's lock",
           "worker:_worker_loop", "_utils.worker:_worker_loop", (STREAM_OF_ONE,)),
     Guard("cancel-join-results-when-done", "cancel_results_when_done",
-          "lets a worker leave though nobody reads its results any more",
+          "lets a worker leave though the loader reads no results any more",
           "worker:_worker_loop", "_utils.worker:_worker_loop", (NARROW,)),
     Guard("pin-first", "pin_first", "ends the pin thread while the result queue is still whole",
-          "shutdown:shut_down", "dataloader:_shutdown_workers", (PINNED,)),
+          "driver:close", "dataloader:_shutdown_workers", (PINNED,)),
     Guard("bounded-joins", "bounded_joins", "lets the loader go on though a worker does not end",
-          "shutdown:join_workers", "dataloader:_shutdown_workers", (STUCK_WORKER,)),
+          "driver:_join", "dataloader:_shutdown_workers", (STUCK_WORKER,)),
     Guard("daemon", "daemon", "has workers terminated when the interpreter exits with the iterator open",
           "ports:worker", "dataloader:__init__", (UNCLOSED,)),
     Guard("exit-flag", "exit_flag", "keeps __del__ from touching queues while Python takes everything down",
@@ -87,15 +87,15 @@ _LIST = (
     Guard("bounded-index-read", "bounded_index_read", "lets a worker give up a torn task",
           "worker:run", "", (KILLED_LOADER,)),
     Guard("lock-free-event", "lock_free_event", "keeps a worker that is killed from holding the done event's lock",
-          "shutdown:signal_workers", "", (KILLED_WORKER, KILLED_LOADER)),
+          "shutdown:perform", "", (KILLED_WORKER, KILLED_LOADER)),
     Guard("leavers-checked", "leavers_checked", "finds a worker that was killed after its stream had ended",
-          "iterators:_raise_if_worker_died", "", (KILLED_STREAM,)),
+          "driver:deaths", "", (KILLED_STREAM,)),
     Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
-          "shutdown:stop_pin_memory_thread", "", (STUCK_PIN,)),
+          "driver:_stop_pin", "", (STUCK_PIN,)),
     Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though SIGCHLD interrupted the shutdown before",
-          "shutdown:end_leftovers", "", (HEARD,)),
+          "driver:close", "", (HEARD,)),
     Guard("kill-at-last", "killed_at_last", "ends a worker that SIGTERM does not reach",
-          "shutdown:end_leftovers", "", (STOPPED_WORKER,)),
+          "driver:_leftovers", "", (STOPPED_WORKER,)),
     Guard("cancel-join-results-when-orphaned", "cancel_results_when_orphaned",
           "lets an orphan leave though its results fill the pipe", "worker:_worker_loop", "", (ORPHANED_WRITER,)),
 )  # fmt: skip

@@ -1,22 +1,36 @@
-"""The loader's part of the model, beside `minidl.iterators` and `minidl.shutdown`, and how Python exits.
+"""The loader's part of the model: it performs the effects that the live `minidl.driver` decides; and how Python exits.
 
-What is decided is asked of the live dispatcher and lifecycle, see `decisions`.
+`_perform` performs effects in the world until one waits for another actor or is a step of its own: then that one is
+`Decided.effect`, and its place is the loader's phase. No decision is made here; see `decisions`.
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-from minidl.dispatcher import EPOCH_END, Assignment, Deliver, DispatchError
+from minidl import driver as do
+from minidl.dispatcher import Assignment, Deliver
+from minidl.driver import Effect, Simple
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
-from minidl.explore.decisions import STATUS, Dispatching, loader_moved
-from minidl.explore.steps import KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder
-from minidl.explore.world import LIFE, LOCK, READY, RESULTS, State, World
-from minidl.protocol import LoaderEvent, LoaderState, PinState, ProtocolError
-from minidl.tracing import events as ev
-from minidl.tracing.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
+from minidl.explore.decisions import FORBIDDEN, Driving, decided
+from minidl.explore.steps import KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
+from minidl.explore.world import DECISIONS, LOCK, READY, RESULTS, State, World
+from minidl.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
+
+PHASES: Final = {
+    Simple.SET_PIN_DONE: at.STOP_PIN,
+    Simple.WAKE_PIN: at.STOP_PIN,
+    do.JoinPin: at.JOIN_PIN,
+    Simple.SET_WORKERS_DONE: at.TELL_WORKERS,
+    do.PutSentinel: at.SEND_SENTINELS,
+    do.JoinWorkers: at.JOIN_WORKERS,
+    Simple.FORGET_WORKERS: at.TERMINATE,
+}
+"""Effects of a shutdown that are steps of their own -> where the loader is then; those of one place are one step."""
 
 
 class Loader(Acting):
@@ -24,71 +38,84 @@ class Loader(Acting):
 
     def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
         super().__init__(configuration, protocol, reduced=reduced)
-        self.dispatching = Dispatching(configuration.workers, configuration.prefetch, configuration.in_order)
-        self._plan = self._order_of_shutdown()
+        self.driving = Driving(configuration, protocol)
+        self._doing: dict[Any, Callable[[World, Any], Effect | None]] = {
+            Simple.DRAW: self._draw, Assignment: self._assigned, do.Get: self._get, Deliver: self._yield,
+            Simple.READY: self._with_user_again, Simple.SHUT_DOWN: self._epoch_over,
+            Simple.END: self._end, do.Raise: self._raise, do.NoteDeath: self._note_death,
+            do.PutResume: self._put_resume, do.PutSentinel: self._send_sentinel,
+            Simple.SET_PIN_DONE: self._set_pin_done, Simple.WAKE_PIN: self._wake_pin,
+            do.JoinPin: self._pin_joined, Simple.CLOSE_RESULT_QUEUE: self._close_queues,
+            Simple.SET_WORKERS_DONE: self._set_workers_done, do.JoinWorkers: self._workers_joined,
+            Simple.CLOSE_INDEX_QUEUES: self._close_queues,
+            Simple.FORGET_WORKERS: lambda w, _: self._ask(w, "done"), do.Terminate: self._terminate,
+        }  # fmt: skip
 
-    def _order_of_shutdown(self) -> dict[str, str]:
-        pin = [at.STOP_PIN, at.JOIN_PIN] if self.configuration.pin else []
-        workers = [at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS]
-        order = [*pin, *workers] if self.protocol.pin_first else [*workers, *pin]
-        order = ["", *order, at.TERMINATE, at.CLOSED]
-        return dict(itertools.pairwise(order))
-
-    def _ask(self, w: World, call: str, *arguments: Any) -> Any:
-        """Ask the dispatcher; what it forbids is a fault of the run."""
-        w.decisions, answer, told = self.dispatching.ask(w.decisions, call, *arguments)
-        for event in told:
-            self.say(MAIN, *event)
-        if isinstance(answer, DispatchError):
-            w.fault = f"the dispatcher forbids it: {answer}"
-        return answer
-
-    def _handle(self, w: World, event: LoaderEvent) -> None:
+    # --- The driver and its effects -----------------------------------------------------------------------------------
+    def _ask(self, w: World, call: str, argument: Any = None) -> Effect | None:
+        """Give the driver an input; what it forbids is a fault of the run."""
+        rcvd_idx = w.decisions.rcvd_idx
         try:
-            w.life = loader_moved(w.life, event)
-        except ProtocolError as error:
+            w.decisions, effect, told = self.driving.ask(w.decisions, call, argument)
+        except FORBIDDEN as error:
             w.fault = f"the protocol forbids it: {error}"
+            return None
+        if self.say is not silent:
+            for event in told:
+                if isinstance(event[0], LoaderEvent):
+                    self._say_moved(w, rcvd_idx, *event)
+                else:
+                    self.say(MAIN, *event)
+        return effect
 
-    # --- iterators.py -------------------------------------------------------------------------------------------------
+    def _perform(self, w: World, effect: Effect | None) -> None:
+        """Perform effects until one is a step of its own; that one is pending then."""
+        while effect is not None:
+            kind = effect if isinstance(effect, Simple) else type(effect)
+            phase = PHASES.get(kind) if w.decisions.closed else None
+            if phase is not None and phase != w.phase:
+                w.phase, w.decisions = phase, decided(w.decisions.frozen, effect)
+                self._begin_join(w, effect)
+                return
+            effect = self._doing[kind](w, effect)
+
+    def _go_on(self, state: State, out: list[Step]) -> None:
+        """A step of the shutdown that waits for no other actor."""
+        w = World(state)
+        if w.event_dead and w.phase == at.TELL_WORKERS:
+            return  # blocked in Event.set, whose lock a dead worker holds
+        if w.phase == at.SEND_SENTINELS and w.frozen is not None and w.frozen >= 0:
+            return  # blocked in Queue.put, whose lock belongs to a thread that is stopped for good
+        what = w.phase
+        self._perform(w, w.decisions.effect)
+        self._took(out, w, "loader", what)
+
+    # --- An epoch -----------------------------------------------------------------------------------------------------
     def _begin(self, state: State, out: list[Step]) -> None:
         w = World(state)
-        self._prime(w)
+        self._perform(w, self._ask(w, "begin"))
         self._took(out, w, "loader", "begins the epoch")
 
-    def _prime(self, w: World) -> None:
-        self._handle(w, LoaderEvent.EPOCH_BEGIN)
-        c = self.configuration
-        self.say(MAIN, ev.EPOCH[0], -1, -1, w.epoch, c.workers, c.prefetch)
-        for _ in range(self.dispatching.capacity):
-            self._try_put_index(w)
-        self._handle(w, LoaderEvent.PRIMED)
-        self._with_user_again(w, -1)
-
-    def _with_user_again(self, w: World, task: int) -> None:
+    def _with_user_again(self, w: World, _: Any) -> None:
         w.phase = at.IDLE
-        self.say(MAIN, ev.CONSUMER[0], task, -1, len(w.handed))
 
-    def _user_ends(self, w: World) -> None:
-        """The user's code has control no more."""
-        if w.life in (LoaderState.IDLE, LoaderState.PRIMING):
-            self.say(MAIN, ev.CONSUMER[1], w.handed[-1] if w.handed else -1)
-
-    def _try_put_index(self, w: World) -> None:
+    def _draw(self, w: World, _: Any) -> Effect | None:
         c = self.configuration
-        task = w.decisions[0]
+        task = w.decisions.frozen[1][0]
         self.say(MAIN, ev.SAMPLER_NEXT[0], task)
         there = c.streams is not None or w.drawn < c.tasks
         self.say(MAIN, ev.SAMPLER_NEXT[1], task, -1, int(there), task if there else -1)
-        if not there:
-            return
-        w.drawn += c.streams is None
-        given = self._ask(w, "assign", None)
-        if isinstance(given, Assignment):
-            self.say(MAIN, ev.INDEX_PUT, given.idx, given.worker_id, 1)
-            self._put_index(w, given.worker_id, given.idx)
+        w.drawn += there and c.streams is None
+        return self._ask(w, "drawn" if there else "sampler_ended")
+
+    def _assigned(self, w: World, given: Assignment) -> Effect | None:
+        self._do(w, Act.SEND_TASK, given.worker_id)
+        self.say(MAIN, ev.INDEX_PUT, given.idx, given.worker_id, 1)
+        self._put_index(w, given.worker_id, given.idx)
+        return self._ask(w, "done")
 
     def _put_index(self, w: World, worker: int, message: int) -> None:
-        """Into an index queue's buffer; if nobody reads it any more, it only takes up room."""
+        """Into an index queue's buffer; if no worker reads it any more, it only takes up room."""
         room = self.configuration.index_room
         queue = w.index[worker]
         if w.crew[worker].place == at.GONE:
@@ -125,18 +152,17 @@ class Loader(Acting):
 
     def _with_user(self, state: State, out: list[Step]) -> None:
         """The user's code runs: it asks for the next batch, begins the next epoch, or ends."""
-        c = self.configuration
-        w = World(state)
-        if w.life is LoaderState.IDLE and not w.fault:
-            self._user_ends(w)
-            self._handle(w, LoaderEvent.NEXT)
-            self.say(MAIN, ev.NEXT[0], w.decisions[1], -1, w.decisions[1])
-            self._next_data(w)
-            self._took(out, w, "loader", "next")
-        if state[LIFE] is LoaderState.EXHAUSTED or c.may_break:
+        c, life = self.configuration, state[DECISIONS].life
+        if life is LoaderState.IDLE and not World(state).fault:
             w = World(state)
-            if c.persistent and w.epoch + 1 < c.epochs:
-                self._resume(w)
+            self._perform(w, self._ask(w, "next"))
+            self._took(out, w, "loader", "next")
+        if life is LoaderState.EXHAUSTED or c.may_break:
+            w = World(state)
+            if c.persistent and w.decisions.epoch + 1 < c.epochs:
+                effect = self._ask(w, "resume")
+                w.drawn, w.handed = 0, ()
+                self._perform(w, effect)
                 self._took(out, w, "loader", "resumes")
             else:
                 self._leave(w)
@@ -146,68 +172,51 @@ class Loader(Acting):
         """The user is done, or has had an error: the iterator is closed, or the interpreter exits with it open."""
         c, p = self.configuration, self.protocol
         if not c.exits or (c.persistent and c.pin and p.closed_at_exit):
-            self._shut_down(w)
+            self._perform(w, self._shut_down(w))
         else:
             w.phase = at.EXITING
 
-    def _resume(self, w: World) -> None:
-        self._user_ends(w)
-        if w.life is not LoaderState.EXHAUSTED:
-            self.say(MAIN, ev.EPOCH[1], -1, -1, w.epoch, len(w.handed), Ending.CLOSED)
-        self._handle(w, LoaderEvent.RESUME)
-        w.epoch += 1
-        w.drawn, w.handed, w.decisions = 0, (), self.dispatching.new
-        for number in range(self.configuration.workers):
-            self.say(MAIN, ev.RESUME_PUT, -1, number, w.epoch)
-            self._put_index(w, number, at.resume(w.epoch))
-        w.missing = self.configuration.workers
-        w.phase = at.RESUMING
-        self._say_get(w)
+    def _shut_down(self, w: World) -> Effect | None:
+        effect = self._ask(w, "close")
+        w.phase = ""
+        return effect
 
-    def _say_get(self, w: World) -> None:
+    def _put_resume(self, w: World, effect: do.PutResume) -> Effect | None:
+        self.say(MAIN, ev.RESUME_PUT, -1, effect.worker_id, effect.epoch)
+        self._put_index(w, effect.worker_id, at.resume(effect.epoch))
+        return self._ask(w, "done")
+
+    def _get(self, w: World, effect: do.Get) -> None:
+        """Begin to wait for a message."""
+        self._do(w, Act.GET_RESULT, -1, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
+        w.phase = at.RESUMING if w.decisions.missing else at.GETTING
+        w.decisions = decided(w.decisions.frozen, effect)
         code = ev.READY_GET[0] if self.configuration.pin else ev.RESULT_GET[0]
-        self.say(MAIN, code, *self._wanted(w), 5_000_000_000)
-
-    @staticmethod
-    def _wanted(w: World) -> tuple[int, int]:
-        rcvd, tasks = w.decisions[1], w.decisions[2]
-        return next(((rcvd, worker) for idx, worker, _ in tasks if idx == rcvd), (-1, -1))
-
-    def _next_data(self, w: World) -> None:
-        """Inside `__next__`: a batch is yielded, or waited for, or the epoch is over."""
-        step = self._ask(w, "next_step")
-        if step is EPOCH_END:
-            self._epoch_ends(w)
-        elif isinstance(step, Deliver):
-            self._yield(w, step)
-        elif not w.fault:
-            w.phase = at.GETTING
-            self._say_get(w)
+        self.say(MAIN, code, *w.decisions.wanted, 5_000_000_000)
 
     def _yield(self, w: World, step: Deliver) -> None:
-        self._try_put_index(w)
         if step.idx in w.handed:
             w.fault = f"task {step.idx} is yielded twice"
         elif self.configuration.in_order and w.handed and step.idx < w.handed[-1]:
             w.fault = f"task {step.idx} is yielded after task {w.handed[-1]}"
         w.handed = (*w.handed, step.idx) if self.configuration.in_order else tuple(sorted((*w.handed, step.idx)))
-        self._handle(w, LoaderEvent.YIELD)
-        self.say(MAIN, ev.YIELD, step.idx, step.worker_id, Outcome.DATA, len(w.handed))
-        self.say(MAIN, ev.NEXT[1], step.idx, -1, len(w.handed), Outcome.DATA)
-        self._with_user_again(w, step.idx)
+        self.handed = step
+        self._ask(w, "yielded")
+        w.phase = at.IDLE
 
-    def _epoch_ends(self, w: World) -> None:
+    def _epoch_over(self, w: World, _: Any = None) -> Effect | None:
         c = self.configuration
-        self._handle(w, LoaderEvent.EPOCH_END)
-        self.say(MAIN, ev.NEXT[1], -1, -1, len(w.handed), Outcome.EXHAUSTED)
-        self.say(MAIN, ev.EPOCH[1], -1, -1, w.epoch, len(w.handed), Ending.EXHAUSTED)
         wanted = c.tasks if c.streams is None else sum(c.streams)
         if len(w.handed) != wanted:
             w.fault = f"the epoch ends after {len(w.handed)} batches of {wanted}"
-        if c.persistent:
-            w.phase = at.IDLE
+        w.phase = at.IDLE
+        return None if c.persistent else self._shut_down(w)
+
+    def _end(self, w: World, _: Any) -> None:
+        if w.decisions.closed:
+            self._closed(w)
         else:
-            self._shut_down(w)
+            self._epoch_over(w)
 
     def _getting(self, state: State, out: list[Step]) -> None:
         """Waiting in a `get` of the data queue, in `next` or for the acknowledgements of a new epoch."""
@@ -220,89 +229,57 @@ class Loader(Acting):
                 w.phase = at.READING
                 self._took(out, w, "loader", "begins to read a torn message")
                 return
+        w = World(state)
         if queue:
-            w = World(state)
             w.ready, w.results = (queue[1:], w.results) if pin else (w.ready, queue[1:])
             self._received(w, queue[0])
             self._took(out, w, "loader", "receives", at.parts(queue[0])[1])
-        else:
-            self._found_dead(state, out)
+        elif w.decisions.effect.timeout is not None:
+            self._nothing_came(w, out)
 
     def _received(self, w: World, message: int) -> None:
         kind, task, worker = at.parts(message)
-        self._say_received(kind, task, worker)
-        if w.phase == at.RESUMING:
-            w.missing -= kind == at.ACK and task == w.epoch
-            if w.missing:
-                self._say_get(w)
-            else:
-                self._prime(w)
-        elif kind == at.EXHAUSTED:
-            self._ask(w, "exhausted", task, worker)
-            if not self.configuration.persistent:
-                if self.protocol.exhausted_sentinel:
-                    self._send_sentinel(w, worker)
-                self._ask(w, "worker_unavailable", worker)
-            self._try_put_index(w)
-            self._next_data(w)
-        elif kind == at.DATA:
-            step = self._ask(w, "receive", task, None)
-            if isinstance(step, Deliver):
-                self._yield(w, step)
-            else:
-                self._next_data(w)
-        else:
-            w.fault = "an acknowledgement comes in the middle of an epoch"
-
-    def _say_received(self, kind: int, task: int, worker: int) -> None:
         if not self.configuration.pin:
             self._say_read(MAIN, kind, task, worker)
         code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
         self._say_got(MAIN, code, kind, task, worker)
+        self._perform(w, self._ask(w, "received", message))
 
-    def _found_dead(self, state: State, out: list[Step]) -> None:
-        """A `get` has brought nothing within the interval: does everybody live who could send something?"""
-        p = self.protocol
-        w = World(state)
-        if not p.loader_timeout:
-            return
-        dead = self._dead(w)
-        if dead and p.liveness_check:
-            self._say_nothing_came()
-            for number in dead:
-                self.say(MAIN, ev.FOUND_DEAD, -1, number, Actor.WORKER, 0, w.crew[number].code)
-                if w.decisions[STATUS][number]:
-                    self._send_sentinel(w, number)
-                    self._ask(w, "worker_unavailable", number)
-            self._raise(w)
-            self._took(out, w, "loader", "finds a worker dead", dead[0])
-        elif w.pin is not None and w.pin.life is PinState.ENDED and p.pin_liveness_check:
-            self._say_nothing_came()
-            self.say(MAIN, ev.FOUND_DEAD, -1, -1, Actor.PIN_THREAD)
-            self._raise(w)
-            self._took(out, w, "loader", "finds the pin thread dead")
-
-    def _dead(self, w: World) -> list[int]:
-        """Workers that died before they were told to leave; else those that died with the result queue's lock."""
-        status = w.decisions[STATUS]
-        gone = [number for number, worker in enumerate(w.crew) if worker.place == at.GONE]
-        failed = [number for number in gone if status[number]]
+    def _nothing_came(self, w: World, out: list[Step], *, timed_out: bool = False) -> None:
+        """A `get` has brought nothing in time; it is a step only if the driver finds a reason not to go on waiting."""
+        dead = tuple((number, worker.code) for number, worker in enumerate(w.crew) if worker.place == at.GONE)
+        pin_alive = w.pin is None or w.pin.life is not PinState.ENDED
         jammed = w.lock == at.DEAD_LOCK and (not w.results or w.results[0] == at.TORN)
-        if failed or not (self.protocol.leavers_checked and jammed):
-            return failed
-        return [number for number in gone if w.crew[number].code != 0]
+        if not dead and pin_alive and not timed_out:
+            return
+        effect = self._ask(w, "nothing_came", (dead, pin_alive, timed_out, jammed))
+        if type(effect) is do.Get:
+            return
+        self._say_nothing_came()
+        if isinstance(effect, do.NoteDeath):
+            who = (f"worker {effect.who} dead") if effect.who != do.PIN else "the pin thread dead"
+            what = f"finds {who}"
+        else:
+            task, worker = w.decisions.wanted
+            self.say(MAIN, ev.TIMED_OUT, task, worker, 0)
+            what = "user's timeout"
+        self._perform(w, effect)
+        self._took(out, w, "loader", what)
 
     def _say_nothing_came(self) -> None:
         code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
         self.say(MAIN, code, -1, -1, Message.EMPTY)
 
-    def _raise(self, w: World) -> None:
+    def _note_death(self, w: World, effect: do.NoteDeath) -> Effect | None:
+        if effect.who == do.PIN:
+            self.say(MAIN, ev.FOUND_DEAD, -1, -1, Actor.PIN_THREAD)
+        else:
+            self.say(MAIN, ev.FOUND_DEAD, -1, effect.who, Actor.WORKER, 0, w.crew[effect.who].code)
+        return self._ask(w, "done")
+
+    def _raise(self, w: World, _: Any = None) -> None:
         """An error reaches the user, who gives up."""
-        if w.life is LoaderState.WAITING:
-            self._handle(w, LoaderEvent.RAISE)
-            self._say_gone(w)
-            self.say(MAIN, ev.NEXT[1], -1, -1, len(w.handed), Outcome.ERROR)
-            self._with_user_again(w, -1)
+        self._ask(w, "failed")
         self._leave(w)
 
     def _interrupted(self, state: State, out: list[Step]) -> None:
@@ -312,121 +289,92 @@ class Loader(Acting):
         if w.phase in (at.GETTING, at.RESUMING):
             self._say_nothing_came()
         if w.phase in SHUTTING_DOWN:
-            w.phase = at.TERMINATE
+            self._ask(w, "interrupted")
+            self._perform(w, self._shut_down(w))
         else:
             self._raise(w)
         self._took(out, w, "loader", "is interrupted by SIGCHLD")
 
-    def _say_gone(self, w: World) -> None:
-        """Workers that are seen to have ended; a trace tells each of them once."""
-        for number, worker in enumerate(w.crew):
-            if worker.place == at.GONE:
-                self.say(MAIN, ev.WORKER_GONE, -1, number, 0, worker.code)
+    # --- The shutdown -------------------------------------------------------------------------------------------------
+    def _send_sentinel(self, w: World, effect: do.PutSentinel) -> Effect | None:
+        self._do(w, Act.SEND_SENTINEL, effect.worker_id)
+        self.say(MAIN, ev.SENTINEL_PUT, -1, effect.worker_id, QueueId.INDEX)
+        self._put_index(w, effect.worker_id, at.SENTINEL)
+        return self._ask(w, "done")
 
-    def _send_sentinel(self, w: World, worker: int) -> None:
-        self.say(MAIN, ev.SENTINEL_PUT, -1, worker, QueueId.INDEX)
-        self._put_index(w, worker, at.SENTINEL)
+    def _set_pin_done(self, w: World, _: Any) -> Effect | None:
+        self._do(w, Act.SET_PIN_DONE)
+        self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.PIN_THREAD)
+        w.pin_told = True
+        return self._ask(w, "done")
 
-    # --- shutdown.py --------------------------------------------------------------------------------------------------
-    def _shut_down(self, w: World) -> None:
-        self._user_ends(w)
-        if w.life not in (LoaderState.EXHAUSTED, LoaderState.RESUMING):
-            self.say(MAIN, ev.EPOCH[1], -1, -1, w.epoch, len(w.handed), Ending.CLOSED)
-        self._handle(w, LoaderEvent.SHUT_DOWN)
-        self.say(MAIN, ev.SHUTDOWN[0])
-        w.closed = True
-        w.phase = ""
-        if not self.configuration.pin:
-            self._handle(w, LoaderEvent.PIN_STOPPED)
-        self._go_on(w)
+    def _wake_pin(self, w: World, _: Any) -> Effect | None:
+        self._do(w, Act.WAKE_PIN)
+        self.say(MAIN, ev.SENTINEL_PUT, -1, -1, QueueId.RESULT)
+        w.wake = True
+        return self._ask(w, "done")
 
-    def _go_on(self, w: World, event: LoaderEvent | None = None) -> None:
-        """To the next step of the shutdown. In another order than the lifecycle's, only its end is told."""
-        w.phase = self._plan[w.phase]
-        if event is not None and (self.protocol.pin_first or not self.configuration.pin):
-            self._handle(w, event)
-        if w.phase == at.JOIN_WORKERS:
-            self.say(MAIN, ev.JOIN[0], -1, 0, Actor.WORKER, 5_000_000_000)
-        elif w.phase == at.JOIN_PIN:
+    def _begin_join(self, w: World, effect: Effect) -> None:
+        if isinstance(effect, do.JoinPin):
+            self._do(w, Act.JOIN_PIN, -1, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
             self.say(MAIN, ev.JOIN[0], -1, -1, Actor.PIN_THREAD, 5_000_000_000)
-
-    def _stop_pin(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if self.protocol.pin_done:
-            self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.PIN_THREAD)
-            w.pin_told = True
-        if self.protocol.wake_pin:
-            self.say(MAIN, ev.SENTINEL_PUT, -1, -1, QueueId.RESULT)
-            w.wake = True
-        self._go_on(w)
-        self._took(out, w, "loader", at.STOP_PIN)
+        elif isinstance(effect, do.JoinWorkers):
+            for number in range(self.configuration.workers):
+                self._do(w, Act.JOIN_WORKER, number, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
+            self.say(MAIN, ev.JOIN[0], -1, 0, Actor.WORKER, 5_000_000_000)
 
     def _join_pin(self, state: State, out: list[Step]) -> None:
         w = World(state)
         if w.pin is not None and w.pin.life is PinState.ENDED:
-            self._pin_joined(w, 1)
+            self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", at.JOIN_PIN)
 
-    def _pin_joined(self, w: World, ended: int) -> None:
-        self.say(MAIN, ev.JOIN[1], -1, -1, Actor.PIN_THREAD, ended)
-        self.say(MAIN, ev.CANCEL_JOIN_THREAD, -1, -1, QueueId.RESULT)
-        self.say(MAIN, ev.QUEUE_CLOSE, -1, -1, QueueId.RESULT)
-        self._go_on(w, LoaderEvent.PIN_STOPPED)
+    def _pin_joined(self, w: World, _: Any) -> Effect | None:
+        assert w.pin is not None
+        self.say(MAIN, ev.JOIN[1], -1, -1, Actor.PIN_THREAD, int(w.pin.life is PinState.ENDED))
+        return self._ask(w, "done")
 
-    def _tell_workers(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.event_dead:
-            return  # blocked in Event.set, whose lock a dead worker holds
-        if self.protocol.workers_done:
-            self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.WORKERS)
-            w.done = True
-        self._go_on(w)
-        self._took(out, w, "loader", at.TELL_WORKERS)
+    def _close_queues(self, w: World, effect: Simple) -> Effect | None:
+        results = effect is Simple.CLOSE_RESULT_QUEUE
+        for number in (-1,) if results else range(self.configuration.workers):
+            queue = QueueId.RESULT if results else QueueId.INDEX
+            self.say(MAIN, ev.CANCEL_JOIN_THREAD, -1, number, queue)
+            self.say(MAIN, ev.QUEUE_CLOSE, -1, number, queue)
+        return self._ask(w, "done")
 
-    def _send_sentinels(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.frozen is not None and w.frozen >= 0:
-            return  # blocked in Queue.put, whose lock belongs to a thread that is stopped for good
-        for number in range(self.configuration.workers):
-            if self.protocol.sentinel and (self.configuration.persistent or w.decisions[STATUS][number]):
-                self._send_sentinel(w, number)
-                self._ask(w, "worker_unavailable", number)
-        self._go_on(w, LoaderEvent.SIGNALLED)
-        self._took(out, w, "loader", at.SEND_SENTINELS)
+    def _set_workers_done(self, w: World, _: Any) -> Effect | None:
+        self._do(w, Act.SET_WORKERS_DONE)
+        self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.WORKERS)
+        w.done = True
+        return self._ask(w, "done")
 
     def _join_workers(self, state: State, out: list[Step]) -> None:
         w = World(state)
         if w.nobody:
-            self._workers_joined(w)
+            self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", at.JOIN_WORKERS)
 
-    def _workers_joined(self, w: World) -> None:
+    def _workers_joined(self, w: World, _: Any) -> Effect | None:
         for number, worker in enumerate(w.crew):
             if number:
                 self.say(MAIN, ev.JOIN[0], -1, number, Actor.WORKER, 5_000_000_000)
             self.say(MAIN, ev.JOIN[1], -1, number, Actor.WORKER, int(worker.place == at.GONE))
-        for number in range(len(w.crew)):
-            self.say(MAIN, ev.CANCEL_JOIN_THREAD, -1, number, QueueId.INDEX)
-            self.say(MAIN, ev.QUEUE_CLOSE, -1, number, QueueId.INDEX)
-        self._go_on(w, LoaderEvent.JOINED)
+        return self._ask(w, "done")
 
-    def _terminate(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.pin is not None and self.protocol.pin_done and self.protocol.pin_told_at_last and not w.pin_told:
-            self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.PIN_THREAD)
-            w.pin_told = True
-        for signal in (15, 9) if self.protocol.killed_at_last else (15,):
-            self._signal(w, signal)
-        self._say_gone(w)
+    def _terminate(self, w: World, effect: do.Terminate) -> Effect | None:
+        self._signal(w, 9 if effect.kill else 15, Act.KILL if effect.kill else Act.TERMINATE)
+        return self._ask(w, "done")
+
+    def _closed(self, w: World) -> None:
+        """The shutdown has ended: what has it left?"""
+        for number in range(self.configuration.workers):
+            self._do(w, Act.CLOSE, number)
         left = sum(worker.place != at.GONE for worker in w.crew)
-        self.say(MAIN, ev.SHUTDOWN[1], -1, -1, left)
-        self._handle(w, LoaderEvent.TERMINATED)
-        self._go_on(w)
         if self._pin_left(w):
             w.fault = "the shutdown leaves the pin thread behind"
         if left:
             w.fault = f"the shutdown leaves {left} worker(s) behind"
-        self._took(out, w, "loader", at.TERMINATE)
+        w.phase = at.CLOSED
 
     def _pin_left(self, w: World) -> bool:
         """Whether the pin thread runs on, though it could have ended by itself."""
@@ -435,13 +383,55 @@ class Loader(Acting):
         ends_later = self.configuration.slow or (self.configuration.heard and w.pin_told and w.pin.place == at.RUNNING)
         return w.frozen is None and not ends_later
 
-    def _signal(self, w: World, signal: int) -> None:
+    def _signal(self, w: World, signal: int, act: Act | None = None) -> None:
         for number, worker in enumerate(w.crew):
             if worker.place != at.GONE:
+                if act is not None:
+                    self._do(w, act, number)
                 self.say(MAIN, ev.TERMINATE, -1, number, 0, signal)
                 if worker.place != at.STOPPED or signal == 9:
                     # torch's handler of SIGTERM in a worker exits with 0
                     w.end(number, KILLED if signal == 9 else 0, self.configuration.index_room)
+
+    # --- What the loader's lifecycle tells ----------------------------------------------------------------------------
+    def _say_moved(self, w: World, rcvd_idx: int, event: LoaderEvent, before: LoaderState) -> None:
+        """The events of a trace that stand for a move of the loader's lifecycle."""
+        c, epoch, count = self.configuration, w.decisions.epoch, len(w.handed)
+        if before is LoaderState.IDLE and event in (LoaderEvent.NEXT, LoaderEvent.RESUME, LoaderEvent.SHUT_DOWN):
+            self.say(MAIN, ev.CONSUMER[1], w.handed[-1] if w.handed else -1)
+        if event is LoaderEvent.EPOCH_BEGIN:
+            self.say(MAIN, ev.EPOCH[0], -1, -1, epoch, c.workers, c.prefetch)
+        elif event is LoaderEvent.PRIMED:
+            self.say(MAIN, ev.CONSUMER[0], -1, -1, count)
+        elif event is LoaderEvent.NEXT:
+            self.say(MAIN, ev.NEXT[0], rcvd_idx, -1, rcvd_idx)
+        elif event is LoaderEvent.YIELD:
+            step = self.handed
+            self.say(MAIN, ev.YIELD, step.idx, step.worker_id, Outcome.DATA, count)
+            self.say(MAIN, ev.NEXT[1], step.idx, -1, count, Outcome.DATA)
+            self.say(MAIN, ev.CONSUMER[0], step.idx, -1, count)
+        elif event is LoaderEvent.RAISE:
+            self._say_gone(w)
+            self.say(MAIN, ev.NEXT[1], -1, -1, count, Outcome.ERROR)
+            self.say(MAIN, ev.CONSUMER[0], -1, -1, count)
+        elif event is LoaderEvent.EPOCH_END:
+            self.say(MAIN, ev.NEXT[1], -1, -1, count, Outcome.EXHAUSTED)
+            self.say(MAIN, ev.EPOCH[1], -1, -1, epoch, count, Ending.EXHAUSTED)
+        elif event in (LoaderEvent.RESUME, LoaderEvent.SHUT_DOWN):
+            if before not in (LoaderState.EXHAUSTED, LoaderState.RESUMING):
+                last = epoch - (event is LoaderEvent.RESUME)
+                self.say(MAIN, ev.EPOCH[1], -1, -1, last, count, Ending.CLOSED)
+            if event is LoaderEvent.SHUT_DOWN:
+                self.say(MAIN, ev.SHUTDOWN[0])
+        elif event is LoaderEvent.TERMINATED:
+            self._say_gone(w)
+            self.say(MAIN, ev.SHUTDOWN[1], -1, -1, sum(worker.place != at.GONE for worker in w.crew))
+
+    def _say_gone(self, w: World) -> None:
+        """Workers that are seen to have ended; a trace tells each of them once."""
+        for number, worker in enumerate(w.crew):
+            if worker.place == at.GONE:
+                self.say(MAIN, ev.WORKER_GONE, -1, number, 0, worker.code)
 
     # --- How Python exits ---------------------------------------------------------------------------------------------
     def _exit(self, state: State, out: list[Step]) -> None:
@@ -463,9 +453,9 @@ class Loader(Acting):
             self._took(out, w, "loader", at.JOIN_CHILDREN)
 
     def _join_feeders(self, state: State, out: list[Step]) -> None:
-        """The index queues' feeders: one that writes to a full pipe which nobody reads never ends."""
+        """The index queues' feeders: one that writes to a full pipe which no worker reads never ends."""
         w = World(state)
-        cancelled = self.protocol.cancel_index_join or w.closed
+        cancelled = self.protocol.cancel_index_join or w.decisions.closed
         if cancelled or all(len(queue) <= self.configuration.index_room for queue in w.index):
             w.phase = at.FINALISING
             self._took(out, w, "loader", at.JOIN_FEEDERS)
@@ -473,7 +463,7 @@ class Loader(Acting):
     def _finalise(self, state: State, out: list[Step]) -> None:
         """Threads are stopped wherever they are, perhaps inside a queue's lock; objects that are left get __del__."""
         w = World(state)
-        if w.closed or self.protocol.exit_flag:
+        if w.decisions.closed or self.protocol.exit_flag:
             w.phase = at.ENDED
             self._took(out, w, "loader", "ends")
             return
@@ -481,5 +471,5 @@ class Loader(Acting):
             w = World(state)
             w.frozen = held
             w.pin = None if w.pin is None else w.pin._replace(place=at.BLOCKED)
-            self._shut_down(w)
+            self._perform(w, self._shut_down(w))
             self._took(out, w, "loader", "stops its threads, and shuts down in __del__", held)

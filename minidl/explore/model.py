@@ -6,7 +6,7 @@ state after it; its parts are `loader`, `workers` and `pin_thread`.
 What only one actor can see is part of the step before it: the loader puts all tasks that it may into its buffers at
 once. `reduced` makes more of this: a worker fetches what it takes, a feeder thread writes at once, and each place at
 which a kill could have come between is a step of its own. A wait that brings nothing and changes nothing is no step.
-Time is not counted; a wait may run out only where the run can't go on otherwise: first polls, then joins, which began
+Time is not counted; a wait may run out only if the run can't go on otherwise: first polls, then joins, which began
 later.
 """
 
@@ -18,12 +18,12 @@ from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash, Protocol
 from minidl.explore.loader import Loader
 from minidl.explore.pin_thread import PinThread
-from minidl.explore.steps import HOW_FAR, JOIN_OVER, MAIN, PIN_THREAD, POLL, Step
+from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
 from minidl.explore.world import CRASHED, CREW, PHASE, SIGNALLED, Pin, State, Worker, World
-from minidl.protocol import LoaderState, PinState, WorkerState
-from minidl.tracing import events as ev
-from minidl.tracing.events import Message
+from minidl.protocol import PinState, WorkerState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Message
 
 
 class Model(Loader, Workers, PinThread):
@@ -33,9 +33,9 @@ class Model(Loader, Workers, PinThread):
         super().__init__(configuration, protocol, reduced=reduced)
         self._phases: dict[str, Callable[[State, list[Step]], None]] = {
             at.NEW: self._begin, at.IDLE: self._with_user, at.GETTING: self._getting, at.RESUMING: self._getting,
-            at.STOP_PIN: self._stop_pin, at.JOIN_PIN: self._join_pin, at.TELL_WORKERS: self._tell_workers,
-            at.SEND_SENTINELS: self._send_sentinels, at.JOIN_WORKERS: self._join_workers,
-            at.TERMINATE: self._terminate, at.CLOSED: self._exit, at.EXITING: self._exit,
+            at.STOP_PIN: self._go_on, at.JOIN_PIN: self._join_pin, at.TELL_WORKERS: self._go_on,
+            at.SEND_SENTINELS: self._go_on, at.JOIN_WORKERS: self._join_workers,
+            at.TERMINATE: self._go_on, at.CLOSED: self._exit, at.EXITING: self._exit,
             at.JOIN_CHILDREN: self._join_children, at.JOIN_FEEDERS: self._join_feeders,
             at.FINALISING: self._finalise,
         }  # fmt: skip
@@ -48,7 +48,7 @@ class Model(Loader, Workers, PinThread):
         pin = Pin(PinState.WAITING, at.RUNNING) if c.pin else None
         empty = ((),) * c.workers
         return (
-            at.NEW, LoaderState.STARTING, self.dispatching.new, 0, 0, 0, (), False, empty, empty, crew, (), at.FREE,
+            at.NEW, self.driving.new, 0, (), empty, empty, crew, (), at.FREE,
             False, (), pin, False, False, False, None, False, not c.crashes, "",
         )  # fmt: skip
 
@@ -92,7 +92,7 @@ class Model(Loader, Workers, PinThread):
 
     # --- Waits that run out -------------------------------------------------------------------------------------------
     def _polls(self, state: State, out: list[Step]) -> None:
-        """Nothing else can happen: who polls looks round."""
+        """No other step is enabled: actors that poll time out and check again."""
         w = World(state)
         if w.phase in at.OVER:
             return
@@ -102,19 +102,15 @@ class Model(Loader, Workers, PinThread):
             self._pin_ends(w)
             self._took(out, w, "pin thread", POLL)
         elif w.phase in (at.GETTING, at.RESUMING) and self.configuration.timeout:
-            self._say_nothing_came()
-            task, worker = self._wanted(w)
-            self.say(MAIN, ev.TIMED_OUT, task, worker, 0)
-            self._raise(w)
-            self._took(out, w, "loader", "user's timeout")
+            self._nothing_came(w, out, timed_out=True)
 
     def _joins_over(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.phase == at.JOIN_PIN and self.protocol.bounded_pin_join:
-            self._pin_joined(w, 0)
-            self._took(out, w, "loader", JOIN_OVER)
-        elif w.phase == at.JOIN_WORKERS and self.protocol.bounded_joins and not w.nobody:
-            self._workers_joined(w)
+        """The loader waits no longer for an actor that goes on."""
+        w, p = World(state), self.protocol
+        if (w.phase == at.JOIN_PIN and p.bounded_pin_join) or (
+            w.phase == at.JOIN_WORKERS and p.bounded_joins and not w.nobody
+        ):
+            self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", JOIN_OVER)
 
     # --- The loader's process is killed -------------------------------------------------------------------------------
@@ -144,8 +140,8 @@ class Model(Loader, Workers, PinThread):
     def _without_loader(self, w: World) -> World:
         """A copy in which the loader is dead; what only it knew is forgotten."""
         out = World(w.freeze())
-        out.crashed, out.phase, out.life, out.decisions, out.pin = True, at.KILLED, LoaderState.CLOSED, None, None
-        out.drawn, out.missing, out.handed, out.ready, out.wake = 0, 0, (), (), False
+        out.crashed, out.phase, out.decisions, out.pin = True, at.KILLED, None, None
+        out.drawn, out.handed, out.ready, out.wake = 0, (), (), False
         for number, queue in enumerate(w.index):
             out.queue(number, queue[: self.configuration.index_room])
             out.buffer(number, ())

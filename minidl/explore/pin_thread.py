@@ -7,13 +7,13 @@ from minidl.explore.configurations import Crash
 from minidl.explore.decisions import pin_moved
 from minidl.explore.steps import PIN_THREAD, WAKER, Acting, Step
 from minidl.explore.world import Pin, State, World
-from minidl.protocol import PinEvent, PinState
-from minidl.tracing import events as ev
-from minidl.tracing.events import Ending, Message, Outcome
+from minidl.protocol import Act, PinEvent, PinState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Ending, Message, Outcome
 
 
 class PinThread(Acting):
-    """The pin thread, where the configuration has one."""
+    """The pin thread, if the configuration has one."""
 
     def _pin_thread(self, state: State, out: list[Step]) -> None:
         w = World(state)
@@ -73,6 +73,7 @@ class PinThread(Acting):
 
     def _pin_ends(self, w: World) -> None:
         assert w.pin is not None
+        self._do(w, Act.END)
         w.pin = w.pin._replace(life=pin_moved(w.pin.life, PinEvent.DONE))
         w.ready = ()
         self.say(PIN_THREAD, ev.PIN_EXIT, -1, -1, Ending.SENTINEL)

@@ -1,9 +1,9 @@
 """Going through all runs of a model: depth first to judge every state, breadth first for the shortest run that is bad.
 
-`explore(model)` visits each reachable state once. A run is bad where a step breaks a rule (the state's `fault`), where
-nobody can go on though the run is not over (a hang, or a worker that outlives the loader), where a run without a crash
-has to wait for a timeout, and where a state can come back: then a run need not end. `shortest(model)` gives the steps
-of a shortest bad run.
+`explore(model)` visits each reachable state once. A run is bad if a step breaks a rule (the state's `fault`), if no
+actor can go on though the run is not over (a hang, or a worker that outlives the loader), if a run without a crash has
+to wait for a timeout, and if a state can come back: then a run need not end. `shortest(model)` gives the steps of a
+shortest bad run.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def judge(model: Model, state: State, steps: list[Step]) -> Bad | None:
         return None if model.over(state) else _stands(state)
     waits = all(label[1] in RAN_OUT for label, _ in steps)
     if waits and (not state[CRASHED] or not model.configuration.crashes):
-        return Bad("stall", f"nobody has crashed, and only a timeout lets the run go on: {_who(state)}")
+        return Bad("stall", f"no actor has crashed, and only a timeout lets the run go on: {_who(state)}")
     return None
 
 
 def _stands(state: State) -> Bad:
     if state[PHASE] in at.OVER:
-        return Bad("orphan", f"the loader's process is gone, and {_who(state).partition('; ')[2]}, for ever")
-    return Bad("hang", f"nobody can go on: {_who(state)}")
+        return Bad("orphan", f"the loader's process is gone, and {_who(state).partition('; ')[2]}, forever")
+    return Bad("hang", f"no actor can go on: {_who(state)}")
 
 
 def _who(state: State) -> str:
@@ -127,7 +127,7 @@ class Run:
 
 
 def shortest(model: Model, progress: Progress | None = None) -> Run | None:
-    """A shortest run into a bad state; None where there is none."""
+    """A shortest run into a bad state; None if there is none."""
     came: dict[State, tuple[State, Label] | None] = {model.initial: None}
     todo = deque([model.initial])
     while todo:

@@ -1,4 +1,4 @@
-"""What the parts of the model share: what a step is, who tells its events, how a step is offered."""
+"""Shared by the parts of the model: steps, how they are offered, and the events that stand for them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
+from minidl.explore.guards import GUARDS
 from minidl.explore.world import State, World
-from minidl.tracing import events as ev
-from minidl.tracing.events import Message, Outcome, QueueId
+from minidl.protocol import MAKES, RULES_OF, Act, Fact, LoaderState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Message, Outcome, QueueId
 
 Label = tuple[str, str, int]
 """Who takes the step, what it does, and with which worker, task or variant (-1 = none)."""
@@ -50,24 +52,59 @@ INTERRUPTIBLE: Final = (at.NEW, at.IDLE, at.GETTING, at.RESUMING, at.READING)
 SHUTTING_DOWN: Final = (at.STOP_PIN, at.JOIN_PIN, at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS)
 
 
-def _silent(*event: Any) -> None:
-    """Hear nothing."""
+def silent(*event: Any) -> None:
+    """Ignore an event."""
+
+
+_HOLDS: Final[dict[Fact, Callable[[World, int], bool]]] = {
+    Fact.NO_PIN_THREAD: lambda w, _: w.pin is None,
+    Fact.PIN_DONE: lambda w, _: w.pin_told,
+    Fact.PIN_JOINED: lambda w, _: w.decisions.life is not LoaderState.STOPPING_PIN,
+    Fact.WORKERS_DONE: lambda w, _: w.done,
+    Fact.UNTOLD: lambda w, worker: not w.decisions.told[worker],
+    Fact.TOLD: lambda w, worker: w.decisions.told[worker],
+    Fact.EXHAUSTED: lambda w, worker: not w.decisions.workers_status[worker],
+    Fact.DEAD: lambda w, worker: w.crew[worker].place == at.GONE,
+    Fact.JOINED: lambda w, _: w.decisions.life is LoaderState.TERMINATING,
+    Fact.CUT_SHORT: lambda w, _: w.decisions.closed and w.decisions.life is not LoaderState.TERMINATING,
+}
+"""Facts of the joint rules that a state tells."""
 
 
 class Acting:
     """A part of the model: one configuration under one protocol.
 
-    `reduced` merges steps that only one actor can tell apart, see `model`. `say`, where it is set, hears the events
-    that a step stands for: who tells it (process and thread), and the arguments of `Recorder.emit` without the loader.
+    `reduced` merges steps that only one actor can tell apart, see `model`. `say`, if it is set, gets the events that
+    a step stands for: their process and thread, and the arguments of `Recorder.emit` without the loader.
     """
 
     def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
         self.configuration = configuration
         self.protocol = protocol
         self.reduced = reduced
-        self.say: Say = _silent
+        self.say: Say = silent
+        self.made: set[tuple[Fact, int]] = set()  # facts that the acts of this step have made
+        self._rules = {
+            act: tuple(
+                rule for rule in rules
+                if rule.requires and all(getattr(protocol, GUARDS[guard].field) for guard in rule.guards)
+            )
+            for act, rules in RULES_OF.items()
+        }  # fmt: skip
+
+    def _do(self, w: World, act: Act, worker: int = -1, *facts: Fact) -> None:
+        """Do an act. What the joint rules forbid, of those whose guards are there, is a fault of the run."""
+        for rule in self._rules[act]:
+            for fact in rule.requires:
+                if fact in facts or (fact, worker) in self.made or (fact in _HOLDS and _HOLDS[fact](w, worker)):
+                    break
+            else:
+                w.fault = f"the {rule.who.value} {act.value}, which requires that {rule.condition}; else {rule.why}"
+        if act in MAKES:
+            self.made.add((MAKES[act], worker))
 
     def _took(self, out: list[Step], world: World, who: str, what: str, which: int = -1) -> None:
+        self.made.clear()
         out.append(((who, what, which), world.freeze()))
 
     def _share(self, worker: int) -> int:

@@ -7,7 +7,6 @@ and what goes wrong; each step is a line "step" in the loader's side file. Times
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -18,19 +17,10 @@ from minidl.explore.model import Model
 from minidl.explore.search import Run
 from minidl.explore.steps import MAIN, PIN_THREAD, Label, Step
 from minidl.explore.world import State, World
-from minidl.tracing import events as ev
-from minidl.tracing.events import EVENTS, FORMAT_VERSION, PACK
-from minidl.tracing.recorder import (
-    EVENTS_SUFFIX,
-    HEADER,
-    HEADER_BYTES,
-    MAGIC,
-    SIDE_SUFFIX,
-    SLOT_BYTES,
-    STATE,
-    STATE_AT,
-    create,
-)
+from minidl.record.recorder import create
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS
+from minidl.tracefile.format import EVENTS_SUFFIX, PACK, SIDE_SUFFIX, Header, side_line, stem_of
 
 START: Final = 1_000_000_000
 """Monotonic ns of a run's first event."""
@@ -42,7 +32,7 @@ SEED: Final = 0
 
 Thread = tuple[int, int]
 Told = tuple[Thread, int, tuple[int, ...]]
-"""Who tells an event, its code, its other arguments."""
+"""Process and thread of an event, its code, its other arguments."""
 
 
 class Telling(Model):
@@ -83,7 +73,7 @@ def told(telling: Telling, before: State, label: Label, after: State) -> list[To
 
 
 def opening(model: Model) -> list[Told]:
-    """What comes before a model's first step: everybody is started."""
+    """What comes before a model's first step: all actors are started."""
     out: list[Told] = []
     for number in range(model.configuration.workers):
         out.append((MAIN, ev.WORKER_START[0], (-1, number)))
@@ -107,7 +97,7 @@ def _tid(thread: Thread) -> int:
 def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: Any) -> Path:
     """Write the run into `directory`, which is made for it; its path. `facts` go into the manifest.
 
-    Raises TraceError where the directory holds a trace or cannot be written.
+    Raises TraceError if the directory holds a trace or cannot be written.
     """
     steps = [opening(model), *told_by_step(model, run)]
     explored = {
@@ -155,18 +145,15 @@ def _write_process(
     path: Path, process: int, records: list[bytes], threads: list[Thread], lines: list[dict[str, Any]]
 ) -> None:
     pid = _pid(process)
-    stem = path / f"{pid}-{START + process + 1}"
+    stem = stem_of(pid, START + process + 1)
     role: dict[str, Any] = {"role": "loader"} if process < 0 else {"role": "worker", "worker": process}
     parent = LOADER_PID - 1 if process < 0 else LOADER_PID
-    side = [{"kind": "process", "pid": pid, "ppid": parent, "loader": LOADER, "argv": [], **role}]
-    side += [{"kind": "thread", "tid": _tid(thread), "name": _thread_name(thread)} for thread in threads]
-    text = "".join(json.dumps(line) + "\n" for line in [*side, *lines])
-    stem.with_name(stem.name + SIDE_SUFFIX).write_text(text)
-    data = bytearray(HEADER_BYTES + len(records) * SLOT_BYTES)
-    HEADER.pack_into(data, 0, MAGIC, FORMAT_VERSION, pid, START, START, 0)
-    STATE.pack_into(data, STATE_AT, len(records), 0, 0, 0)
-    data[HEADER_BYTES:] = b"".join(records)
-    stem.with_name(stem.name + EVENTS_SUFFIX).write_bytes(data)
+    side = [side_line("process", pid=pid, ppid=parent, loader=LOADER, argv=[], **role)]
+    side += [side_line("thread", tid=_tid(thread), name=_thread_name(thread)) for thread in threads]
+    side += [side_line(**line) for line in lines]
+    (path / (stem + SIDE_SUFFIX)).write_bytes(b"".join(side))
+    header = Header(pid, START, START, slots=len(records))
+    (path / (stem + EVENTS_SUFFIX)).write_bytes(header.page() + b"".join(records))
 
 
 def _thread_name(thread: Thread) -> str:

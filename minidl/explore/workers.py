@@ -24,8 +24,8 @@ from minidl.explore.steps import (
 )
 from minidl.explore.world import State, World
 from minidl.protocol import Action, ProtocolError, WorkerEvent
-from minidl.tracing import events as ev
-from minidl.tracing.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
 
 
 class Workers(Acting):

@@ -4,7 +4,7 @@
 decided is not kept here: it is asked of the live loader's own classes, see `decisions`.
 
 A message that is half written is TORN in its pipe, and so it stays if its writer dies. The lock of the result queue
-says who holds it, and how far he is.
+says which actor holds it, and how far that actor is.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ NEW, IDLE, GETTING, RESUMING, CLOSED, EXITING, FINALISING, ENDED, KILLED, READIN
 )  # fmt: skip
 STOP_PIN, JOIN_PIN, TELL_WORKERS, SEND_SENTINELS, JOIN_WORKERS, TERMINATE = (
     "stops the pin thread", "joins the pin thread", "sets the workers' done event", "sends the sentinels",
-    "joins the workers", "terminates who is left",
+    "joins the workers", "terminates the workers that are left",
 )  # fmt: skip
 JOIN_CHILDREN, JOIN_FEEDERS = "joins its children", "joins its feeders"
 OVER: Final = (ENDED, KILLED)
 
 
 _FIELDS = (
-    "phase", "life", "decisions", "epoch", "drawn", "missing", "handed", "closed", "unsent", "index", "crew", "results",
+    "phase", "decisions", "drawn", "handed", "unsent", "index", "crew", "results",
     "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "signalled", "crashed", "fault",
 )  # fmt: skip
 
@@ -109,13 +109,9 @@ class World:
     __slots__ = _FIELDS
 
     phase: str  # where the loader is
-    life: Any  # LoaderState
-    decisions: Any  # the dispatcher, frozen
-    epoch: int
+    decisions: Any  # `decisions.Decided`: the driver's state; None once the loader is killed
     drawn: int  # indices that the sampler has given
-    missing: int  # acknowledgements that are waited for
     handed: tuple[int, ...]  # tasks handed out in this epoch
-    closed: bool  # a shutdown has begun
     unsent: tuple[tuple[int, ...], ...]  # what the index queues' feeder threads have still to write
     index: tuple[tuple[int, ...], ...]  # what is in each index queue's pipe
     crew: tuple[Worker, ...]
@@ -134,16 +130,16 @@ class World:
 
     def __init__(self, state: State) -> None:
         (
-            self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
-            self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
+            self.phase, self.decisions, self.drawn, self.handed, self.unsent, self.index, self.crew, self.results,
+            self.lock, self.wake, self.ready, self.pin, self.pin_told,
             self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
         ) = state  # fmt: skip
 
     def freeze(self) -> State:
         """The state."""
         return (
-            self.phase, self.life, self.decisions, self.epoch, self.drawn, self.missing, self.handed, self.closed,
-            self.unsent, self.index, self.crew, self.results, self.lock, self.wake, self.ready, self.pin, self.pin_told,
+            self.phase, self.decisions, self.drawn, self.handed, self.unsent, self.index, self.crew, self.results,
+            self.lock, self.wake, self.ready, self.pin, self.pin_told,
             self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
         )  # fmt: skip
 
@@ -175,7 +171,7 @@ class World:
         return all(worker.place == GONE for worker in self.crew)
 
 
-PHASE, LIFE, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, FAULT = map(
-    _FIELDS.index, ("phase", "life", "crew", "results", "lock", "ready", "signalled", "crashed", "fault")
+PHASE, DECISIONS, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, FAULT = map(
+    _FIELDS.index, ("phase", "decisions", "crew", "results", "lock", "ready", "signalled", "crashed", "fault")
 )
 """Places in a State."""

@@ -1,0 +1,119 @@
+"""Rules on the actors: start, resumption, stop signals, death, and the order in which they end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from minidl.check.view import LOADER_THREAD, LoaderView, Rows, Violation, rule
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Actor, Message, QueueId
+from minidl.tracefile.words import name_of
+
+
+@rule(
+    "started",
+    "a worker is ready only after the loader has begun to start it, in the process that was started, seeded by its id",
+    "A process that the loader did not start works for it, or workers share a seed and augment alike.",
+    needs="all",
+)
+def started(loader: LoaderView) -> Iterator[Violation]:
+    ready, begins, ends = (loader.pick(code) for code in (ev.WORKER_READY, *ev.WORKER_START))
+    for row in ready:
+        worker = int(loader.worker[row])
+        begun, end = loader.of_worker(begins, worker), loader.of_worker(ends, worker)
+        if not len(begun) or loader.time[begun[0]] > loader.time[row]:
+            missing = f"worker_start of worker {worker}"
+            yield loader.broken("the loader has not started this worker", row, *begun[:1], missing=missing)
+        elif len(end) and loader.x[end[0]] != loader.x[row]:
+            late = sorted((int(row), int(end[0])), reverse=True)
+            yield loader.broken(f"pid {loader.x[late[0]]}; it was {loader.x[late[1]]}", *late)
+    base = loader.z[ready] - loader.worker[ready]
+    for at in np.flatnonzero(base[:1] != base):
+        told = f"seed {loader.z[ready[at]]}; by its id and worker {loader.worker[ready[0]]}'s seed it is "
+        yield loader.broken(told + str(base[0] + loader.worker[ready[at]]), ready[at], ready[0])
+
+
+@rule(
+    "messages",
+    "a new epoch is announced once; it, and a sentinel, is received once for each time that it was sent, and later",
+    "An actor acted on a message that was not sent.",
+    needs="all",
+)
+def messages(loader: LoaderView) -> Iterator[Violation]:
+    if not loader.records(ev.SENTINEL_PUT):
+        return
+    told, heard = loader.pick(ev.SENTINEL_PUT), loader.pick(ev.SENTINEL_GET)
+    resumed = (
+        loader.pick(ev.RESUME_PUT),
+        loader.pick(ev.RESUME_ACK),
+        *((loader.about(ev.RESULT_GET[1], Message.RESUME),) if loader.records(ev.RESULT_GET[1]) else ()),
+    )
+    everybody = np.unique(loader.worker[np.concatenate([told, heard, *resumed])]).tolist()
+    for worker in (worker for worker in everybody if worker not in loader.lacks.absent):
+        puts = loader.of_worker(resumed[0], worker)
+        for before, row in itertools.pairwise(puts.tolist()):
+            if loader.x[row] == loader.x[before]:
+                yield loader.broken(f"epoch {loader.x[row]} was announced to it before", row, before)
+        for which in QueueId:
+            sent, got = loader.about(ev.SENTINEL_PUT, which), loader.about(ev.SENTINEL_GET, which)
+            yield from _answered(loader, loader.of_worker(sent, worker), loader.of_worker(got, worker))
+        for before, after in itertools.pairwise([loader.of_worker(rows, worker) for rows in resumed]):
+            yield from _answered(loader, before, after)
+
+
+def _answered(loader: LoaderView, before: Rows, after: Rows) -> Iterator[Violation]:
+    """The n-th of `after` answers the n-th of `before`, and comes later."""
+    for number, row in enumerate(after[len(before) :], len(before) + 1):
+        told = f"it is number {number}, and {len(before)} were sent"
+        yield loader.broken(told, row, *after[: number - 1], *before, missing="what it answers")
+    for sent, got in zip(before, after, strict=False):
+        if loader.time[sent] > loader.time[got]:
+            yield loader.broken(f"{name_of(int(loader.code[sent]))} comes later", got, sent)
+
+
+@rule(
+    "told-to-leave",
+    "a worker that has been told to leave is sent nothing more, and does nothing more",
+    "Data after the sentinel: no actor waits for it, and its shared memory may be lost.",
+)
+def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
+    told, heard = (loader.about(code, QueueId.INDEX) for code in (ev.SENTINEL_PUT, ev.SENTINEL_GET))
+    work = loader.pick(ev.INDEX_GET[0], *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK)
+    for signals, after in (
+        (told, loader.pick(ev.INDEX_PUT, ev.RESUME_PUT)),
+        (heard, work),
+        (loader.pick(ev.WORKER_EXIT), np.union1d(work, loader.pick(ev.WORKER_EXIT))),
+        (told[~np.isin(loader.worker[told], loader.worker[loader.pick(ev.FOUND_DEAD)])], told),
+    ):
+        for message in signals:
+            for row in loader.of_worker(after[after > message], int(loader.worker[message]))[:1]:
+                told_by = name_of(int(loader.code[message]))
+                yield loader.broken(f"after this worker's {told_by}", row, message)
+
+
+@rule(
+    "gone",
+    "an actor found dead does nothing more: a worker gone, joined or found dead, the pin thread, an orphan's loader",
+    "A liveness check was wrong, or another process writes under a dead one's name.",
+)
+def gone(loader: LoaderView) -> Iterator[Violation]:
+    for row in loader.pick(ev.WORKER_GONE, ev.FOUND_DEAD, ev.JOIN[1]):
+        code, actor, worker = int(loader.code[row]), int(loader.x[row]), int(loader.worker[row])
+        if code == ev.JOIN[1] and not loader.y[row]:
+            continue
+        after = slice(int(row) + 1, None)
+        if code == ev.WORKER_GONE or actor == Actor.WORKER:
+            home = loader.homes.get(worker)
+            mine = loader.process[after] == (-1 if home is None else home)
+            mine &= ~np.isin(loader.code[after], LOADER_THREAD)
+        elif actor == Actor.PIN_THREAD:
+            mine = np.isin(loader.code[after], [*ev.PIN, ev.READY_PUT, ev.PIN_START, ev.PIN_EXIT])
+        else:
+            mine = np.isin(loader.code[after], LOADER_THREAD)
+        late = int(row) + 1 + np.flatnonzero(mine)[:1]
+        late = late[loader.time[late] > loader.time[row]]
+        for event in late:
+            yield loader.broken(f"after {name_of(code)} said that this actor has ended", event, row)

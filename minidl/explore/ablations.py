@@ -1,0 +1,134 @@
+"""The running loader without one of its guards: what `minidl explore` shows on the model, shown live.
+
+`with without("done-event"):` takes the guard of this name (see `guards.GUARDS`) away from iterators that are made in
+the block, and from the workers that they fork; with start method "spawn" or "forkserver" a worker's own guards stay.
+The guards of the driver are fields of its policy; each of the others is one function here, which replaces the one
+piece of code that is the guard. For demonstrations and tests, in a process that may hang.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import multiprocessing.queues
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from minidl import driver, iterators, pin_memory, shutdown, worker
+from minidl.explore.guards import GUARDS
+from minidl.ports import Ports
+from minidl.transport.queues import BoundedQueue
+
+Undo = Callable[[], None]
+
+
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """Take the guard called `name` away while the block runs. Raises ValueError for a name that no guard has."""
+    if name not in GUARDS:
+        raise ValueError(f"{name!r} is none of {', '.join(GUARDS)}")
+    take = _OTHERS.get(name) or functools.partial(_without_policy, GUARDS[name].field)
+    undo = take()
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _replaced(owner: Any, name: str, new: Any) -> Undo:
+    """Set an attribute; what is returned sets it back, or deletes it if it was inherited."""
+    inherited = isinstance(owner, type) and name not in vars(owner)
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return lambda: delattr(owner, name) if inherited else setattr(owner, name, old)
+
+
+def _without_policy(field: str) -> Undo:
+    """A guard of the driver: iterators get a policy without it."""
+    constructor: Any = driver.Driver.__init__
+    policy = dataclasses.replace(driver.POLICY, **{field: False})
+    return _replaced(constructor, "__kwdefaults__", {**constructor.__kwdefaults__, "policy": policy})
+
+
+def _without_call(method: str, caller: str) -> Undo:
+    """A queue's method does nothing if the function called `caller` calls it."""
+    plain = getattr(BoundedQueue, method)
+
+    def unless(queue: Any, *arguments: Any) -> Any:
+        calling = sys._getframe(1)
+        return None if calling.f_code.co_name == caller else plain(queue, *arguments)
+
+    return _replaced(BoundedQueue, method, unless)
+
+
+def _with_worker_loop(after: Callable[[Any], None]) -> Undo:
+    """Workers do `after` once they have left their loop."""
+    plain: Any = vars(iterators)["_worker_loop"]
+
+    def loop(spec: Any) -> None:
+        plain(spec)
+        after(spec)
+
+    return _replaced(iterators, "_worker_loop", loop)
+
+
+class _BlockingQueue(BoundedQueue):
+    """A queue whose `get` waits without a bound for the rest of a message that has begun, as multiprocessing's does."""
+
+    def _reset(self, after_fork: bool = False) -> None:
+        super()._reset(after_fork)
+        self._recv_bytes: Any = self._reader.recv_bytes
+        self._poll = self._reader.poll
+
+    get = multiprocessing.queues.Queue.get
+
+
+def _with_port(method: str, which: str, make: Callable[[Any], Any]) -> Undo:
+    """`Ports.queue` or `Ports.done_event` gives another thing for `which`; `make` gets the context, if there is one."""
+    plain = getattr(Ports, method)
+
+    def port(ports: Ports, name: str, *arguments: Any) -> Any:
+        return make(arguments[0] if arguments else None) if name == which else plain(ports, name, *arguments)
+
+    return _replaced(Ports, method, port)
+
+
+def _without_daemon() -> Undo:
+    plain = Ports.worker
+
+    def undaemonic(*arguments: Any) -> Any:
+        process = plain(*arguments)
+        process.daemon = False
+        return process
+
+    return _replaced(Ports, "worker", undaemonic)
+
+
+def _without_exit_flag() -> Undo:
+    atexit.unregister(shutdown._set_python_exit_flag)
+
+    def undo() -> None:
+        atexit.register(shutdown._set_python_exit_flag)
+
+    return undo
+
+
+_OTHERS: Final[dict[str, Callable[[], Undo]]] = {
+    "watchdog": lambda: _replaced(worker.ManagerWatchdog, "is_alive", lambda watchdog: True),
+    "get-timeout-worker": lambda: _replaced(worker, "MP_STATUS_CHECK_INTERVAL", None),
+    "get-timeout-pin": lambda: _replaced(pin_memory, "MP_STATUS_CHECK_INTERVAL", None),
+    "cancel-join-index": lambda: _without_call("cancel_join_thread", "_start_workers"),
+    "join-results-until-done": lambda: _with_worker_loop(lambda spec: spec.result_queue.cancel_join_thread()),
+    "cancel-join-results-when-done": lambda: _without_call("cancel_join_thread", "_worker_loop"),
+    "cancel-join-results-when-orphaned": lambda: _without_call("cancel_join_thread", "run"),
+    "daemon": _without_daemon,
+    "exit-flag": _without_exit_flag,
+    "bounded-read": lambda: _with_port("queue", "result", _BlockingQueue),
+    "bounded-index-read": lambda: _with_port("queue", "index", _BlockingQueue),
+    "lock-free-event": lambda: _with_port("done_event", "workers", lambda _: multiprocessing.Event()),
+}
+"""Guards that are no field of the driver's policy -> what takes them away."""

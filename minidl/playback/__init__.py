@@ -1,0 +1,1 @@
+"""The state of a recorded run at any of its events."""

@@ -1,0 +1,278 @@
+"""Events and states in words, for the replay, the checker's report, the pages and `minidl top`.
+
+Interface: `describe(trace, event)` gives an event as a sentence; `lines(state)` a state as a few named lines, each with
+the fields that it shows; `fields(state)` all those fields as names and words; `changes(before, after)` what differs.
+What a trace contains is untrusted: it is escaped here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Event, Field, Phase
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import counted, plain, size
+
+# --- An event ---------------------------------------------------------------------------------------------------------
+_WORDS: Final = {
+    ev.EPOCH[0]: "epoch {epoch} begins",
+    ev.EPOCH[1]: "epoch {epoch} ends after {yielded} batches: {ending}",
+    ev.SAMPLER_NEXT[0]: "the sampler is asked for task {task}'s indices",
+    ev.SAMPLER_NEXT[1]: "the sampler gives {count} indices for task {task}",
+    ev.TASK_ASSIGNED: "task {task} is given to worker {worker}",
+    ev.INDEX_PUT: "task {task} is put into worker {worker}'s index queue",
+    ev.INDEX_WRITE[0]: "the index queue's feeder begins to write {what} for worker {worker}",
+    ev.INDEX_WRITE[1]: "the index queue's feeder has written {what} for worker {worker}",
+    ev.INDEX_GET[0]: "worker {worker} waits at its index queue",
+    ev.INDEX_GET[1]: "worker {worker} takes {got} from its index queue",
+    ev.FETCH[0]: "{who} begins to fetch task {task}: {count} samples",
+    ev.FETCH[1]: "{who} has fetched task {task}: {outcome}",
+    ev.SAMPLE[0]: "{who} asks the dataset for sample {index} of task {task}",
+    ev.SAMPLE[1]: "{who} has sample {index} of task {task}",
+    ev.COLLATE[0]: "{who} begins to collate task {task}",
+    ev.COLLATE[1]: "{who} has collated task {task}",
+    ev.SHM_ALLOC: "worker {worker} makes {bytes} of shared memory for task {task}",
+    ev.SHM_COPY[0]: "worker {worker}'s feeder begins to copy {bytes} of task {task} into shared memory",
+    ev.SHM_COPY[1]: "worker {worker}'s feeder has copied {bytes} of task {task} into shared memory",
+    ev.RESULT_PUT: "worker {worker} puts the result of task {task} into the result queue: {outcome}",
+    ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
+    ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",
+    ev.RESULT_WRITE[0]: "a feeder begins to write {what} ({bytes}) to the result pipe",
+    ev.RESULT_WRITE[1]: "a feeder has written {what} ({bytes}) to the result pipe",
+    ev.RESULT_GET[0]: "{reader} waits at the result queue",
+    ev.RESULT_READ: "a message of {bytes} has been read from the result pipe",
+    ev.RESULT_REBUILD[0]: "task {task}'s result is being rebuilt",
+    ev.RESULT_REBUILD[1]: "task {task}'s result is rebuilt: {tensors} tensors, {shared} of shared memory",
+    ev.RESULT_GET[1]: "{reader} takes {got} from the result queue",
+    ev.PIN[0]: "the pin thread begins to pin task {task}",
+    ev.PIN[1]: "the pin thread has pinned task {task}",
+    ev.READY_PUT: "the pin thread puts task {task} into the ready queue",
+    ev.READY_GET[0]: "the loader waits for a pinned batch",
+    ev.READY_GET[1]: "the loader takes {got} from the ready queue",
+    ev.REORDER_STORE: "task {task} came before its turn: it goes into the reorder buffer",
+    ev.REORDER_POP: "task {task}'s turn has come: it leaves the reorder buffer",
+    ev.RCVD_ADVANCE: "rcvd_idx moves on to {rcvd_idx}",
+    ev.NEXT[0]: "the training loop asks for a batch",
+    ev.NEXT[1]: "next() returns: {outcome}",
+    ev.YIELD: "task {task} is handed to the training loop: {outcome}",
+    ev.CONSUMER[0]: "the training loop's own code runs",
+    ev.CONSUMER[1]: "the training loop's own code is done",
+    ev.WORKER_START[0]: "the loader starts worker {worker}",
+    ev.WORKER_START[1]: "worker {worker} is started: pid {pid}",
+    ev.WORKER_READY: "worker {worker} is ready",
+    ev.WORKER_EXIT: "worker {worker} leaves its loop: {ending}",
+    ev.WORKER_GONE: "worker {worker}'s process is gone: exit code {exit_code}",
+    ev.PIN_START: "the pin thread runs",
+    ev.PIN_EXIT: "the pin thread ends: {ending}",
+    ev.RESUME_PUT: "a message that epoch {epoch} begins is put into worker {worker}'s index queue",
+    ev.RESUME_ACK: "worker {worker} acknowledges epoch {epoch}",
+    ev.WORKER_EXHAUSTED: "the loader learns that worker {worker}'s dataset has ended",
+    ev.FOUND_DEAD: "{actor} {worker} is found dead: exit code {exit_code}",
+    ev.TIMED_OUT: "the loader's timeout has passed while it waited for task {task} of worker {worker}",
+    ev.TASK_ERROR: "task {task} has failed in worker {worker}: {text}",
+    ev.SHUTDOWN[0]: "the shutdown begins",
+    ev.SHUTDOWN[1]: "the shutdown is over: {still_alive} workers still alive",
+    ev.DONE_EVENT_SET: "the done event of the {which} is set",
+    ev.DONE_EVENT_SEEN: "worker {worker} skips task {task}: the done event is set",
+    ev.SENTINEL_PUT: "a sentinel is put into {whose} queue",
+    ev.SENTINEL_GET: "a sentinel has come out of {whose} queue",
+    ev.JOIN[0]: "the loader begins to wait for {actor} {worker} to end",
+    ev.JOIN[1]: "the loader has waited for {actor} {worker} to end",
+    ev.CANCEL_JOIN_THREAD: "the process will not wait for the feeder of {whose} queue",
+    ev.QUEUE_CLOSE: "{whose} queue is closed on one side",
+    ev.TERMINATE: "worker {worker} is sent signal {signal}",
+}
+
+
+def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
+    """An event in words. pinned: its loader has a pin thread, which then reads the result queue."""
+    kind = EVENTS[int(event["code"])]
+    values: dict[str, Any] = {"task": int(event["task"]), "worker": int(event["worker"])}
+    for column, own in zip("xyz", kind.fields, strict=False):
+        values[own.name] = _value(int(event[column]), own)
+    task, worker = values["task"], values["worker"]
+    values["what"] = f"task {task}" if task >= 0 else "a message"
+    values["who"] = f"worker {worker}" if worker >= 0 else "the loader"
+    values["reader"] = "the pin thread" if pinned else "the loader"
+    values["whose"] = f"worker {worker}'s index" if worker >= 0 else f"the {values.get('queue', '')}"
+    values["text"] = plain(trace.text(event))
+    message = values.get("message")
+    values["got"] = {"empty": "nothing", "task": f"task {task}", "result": f"task {task}'s result"}.get(
+        str(message), f"a {message} message"
+    )
+    if kind.name in ("found_dead", "join") and worker < 0:
+        values["worker"] = ""
+    simulated = " (simulated)" if values.get("simulated") == 1 else ""
+    words = _WORDS.get(kind.code) or _plainly(kind)
+    return " ".join(words.format_map(values).split()) + simulated
+
+
+def _plainly(kind: Event) -> str:
+    """For an event without words of its own: its name, and its task."""
+    return kind.name.replace("_", " ") + (" of task {task}" if kind.has_task else "") + _PHASES[kind.phase]
+
+
+_PHASES: Final = {Phase.BEGIN: " begins", Phase.END: " ends", Phase.INSTANT: ""}
+
+
+def _value(value: int, own: Field) -> object:
+    if own.enum is not None:
+        return next((member.name.lower().replace("_", " ") for member in own.enum if member == value), value)
+    return size(value) if own.unit == "B" else value
+
+
+# --- A state ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class StateLine:
+    """One line of a state: its name, its text ("" = there is nothing), and the fields that it shows, in words."""
+
+    name: str
+    text: str
+    fields: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name:<14} {self.text or '-'}"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field that an event changed, and how, in words."""
+
+    field: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.words}"
+
+
+def lines(state: ProtocolState) -> Iterator[StateLine]:
+    """Yield a state's lines in the order of a batch's way: loader, tasks, workers, queues, training loop, the end."""
+    yield _loader(state)
+    if not state.alone:
+        yield _tasks(state)
+        hand = "" if state.in_hand is None else f"; in hand: task {state.in_hand}"
+        early = _listed(state.reorder_buffer)
+        shown = {"reorder_buffer": early, "in_hand": _or_none(state.in_hand)}
+        yield StateLine("reorder buffer", early + hand if state.reorder_buffer or hand else "", shown)
+    for worker in state.workers:
+        yield _worker(state, worker)
+    if not state.alone:
+        yield StateLine("result queue", _messages(state.result_queue), _queue("result_queue", state.result_queue))
+    if state.pin is not None:
+        held = f", holds task {state.pin.task}" if state.pin.task >= 0 else ""
+        simulated = " (simulated)" if state.pin.simulated else ""
+        task = _or_none(None if state.pin.task < 0 else state.pin.task)
+        shown = {"pin.state": state.pin.state.name, "pin.task": task}
+        yield StateLine("pin thread", state.pin.state.name + held + simulated, shown)
+        yield StateLine("ready queue", _messages(state.ready_queue), _queue("ready_queue", state.ready_queue))
+    yield _training_loop(state)
+    yield StateLine("in flight", size(state.bytes_in_flight), {"bytes_in_flight": size(state.bytes_in_flight)})
+    done, joined = _listed(map(name_of, state.done_events)), _listed(name_of(who, n) for who, n in state.joining)
+    shown = {"done_events": done, "joining": joined}
+    text = f"done event: {done}" if state.done_events else ""
+    text += f"; waits for the end of {joined}" if state.joining else ""
+    yield StateLine("shutdown", text.removeprefix("; "), shown)
+
+
+def fields(state: ProtocolState) -> dict[str, str]:
+    """Return a state as names and words: "task_info[3]" -> "worker 1, outstanding"."""
+    return {name: words for line in lines(state) for name, words in line.fields.items()}
+
+
+def changes(before: ProtocolState, after: ProtocolState) -> tuple[FieldChange, ...]:
+    """Return what differs between two states, except the time and the notes on the state."""
+    old, new = fields(before), fields(after)
+    out = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        was, now = old.get(name), new.get(name)
+        if was != now:
+            words = f"now {now}" if was is None else f"{was} → gone" if now is None else f"{was} → {now}"
+            out.append(FieldChange(name, words))
+    return tuple(out)
+
+
+def name_of(member: enum.IntEnum, number: int = -1) -> str:
+    """Return a member of an enumeration as a reader writes it: "pin thread", "worker 3"."""
+    return member.name.lower().replace("_", " ") + (f" {number}" if number >= 0 else "")
+
+
+def _loader(state: ProtocolState) -> StateLine:
+    counts = {name: _or_none(getattr(state, name)) for name in ("send_idx", "rcvd_idx", "tasks_outstanding")}
+    shown = {"epoch": _or_none(state.epoch), "loader": state.loader.name, **counts}
+    shown |= {name: _or_none(getattr(state, name)) for name in ("sampling", "waiting_for")}
+    text = f"{state.loader.name}, {state.doing}; {'no epoch' if state.epoch is None else f'epoch {state.epoch}'}"
+    if not state.alone:
+        known = (f"{name.removeprefix('tasks_')} {value}" for name, value in counts.items())
+        text += "; " + ", ".join(known).replace("none", "unknown")
+    return StateLine("loader", text, shown)
+
+
+def _tasks(state: ProtocolState) -> StateLine:
+    shown = {
+        f"task_info[{task}]": f"worker {info.worker_id}, {'fetched' if info.fetched else 'outstanding'}"
+        for task, info in state.task_info.items()
+    }
+    for name in ("workers_num_tasks", "workers_status"):
+        shown |= {f"{name}[{worker}]": str(value) for worker, value in enumerate(getattr(state, name))}
+    tasks = (
+        f"{task} (worker {info.worker_id}{', fetched' if info.fetched else ''})"
+        for task, info in state.task_info.items()
+    )
+    return StateLine("task_info", ", ".join(tasks), shown)
+
+
+def _worker(state: ProtocolState, worker: WorkerNow) -> StateLine:
+    number, name = worker.worker, f"workers[{worker.worker}]"
+    shown = {
+        f"{name}.state": worker.state.name,
+        f"{name}.pid": str(worker.pid),
+        f"{name}.activity": worker.doing,
+        f"{name}.making": size(worker.making),
+        **_queue(f"{name}.index_queue", worker.index_queue),
+    }
+    if number < 0:
+        return StateLine("fetching", f"{worker.doing} (no workers: the loader's own process, pid {worker.pid})", shown)
+    tasks = f", {counted(state.workers_num_tasks[number], 'task')}" if number < len(state.workers_num_tasks) else ""
+    last = ", no more" if number < len(state.workers_status) and not state.workers_status[number] else ""
+    queue = f"; queue: {_messages(worker.index_queue)}" if worker.index_queue else ""
+    sampling = worker.position if worker.activity is Activity.SAMPLE else -1
+    place = f", place {sampling + 1} in its batch" if sampling >= 0 else ""
+    return StateLine(f"worker {number}", f"{worker.state.name}{tasks}{last}, {worker.doing}{place}{queue}", shown)
+
+
+def _training_loop(state: ProtocolState) -> StateLine:
+    shown = {"consumer": _or_none(state.consumer), "yielded": str(state.yielded)}
+    doing = ""
+    if state.consumer is not None:
+        doing = f"works on task {state.consumer}, " if state.consumer >= 0 else "its own code runs, "
+    return StateLine("training loop", f"{doing}{state.yielded} batches of this epoch handed out", shown)
+
+
+def _queue(name: str, queue: Iterable[Queued]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for message in queue:
+        of = f" of worker {message.worker}" if name == "result_queue" and message.worker >= 0 else ""
+        key, again = f"{name}[{message.name}{of}]", 2
+        while key in out:  # a task of the same number, of an epoch that was left early
+            key, again = f"{name}[{message.name}{of}, {again}]", again + 1
+        out[key] = message.stage.value
+    return out
+
+
+def _messages(queue: Iterable[Queued]) -> str:
+    return ", ".join(f"{message.name} ({message.stage.value})" for message in queue)
+
+
+def _or_none(value: int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
