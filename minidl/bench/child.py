@@ -1,7 +1,7 @@
-"""Processes to measure in: forked, so that all of them begin alike, down to the addresses of their memory.
+"""Forked processes to measure in: all begin alike, down to the addresses of their memory.
 
 Interface: `Child(work, *args)` runs the generator `work(*args)` in a process of its own, one item for each `ask()`;
-`in_child` is for a single answer. `metered` takes time and memory.
+`in_child` is for a single answer. `metered` measures time and memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -27,9 +26,9 @@ PATIENCE = 30.0
 
 
 class Child:
-    """A process that works when it is asked to. Leave it through `with`.
+    """A process that computes an item when asked for it. A context manager.
 
-    RuntimeError with the process's own traceback where the work fails there.
+    Asking raises RuntimeError, with the process's own traceback, if the work fails there.
     """
 
     _ends: ClassVar[set[Connection]] = set()
@@ -43,7 +42,7 @@ class Child:
         end.close()
 
     def ask(self) -> Any:
-        """The next item."""
+        """Return the next item."""
         try:
             self._end.send(None)
             answer = self._end.recv()
@@ -57,9 +56,7 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ends.discard(self._end)
         self._end.close()
         self._process.join(PATIENCE)
@@ -82,9 +79,9 @@ def _serve(end: Connection, work: Callable[..., Iterator[Any]], args: tuple[Any,
             while _asked(end):
                 end.send(next(items))
     except KeyboardInterrupt:
-        pass  # the parent gets it too, and says so
+        pass  # the parent gets it too, and reports it
     except Exception:
-        with contextlib.suppress(OSError):  # the parent is gone: nobody is left to tell
+        with contextlib.suppress(OSError):  # the parent is gone
             end.send(_Failure(traceback.format_exc()))
 
 
@@ -97,18 +94,18 @@ def _asked(end: Connection) -> bool:
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)`, computed in a process of its own, which is gone afterwards."""
-    with Child(_once, function, args) as child:
+    """Return `function(*args)`, computed in a process of its own."""
+
+    def once() -> Iterator[Any]:
+        yield function(*args)
+
+    with Child(once) as child:
         return child.ask()
-
-
-def _once(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[Any]:
-    yield function(*args)
 
 
 @dataclass
 class Meter:
-    """What a block took: seconds, and MiB by which the process grew at its peak."""
+    """Seconds that a block took, and MiB by which the process grew at its peak."""
 
     seconds: float = 0.0
     mib: float = 0.0
@@ -117,15 +114,15 @@ class Meter:
 @contextlib.contextmanager
 def metered() -> Iterator[Meter]:
     """Measure the block; the Meter is filled in at its end."""
-    _forget()
+    _reset_peak()
     meter, before, start = Meter(), _peak_mib(), time.perf_counter()
     yield meter
     meter.seconds = time.perf_counter() - start
     meter.mib = _peak_mib() - before
 
 
-def _forget() -> None:
-    """Give freed memory back and begin a new peak: what is used again, or was used before, would not show as growth."""
+def _reset_peak() -> None:
+    """Give freed memory back and begin a new peak: memory that is used again would not show as growth."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # a C library without it
         ctypes.CDLL(None).malloc_trim(0)

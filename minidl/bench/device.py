@@ -1,8 +1,8 @@
-"""What the device stage reaches: copy bandwidth, copies hidden behind compute, what each stage of it spares the GPU.
+"""Performance of the device stage: copy bandwidth, copies hidden behind compute, time that each stage saves the GPU.
 
-Interface: `bench_device(rounds, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use;
-`simulate` takes the same way without one, with small sizes, and every group of rows then says so: its figures are the
-host's, and say nothing of any device. Figures that only a trace knows come from a traced epoch after the measured ones.
+Interface: `bench_device(rounds, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use.
+`simulate` runs the same code without one, with small sizes: each group of rows is marked as simulated, and its figures
+are the host's. Figures that only a trace has come from a traced epoch after the measured ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,22 +21,22 @@ import numpy as np
 import torch
 
 import minidl
-from minidl.augment import Augment
-from minidl.bench.pairs import Row, take_turns
-from minidl.device import open_device
-from minidl.streams import AcceleratorDevice
-from minidl.tracing import events as ev
-from minidl.tracing.device_use import device_use
+from minidl.analysis.device_use import device_use
+from minidl.bench.pairs import Row, rows_of, take_turns
+from minidl.device.augment import Augment
+from minidl.device.loader import open_device
+from minidl.device.streams import AcceleratorDevice
+from minidl.tracefile import events as ev
 
 MIB = 1 << 20
 
 MEASURABLE = 20.0
-"""ms of compute that are timed to know how much of it makes a step."""
+"""ms of compute that are timed to choose the repetitions of a step."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured. device: what DeviceLoader is given. sizes: MiB of a copied batch; copies: of each size.
+    """Sizes of the measurements. device: DeviceLoader's argument. sizes: MiB of a copied batch; copies: of each size.
 
     images, side, crop: of a batch of the training step; steps: of an epoch; work: ms of compute in a step.
     """
@@ -52,28 +53,26 @@ class Plan:
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is a pretence."""
         return self.device == "simulated"
 
     def named(self, group: str) -> str:
-        """The name of a group of rows."""
         return f"{group} (simulated)" if self.simulated else group
 
 
 def plan(simulate: bool) -> Plan:
-    """The plan for this machine. Raises LookupError where it has no accelerator and none is to be simulated."""
+    """Return the plan for this machine. Raises LookupError without an accelerator, unless one is simulated."""
     if simulate:
         return Plan("simulated", sizes=(1,), copies=8, images=4, side=64, crop=48, steps=8, work=1.0, workers=1)
     if not torch.accelerator.is_available():
         raise LookupError(
             "bench --device: this machine has no accelerator that torch can use: `--device simulated` runs the same "
-            "code on a pretence of one, which measures nothing of a device"
+            "code on a simulated device, and measures the host only"
         )
     return Plan(str(torch.accelerator.current_accelerator()))
 
 
 def bench_device(rounds: int, simulate: bool = False) -> list[Row]:
-    """All rows. Raises LookupError where there is no accelerator, unless one is simulated."""
+    """Return all rows. Raises LookupError without an accelerator, unless one is simulated."""
     mine = plan(simulate)
     print(", ".join(f"{name} {value}" for name, value in accelerator(mine).items()))
     rows = [row for size in mine.sizes for row in _copy_rows(mine, size, rounds)] + _step_rows(mine, rounds)
@@ -85,6 +84,19 @@ def _synchronize(plan: Plan) -> None:
         torch.accelerator.synchronize()
 
 
+def _timed(plan: Plan, work: Callable[[], Any], figure: Callable[[float], float]) -> Callable[[], float]:
+    """Return a turn that does the work and returns the figure of its seconds."""
+
+    def turn() -> float:
+        _synchronize(plan)
+        start = time.perf_counter()
+        work()
+        _synchronize(plan)
+        return figure(time.perf_counter() - start)
+
+    return turn
+
+
 # --- Copies alone -----------------------------------------------------------------------------------------------------
 PLAIN, PLAIN_PAGEABLE, OURS, OURS_PAGEABLE = (
     "plain copy, pinned", "plain copy, pageable", "DeviceLoader, pinned", "DeviceLoader, pageable",
@@ -92,60 +104,45 @@ PLAIN, PLAIN_PAGEABLE, OURS, OURS_PAGEABLE = (
 
 
 def _copy_rows(plan: Plan, size: int, rounds: int) -> list[Row]:
-    """GB/s of each way to copy batches of `size` MiB; the best that there is, is a plain copy from pinned memory."""
+    """Measure the GB/s of each way to copy batches of `size` MiB; a plain copy from pinned memory is the limit."""
     pageable = [torch.ones(size * MIB, dtype=torch.uint8) for _ in range(4)]
     pinned = pageable if plan.simulated else [batch.pin_memory() for batch in pageable]
-    turns = {
+    copies = {
         PLAIN: _plain(plan, pinned),
         OURS: _ours(plan, pinned),
         PLAIN_PAGEABLE: _plain(plan, pageable),
         OURS_PAGEABLE: _ours(plan, pageable),
     }
+    total = plan.copies * size * MIB / 1e9
+    turns = {name: _timed(plan, copy, lambda seconds: total / seconds) for name, copy in copies.items()}
     group = plan.named(f"copies of {size} MiB")
     found = take_turns(turns, rounds, f"device: {group}")
-    against = {OURS: PLAIN, PLAIN_PAGEABLE: PLAIN, OURS_PAGEABLE: PLAIN_PAGEABLE}
-    return [
-        Row(group, name, "GB/s", tuple(values), against.get(name, ""), tuple(found[against.get(name, name)]))
-        for name, values in found.items()
-    ]
+    return rows_of(group, "GB/s", found, {OURS: PLAIN, PLAIN_PAGEABLE: PLAIN, OURS_PAGEABLE: PLAIN_PAGEABLE})
 
 
-def _plain(plan: Plan, batches: list[torch.Tensor]) -> Callable[[], float]:
-    """Copies into memory that is there already, one behind the other, with nothing between them."""
+def _plain(plan: Plan, batches: list[torch.Tensor]) -> Callable[[], None]:
+    """Copy into allocated memory, one batch directly after the other."""
     there = [torch.empty_like(batches[0], device=_where(plan)) for _ in range(2)]
 
-    def copies() -> None:
+    def copy() -> None:
         for number in range(plan.copies):
             there[number % 2].copy_(batches[number % len(batches)], non_blocking=True)
 
-    return lambda: _rate(plan, copies, batches[0].nbytes)
+    return copy
 
 
-def _ours(plan: Plan, batches: list[torch.Tensor]) -> Callable[[], float]:
+def _ours(plan: Plan, batches: list[torch.Tensor]) -> Callable[[], object]:
     loader = minidl.DeviceLoader(_Cycle(batches, plan.copies), plan.device)
-
-    def copies() -> None:
-        for _ in loader:
-            pass
-
-    return lambda: _rate(plan, copies, batches[0].nbytes)
+    return lambda: deque(loader, maxlen=0)
 
 
 def _where(plan: Plan) -> torch.device:
     return open_device(plan.device).device
 
 
-def _rate(plan: Plan, copies: Callable[[], None], size: int) -> float:
-    _synchronize(plan)
-    start = time.perf_counter()
-    copies()
-    _synchronize(plan)
-    return plan.copies * size / (time.perf_counter() - start) / 1e9
-
-
 @dataclass(frozen=True)
 class _Cycle:
-    """The same few batches, again and again."""
+    """An iterable that repeats a few batches."""
 
     batches: list[torch.Tensor]
     count: int
@@ -187,13 +184,13 @@ class _AugmentAll:
 
 
 class _Work:
-    """Compute of a given length in the consumer's stream: the same product again and again."""
+    """Compute of a given length in the consumer's stream: a repeated matrix product."""
 
     def __init__(self, plan: Plan) -> None:
         side = 64 if plan.simulated else 2048
         self.factor = torch.ones(side, side, device=_where(plan)) / side
-        self.times, turn = 1, _timed(plan, self)
-        while (took := turn() * plan.steps) < MEASURABLE:
+        self.times, turn = 1, _timed(plan, self, lambda seconds: 1000 * seconds)
+        while (took := turn()) < MEASURABLE:
             self.times *= 2
         self.times = max(1, round(self.times * plan.work / took))
 
@@ -217,7 +214,7 @@ def _loader(plan: Plan, name: str, persistent: bool) -> minidl.DataLoader[Any]:
 
 
 def _steps(plan: Plan, name: str, loader: Any, work: _Work) -> Callable[[], None]:
-    """An epoch of the training loop that is fed this way."""
+    """Return an epoch of the training loop that is fed in this way."""
     augment = Augment(plan.crop)
 
     def train(batches: Iterable[Any], prepare: Callable[[Any], Any]) -> None:
@@ -236,39 +233,27 @@ def _steps(plan: Plan, name: str, loader: Any, work: _Work) -> Callable[[], None
 
 
 def _step_rows(plan: Plan, rounds: int) -> list[Row]:
-    """ms of a step, fed in each way. idle %: of its time, that in which no step computed. The rest: see `_told`."""
+    """Measure the ms of a step, fed in each way. idle %: share of its time without compute. The rest: see `_traced`."""
     work = _Work(plan)
     names = (COMPUTE, IN_STEP_PAGEABLE, IN_STEP, ASIDE_PAGEABLE, ASIDE, BY_WORKERS)
     loaders = {name: _loader(plan, name, True) for name in names if name != COMPUTE}
-    turns = {name: _timed(plan, _steps(plan, name, loaders.get(name), work)) for name in names}
+    epochs = {name: _steps(plan, name, loaders.get(name), work) for name in names}
+    turns = {name: _timed(plan, epoch, lambda seconds: 1000 * seconds / plan.steps) for name, epoch in epochs.items()}
     group = plan.named(f"a step of {plan.images} images")
     try:
         found = take_turns(turns, rounds, f"device: {group}")
     finally:
         for loader in loaders.values():
             loader.close()
-    rows = []
-    for name in names:
+    extra = {}
+    for name in loaders:
         idle = (100 * (1 - alone / took) for alone, took in zip(found[COMPUTE], found[name], strict=True))
-        extra = {} if name == COMPUTE else {"idle %": statistics.median(idle), **_told(plan, name, work)}
-        against = "" if name == COMPUTE else COMPUTE
-        rows.append(Row(group, name, "ms", tuple(found[name]), against, tuple(found[COMPUTE]), extra))
-    return rows
+        extra[name] = {"idle %": statistics.median(idle), **_traced(plan, name, work)}
+    return rows_of(group, "ms", found, dict.fromkeys(loaders, COMPUTE), extra)
 
 
-def _timed(plan: Plan, epoch: Callable[[], Any]) -> Callable[[], float]:
-    def turn() -> float:
-        _synchronize(plan)
-        start = time.perf_counter()
-        epoch()
-        _synchronize(plan)
-        return (time.perf_counter() - start) * 1000 / plan.steps
-
-    return turn
-
-
-def _told(plan: Plan, name: str, work: _Work) -> dict[str, float]:
-    """What a trace of one epoch tells: % of copy and transform hidden; a batch's ms and MiB, copied and pinned."""
+def _traced(plan: Plan, name: str, work: _Work) -> dict[str, float]:
+    """Trace an epoch; return the % of copy and transform hidden, and a batch's ms and MiB, copied and pinned."""
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
         directory = Path(place) / "trace"
         with minidl.trace(directory, detail="batch"), _loader(plan, name, False) as loader:
@@ -291,7 +276,7 @@ def _told(plan: Plan, name: str, work: _Work) -> dict[str, float]:
 # --- Against torch's profiler -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Compared:
-    """Copies as our trace and as torch.profiler saw them, in one run, one by one; ns."""
+    """Each copy of one run, as our trace and as torch.profiler recorded it; ns."""
 
     bytes: np.ndarray[Any, Any]
     ours: np.ndarray[Any, Any]
@@ -301,7 +286,7 @@ class Compared:
 
 
 def compare_with_profiler(plan: Plan, size: int, batches: int) -> Compared:
-    """Trace and profile one iteration. Raises RuntimeError where they do not see the same copies."""
+    """Trace and profile one iteration. Raises RuntimeError if the two have not the same copies."""
     from torch.profiler import ProfilerActivity, profile
 
     source = _Cycle([torch.ones(size * MIB, dtype=torch.uint8).pin_memory() for _ in range(4)], batches)
@@ -332,7 +317,7 @@ def compare_with_profiler(plan: Plan, size: int, batches: int) -> Compared:
 
 
 def _memcpys(document: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
-    """Begin (ns since 1970) and length (ns) of the profile's host-to-device copies of so many bytes, in order."""
+    """Return begin (ns since 1970) and length (ns) of a profile's host-to-device copies of `size` bytes, in order."""
     base = int(document.get("baseTimeNanoseconds", 0))
     found = [
         (base + round(event["ts"] * 1000), round(event["dur"] * 1000))
@@ -343,22 +328,23 @@ def _memcpys(document: dict[str, Any], size: int) -> np.ndarray[Any, Any]:
 
 
 def cross_check(plan: Plan, size: int = 16, batches: int = 64) -> list[Row]:
-    """Microseconds of each copy, by our clock and by the profiler's. begin off: how far our begins lie from theirs, the
-    median taken away (what the two host clocks differ by) and the middle nine tenths' spread."""
+    """Return the microseconds of each copy, by our clock and by the profiler's.
+
+    clocks off: the median of our begins minus theirs, which is the difference of the host clocks. begin off: the range
+    of the middle nine tenths of these differences.
+    """
     found = compare_with_profiler(plan, size, batches)
-    ours, theirs = (tuple((values / 1000).tolist()) for values in (found.ours, found.theirs))
+    ours, theirs = ((values / 1000).tolist() for values in (found.ours, found.theirs))
     off = (found.begins - np.median(found.begins)) / 1000
     low, high = np.percentile(off, (5, 95))
     extra = {"begin off µs": float(high - low), "clocks off µs": float(np.median(found.begins)) / 1000}
+    values, extra["error µs"] = {"by torch.profiler": theirs, "by our trace": ours}, found.error / 1000
     group = f"each of {batches} copies of {size} MiB"
-    return [
-        Row(group, "by torch.profiler", "µs", theirs),
-        Row(group, "by our trace", "µs", ours, "by torch.profiler", theirs, extra | {"error µs": found.error / 1000}),
-    ]
+    return rows_of(group, "µs", values, {"by our trace": "by torch.profiler"}, {"by our trace": extra})
 
 
 def accelerator(plan: Plan) -> dict[str, str]:
-    """What the figures are of: the device's name, and the driver's versions."""
+    """Return the measured device's name, and CUDA's version."""
     if plan.simulated:
         return {"device": "simulated"}
     device = open_device(plan.device)

@@ -1,7 +1,7 @@
-"""What it costs to record one event: with our recorder, with others, and where nothing is recorded.
+"""Cost of recording one event: with our recorder, with others, and without a trace.
 
-Interface: `bench_events(rounds)`. viztracer is measured where it is installed.
-Figures are nanoseconds of the calling thread's CPU time, which another process's turn on the core does not lengthen.
+Interface: `bench_events(rounds)`. viztracer is measured if it is installed.
+Figures are nanoseconds of the calling thread's CPU time, which excludes the time that other processes have the core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import timeit
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,10 @@ import torch
 import minidl
 from minidl import ports
 from minidl.bench.own_thread import batch_by_batch
-from minidl.bench.pairs import Row, take_turns
+from minidl.bench.pairs import Row, rows_of, take_turns
 from minidl.messages import Result
-from minidl.tracing import events as ev
-from minidl.tracing.recorder import GROW_SLOTS, Recorder, TraceConfig
+from minidl.record.recorder import GROW_SLOTS, Recorder, TraceConfig
+from minidl.tracefile import events as ev
 
 Names = dict[str, Any]
 Setup = Callable[[Path], AbstractContextManager[Names]]
@@ -41,7 +41,7 @@ Setup = Callable[[Path], AbstractContextManager[Names]]
 
 @dataclass(frozen=True)
 class _Case:
-    """One way to record: what is timed, and what gives it the names that it needs.
+    """One way to record: the timed statement, and the setup that makes its names.
 
     records: events that it writes. at_median: the median of groups of sixteen repetitions, not the mean of all.
     """
@@ -74,32 +74,24 @@ def _ended(directory: Path) -> Iterator[Names]:
     yield names
 
 
-@contextlib.contextmanager
-def _nothing(directory: Path) -> Iterator[Names]:
-    def emit(code: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
-
-    yield {"emit": emit, "pen": None}
+def _no_emit(code: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
 
 
-@contextlib.contextmanager
-def _plain_queue(directory: Path) -> Iterator[Names]:
-    yield {"queue": ports.new_ports().ready_queue(), "batch": Result(0, 0, None)}
+def _nothing(directory: Path) -> AbstractContextManager[Names]:
+    return nullcontext({"emit": _no_emit, "recorder": None})
 
 
-@contextlib.contextmanager
-def _traced_queue(directory: Path) -> Iterator[Names]:
-    with minidl.trace(directory), _plain_queue(directory) as names:
-        yield names
+def _queue(directory: Path) -> AbstractContextManager[Names]:
+    return nullcontext({"queue": ports.new_ports().queue("ready"), "batch": Result(0, 0, None)})
+
+
+def _own_thread(directory: Path) -> AbstractContextManager[Names]:
+    return nullcontext({"batch": batch_by_batch()})
 
 
 @contextlib.contextmanager
-def _own_thread(directory: Path) -> Iterator[Names]:
-    yield {"batch": batch_by_batch()}
-
-
-@contextlib.contextmanager
-def _own_thread_traced(directory: Path) -> Iterator[Names]:
-    with minidl.trace(directory), _own_thread(directory) as names:
+def _traced(setup: Setup, directory: Path) -> Iterator[Names]:
+    with minidl.trace(directory), setup(directory) as names:
         yield names
 
 
@@ -117,9 +109,8 @@ def _viztracer(directory: Path) -> Iterator[Names]:
         tracer.terminate()
 
 
-@contextlib.contextmanager
-def _record_function(directory: Path) -> Iterator[Names]:
-    yield {"record_function": torch.profiler.record_function}
+def _record_function(directory: Path) -> AbstractContextManager[Names]:
+    return nullcontext({"record_function": torch.profiler.record_function})
 
 
 @contextlib.contextmanager
@@ -137,17 +128,16 @@ def _profiled(directory: Path) -> Iterator[Names]:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Standard error to nowhere: torch's profiler logs from C++ that it starts and stops. It may warn, too."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    """Discard stderr: torch's profiler logs its start and its stop from C++. It may also warn."""
+    kept = os.dup(2)
     try:
-        with warnings.catch_warnings():
+        with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
+            os.dup2(nowhere.fileno(), 2)
             warnings.simplefilter("ignore")
             yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -188,7 +178,7 @@ _CASES = (
     _Case(_ONE, "emit into a ring of 1 MiB", partial(_minidl, ring_bytes=1 << 20), _EMIT),
     _Case(_ONE, "emit, left out of a trace of batches", partial(_minidl, detail="batch"), _DETAIL, 0),
     _Case(_ONE, "emit, after the trace's end", _ended, _EMIT, 0),
-    _Case(_ONE, "no trace: if pen is not None", _nothing, f"if pen is not None: {_EMIT}", 0),
+    _Case(_ONE, "no trace: if recorder is not None", _nothing, f"if recorder is not None: {_EMIT}", 0),
     _Case(_ONE, "a call that does nothing", _nothing, _EMIT, 0),
     _Case(_ONE, "viztracer add_instant", _viztracer, "tracer.add_instant('yield')"),
     _Case(_ONE, "viztracer add_instant with numbers", _viztracer,
@@ -198,48 +188,45 @@ _CASES = (
     _Case(_ONE, "logging to a file", _logging, "info('yield task=%d worker=%d x=%d y=%d z=%d', 7, 0, 1, 2, 3)"),
     _Case(_SPAN, "emit twice", _minidl, f"emit({ev.FETCH[0]}, {_NUMBERS}); emit({ev.FETCH[1]}, {_NUMBERS})", 2),
     _Case(_SPAN, "viztracer log_event", _viztracer, "with tracer.log_event('fetch'): pass"),
-    _Case(_SPAN, "record_function, nobody profiling", _record_function,
+    _Case(_SPAN, "record_function, profiler off", _record_function,
           "with record_function('fetch'): pass", 0),
-    _Case(_SPAN, "record_function, torch.profiler on", _profiled,
+    _Case(_SPAN, "record_function, profiler on", _profiled,
           "with record_function('fetch'): pass"),
-    _Case(_TEXT, "emit, a text said before", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string('out of range'))"),
+    _Case(_TEXT, "emit, a known text", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string('out of range'))"),
     _Case(_TEXT, "emit, a new text each time", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string(next(texts)))"),
     _Case(_TEXT, "viztracer add_instant", _viztracer,
           "tracer.add_instant('error', args={'task': 7, 'worker': 0, 'text': 'out of range'})"),
     _Case(_TEXT, "os.write of a JSON line", _json_lines, "write(name='error', task=7, worker=0, text='out of range')"),
-    _Case(_QUEUE, "no trace", _plain_queue, "queue.put(batch); queue.get()", 0),
-    _Case(_QUEUE, "traced", _traced_queue, "queue.put(batch); queue.get()", 3),
+    _Case(_QUEUE, "no trace", _queue, "queue.put(batch); queue.get()", 0),
+    _Case(_QUEUE, "traced", partial(_traced, _queue), "queue.put(batch); queue.get()", 3),
     _Case(_BATCH, "no trace", _own_thread, "batch()", 0),
-    _Case(_BATCH, "traced", _own_thread_traced, "batch()", 15),
+    _Case(_BATCH, "traced", partial(_traced, _own_thread), "batch()", 15),
 )  # fmt: skip
 
 
 def bench_events(rounds: int, number: int = GROW_SLOTS) -> list[Row]:
-    """Nanoseconds for each way to record, from `number` repetitions a round; extra: the events that one records.
+    """Measure the ns of each way to record, from `number` repetitions a round; extra: the events that one records.
 
-    By default just so many that our file grows once while they are recorded.
-
-    The last two groups are what a loader pays at its seams: without a trace it holds the plain things themselves.
+    By default our file grows once in that many events. The last two groups are the cost at a loader's seams: without a
+    trace, it holds the plain queues themselves.
     """
     there = importlib.util.find_spec("viztracer") is not None
     cases = [case for case in _CASES if there or case.setup is not _viztracer]
-    rows = []
+    rows: list[Row] = []
     for group in dict.fromkeys(case.group for case in cases):
         own = [case for case in cases if case.group == group]
         turns = {case.name: partial(_nanoseconds, case, number) for case in own}
         found = take_turns(turns, rounds, f"events: {group}")
-        first = own[0].name
-        for case in own:
-            against, extra = "" if case.name == first else first, {"events": float(case.records)}
-            rows.append(Row(group, case.name, "ns", tuple(found[case.name]), against, tuple(found[first]), extra))
+        against = {case.name: own[0].name for case in own[1:]}
+        rows += rows_of(group, "ns", found, against, {case.name: {"events": float(case.records)} for case in own})
     return rows
 
 
 def _nanoseconds(case: _Case, number: int) -> float:
-    """What one execution of the case's statement takes."""
+    """Return the time that one execution of the case's statement takes."""
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as directory, case.setup(Path(directory)) as names:
         timer = timeit.Timer(case.statement, timer=time.thread_time, globals=names)
-        timer.timeit(max(1, number // 20))  # opening files is no event's cost
+        timer.timeit(max(1, number // 20))  # leaves out the time to open files
         if case.at_median:  # leaves out the one in 64 that begins a page of the file
             groups = timeit.Timer(case.statement, globals=names).repeat(max(1, number // 16), 16)
             return median(groups) / 16 * 1e9

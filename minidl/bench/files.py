@@ -1,6 +1,6 @@
-"""What it costs to read a trace, and to make something of it, by the number of its events.
+"""Cost of reading and analysing a trace, by the number of its events.
 
-Interface: `bench_files(sizes)`. The traces are recorded for it: a real loader with two workers and many small samples.
+Interface: `bench_files(sizes)`. It records the traces itself: a loader with two workers and many small samples.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from statistics import median
 from typing import Any
 
 import minidl
+from minidl.analysis.summary import summary
 from minidl.bench.child import in_child, metered
 from minidl.bench.pairs import Row, take_turns
-from minidl.demo import progress
-from minidl.tracing.check import examine
-from minidl.tracing.export import write_chrome
-from minidl.tracing.reader import Trace
-from minidl.tracing.summary import summary
-from minidl.tracing.timeline import render
+from minidl.check import examine
+from minidl.terminal import progress
+from minidl.tracefile.reader import Trace
+from minidl.views.chrome import write_chrome
+from minidl.views.text import render
 
 _READ = "read_trace"
 _OPERATIONS: dict[str, Callable[[Trace, Path], object]] = {
@@ -39,7 +39,7 @@ _EPOCH_BATCHES = 1000
 
 
 def bench_files(sizes: Sequence[int], rounds: int = 3) -> list[Row]:
-    """Read a trace of about so many events, then do one thing with it; each time in a process of its own.
+    """Read a trace of each size, then perform one operation on it; each time in a process of its own.
 
     Values are seconds. The ratio is to the reading in the same process; extra: events per second, MiB by which the
     process grew at its peak (beyond the trace that it held already), and MiB of the file that was written.
@@ -65,7 +65,7 @@ def _row(group: str, name: str, events: int, figures: list[Any]) -> Row:
 
 
 def _measure(name: str, path: Path) -> tuple[float, float, float, float, float]:
-    """Seconds and peak MiB of the reading, of what is done then, and MiB of the files that it writes."""
+    """Return seconds and peak MiB of the reading and of the operation, and MiB of the files that it writes."""
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         with metered() as reading:
             trace = minidl.read_trace(path)
@@ -76,7 +76,7 @@ def _measure(name: str, path: Path) -> tuple[float, float, float, float, float]:
 
 
 def _record(directory: Path, size: int) -> tuple[Path, int]:
-    """Record a run of about `size` events; where it is, and how many they are."""
+    """Record a run of about `size` events; return its path and the number of its events."""
     each = _run(directory / "trial", _TRIAL_BATCHES, 1) / _TRIAL_BATCHES
     batches = max(1, round(size / each))
     epochs = max(1, round(batches / _EPOCH_BATCHES))
@@ -84,7 +84,7 @@ def _record(directory: Path, size: int) -> tuple[Path, int]:
 
 
 def _run(directory: Path, batches: int, epochs: int) -> int:
-    """Record `epochs` epochs of `batches` batches of 16 numbers; the number of events."""
+    """Record `epochs` epochs of `batches` batches of 16 numbers; return the number of events."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
         numbers = range(16 * batches)

@@ -1,8 +1,8 @@
-"""What a batch costs: torch's loader, ours, and ours while it is traced.
+"""Cost of a batch: torch's loader, ours, and ours while it is traced.
 
-Interface: `bench_loader(rounds, length)`; `KINDS` are the batches, `VARIANTS` the loaders. Each loader lives in a
-process of its own, keeps its workers, and runs an epoch whenever it is its turn; the first epoch does not count.
-Kinds that need Pillow are left out where it is not installed.
+Interface: `bench_loader(rounds, length)`; `KINDS` are the batches, `VARIANTS` the loaders. Each loader has a process of
+its own, keeps its workers, and runs an epoch in its turn; the first epoch does not count. Kinds that need Pillow are
+left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch.utils.data
 import minidl
 from minidl import demo
 from minidl.bench.child import Child
-from minidl.bench.pairs import Row, take_turns
+from minidl.bench.pairs import Row, rows_of, take_turns
 
 
-# --- What is loaded ---------------------------------------------------------------------------------------------------
+# --- Batches ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Samples:
     """A map-style dataset: index -> make(index)."""
@@ -90,12 +90,12 @@ KINDS = {
 }
 
 
-# --- Who loads it -----------------------------------------------------------------------------------------------------
+# --- Loaders ----------------------------------------------------------------------------------------------------------
 TORCH, PLAIN, ENDED, BATCHES, SAMPLES = (
     "torch", "minidl", "minidl, after a trace", "minidl, traced by batch", "minidl, traced by sample",
 )  # fmt: skip
 VARIANTS = {TORCH: "", PLAIN: TORCH, ENDED: PLAIN, BATCHES: PLAIN, SAMPLES: PLAIN}
-"""Each loader, and the one that it is compared with. What ENDED and PLAIN differ by is the noise."""
+"""Each loader, and the one that it is compared with. The difference between ENDED and PLAIN is the noise."""
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[An
 # --- Measuring --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Epoch:
-    """Microseconds per batch: on the clock, and of CPU time in the loader's process and in its workers together."""
+    """Microseconds per batch: on the clock, and of CPU time in the loader's process and in all its workers."""
 
     wall: float
     loader: float
@@ -137,7 +137,7 @@ class Epoch:
 
 
 def _epochs(variant: str, kind: Kind, workers: int, batches: int, directory: Path) -> Iterator[Epoch]:
-    """Endless epochs of one loader."""
+    """Measure epochs of one loader, without end."""
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
     with _tracing(variant, directory), _loader(variant, kind, workers, batches) as loader:
         _count(loader)  # starts the workers
@@ -154,12 +154,12 @@ def _count(loader: Any) -> int:
 
 
 def _cpu_ns(pids: list[int | None]) -> int:
-    """CPU time of these processes so far. A process's clock has the number that clock_getcpuclockid(3) computes."""
+    """Return the CPU time of processes so far. clock_getcpuclockid(3) computes the same number of a process's clock."""
     return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids if pid is not None)
 
 
 def bench_loader(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0, 2)) -> list[Row]:
-    """Microseconds per batch of every loader, for every kind of batch, with so many workers.
+    """Measure microseconds per batch of each loader, for each kind of batch and each number of workers.
 
     length: of an epoch, as a share of the kind's. extra: the medians of CPU microseconds per batch in the loader's
     process and in the workers, of the ratios of their sums, and the events that a batch leaves in the trace.
@@ -180,20 +180,19 @@ def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> li
             found: dict[str, list[Epoch]] = take_turns(turns, rounds, f"loader: {group}")
         served = batches * (rounds + 2)  # the first epoch, and the round that warms up
         events = {v: len(minidl.read_trace(directories[v])) / served for v in (BATCHES, SAMPLES)}
-    return [_row(group, variant, found, events) for variant in VARIANTS]
+    extra = {variant: _extra(epochs, found.get(VARIANTS[variant])) for variant, epochs in found.items()}
+    for variant, count in events.items():
+        extra[variant]["events"] = count
+    walls = {variant: [epoch.wall for epoch in epochs] for variant, epochs in found.items()}
+    return rows_of(group, "µs/batch", walls, VARIANTS, extra)
 
 
-def _row(group: str, variant: str, found: dict[str, list[Epoch]], events: dict[str, float]) -> Row:
-    against = VARIANTS[variant]
-    epochs, base = found[variant], found[against or variant]
+def _extra(epochs: list[Epoch], base: list[Epoch] | None) -> dict[str, float]:
     extra = {
         "CPU µs, loader": median(epoch.loader for epoch in epochs),
         "CPU µs, workers": median(epoch.workers for epoch in epochs),
     }
-    if against:
+    if base is not None:
         cpu = ((a.loader + a.workers) / (b.loader + b.workers) for a, b in zip(epochs, base, strict=True))
         extra["CPU ratio"] = median(cpu)
-    if variant in events:
-        extra["events"] = events[variant]
-    walls, others = (tuple(epoch.wall for epoch in some) for some in (epochs, base))
-    return Row(group, variant, "µs/batch", walls, against, others, extra)
+    return extra

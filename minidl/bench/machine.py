@@ -1,4 +1,4 @@
-"""What the measurements were taken on, and whether it had anything else to do meanwhile."""
+"""The machine that is measured on, and its load from other processes meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import minidl
 
 BUSY = 0.1
-"""Share of the machine's cores that others may use before the absolute figures are called into question."""
+"""Share of the machine's cores that others may use while the absolute figures are still trusted."""
 
 
 def machine() -> dict[str, str]:
@@ -41,8 +41,11 @@ def _cpu_model() -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """The machine's load. before, after: load averages of the last minute. others: cores that others used on average,
-    the hypervisor's other guests among them. cores: all there are."""
+    """The machine's load.
+
+    before, after: load averages of the last minute. others: cores that other processes used on average, those of the
+    hypervisor's other guests included. cores: of the machine.
+    """
 
     before: float
     after: float
@@ -51,29 +54,28 @@ class Load:
 
     @property
     def busy(self) -> bool:
-        """Whether others disturbed the measurements."""
         return self.others > BUSY * self.cores
 
     def text(self) -> str:
-        """All of it as one line."""
+        """Return the load as one line."""
         verdict = "busy machine: trust the ratios only" if self.busy else "a quiet machine"
         others = f"meanwhile others used {self.others:.2f} of {self.cores} cores"
         return f"{verdict}: load average {self.before:.2f} before, {self.after:.2f} after; {others}"
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return the load for JSON."""
         return {**asdict(self), "busy": self.busy}
 
 
 class Watch:
-    """Begins to watch the machine when it is made."""
+    """Watches the machine's load from its creation."""
 
     def __init__(self) -> None:
         self._load = os.getloadavg()[0]
         self._start = time.monotonic(), _used_by_all(), _used_by_us()
 
     def stop(self) -> Load:
-        """The load since then; call it when every process that was started since has been waited for."""
+        """Return the load; call it after each process that was started since has been waited for."""
         start, by_all, by_us = self._start
         elapsed = time.monotonic() - start
         others = (_used_by_all() - by_all - (_used_by_us() - by_us)) / elapsed
@@ -81,7 +83,7 @@ class Watch:
 
 
 def _used_by_all() -> float:
-    """CPU seconds of all cores so far, those that a hypervisor gave to other guests included."""
+    """Return the CPU seconds of all cores so far, with those that a hypervisor gave to other guests."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
@@ -89,5 +91,5 @@ def _used_by_all() -> float:
 
 
 def _used_by_us() -> float:
-    """CPU seconds of this process and of those descendants that have been waited for."""
+    """Return the CPU seconds of this process and of its descendants that have been waited for."""
     return sum(os.times()[:4])

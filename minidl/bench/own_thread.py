@@ -1,6 +1,6 @@
-"""What the loader's own thread does for a batch, without any other process, so that nothing is waited for.
+"""The work of the loader's own thread for a batch, without other processes, so that it never waits.
 
-Interface: `batch_by_batch()`. The classes are those that do it in a loader; only the queues' two ends are one place.
+Interface: `batch_by_batch()`. The driver is the loader's; an object in this process stands for worker and queues.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from minidl import ports
-from minidl.dispatcher import Deliver, Wait
+from minidl.dispatcher import Assignment, Deliver, Dispatcher
+from minidl.driver import DRAW, READY, Driver, Effect, Get
 from minidl.messages import Result, Task
-from minidl.protocol import LoaderEvent
-from minidl.tracing import instrument
+from minidl.protocol import LoaderEvent, LoaderLifecycle
+from minidl.record import channels
+from minidl.record.ports import TracedPorts
 from minidl.transport.message import dumps, load_result
 
 
 class _Shuttle:
-    """Stands for a worker and the queues on both sides of it: a task that is put comes back as its result, rebuilt."""
+    """Stands for a worker and its queues: a task that is put comes back as its result, rebuilt."""
 
     def __init__(self, load: Callable[[int, int], Result]) -> None:
         self._load = load
@@ -38,40 +40,41 @@ class _Shuttle:
 
 
 def batch_by_batch() -> Callable[[], None]:
-    """A function that takes one batch through a loader of two workers, and sends the next task.
+    """Make a function that takes one batch through the driver of a loader with two workers.
 
     Made while a trace is recorded, it records what a loader's own thread does, 15 events a batch.
     """
     seam, payload = ports.new_ports(), dumps(0)[0]
     index_queue: Any
     result_queue: Any
-    if isinstance(seam, instrument.TracedPorts):
+    if isinstance(seam, TracedPorts):
         number = seam.loader
-        shuttle = _Shuttle(lambda idx, worker_id: instrument.load(number, idx, worker_id, payload, 0, 0))
-        index_queue = instrument.TracedIndexQueue(seam, shuttle, 0)
-        result_queue = instrument.TracedResultQueue(seam, shuttle)
+        shuttle = _Shuttle(lambda idx, worker_id: channels.load_result(number, idx, worker_id, payload, 0, 0))
+        index_queue = channels.TracedIndexQueue(seam, shuttle, 0)
+        result_queue = channels.TracedResultQueue(seam, shuttle)
     else:
         index_queue = result_queue = _Shuttle(lambda idx, worker_id: load_result(idx, worker_id, payload))
-    lifecycle, dispatcher = seam.loader_lifecycle(), seam.dispatcher(2, 2, True)
+    lifecycle = seam.decider(LoaderLifecycle)
+    driver = Driver(seam.decider(Dispatcher, 2, 2, True), lifecycle)
     sampling = seam.sampler_iter(itertools.repeat([5]))
 
-    def send() -> None:
-        index = next(sampling)
-        given = dispatcher.assign(index)
-        assert given is not None
-        index_queue.put(seam.task(given.idx, given.worker_id, index))
+    def perform(effect: Effect) -> None:
+        """Perform effects up to the next batch, or up to the beginning of the epoch."""
+        while type(effect) is not Deliver and effect is not READY:
+            if type(effect) is Get:
+                effect = driver.received(result_queue.get(timeout=effect.timeout))
+                continue
+            assert effect is DRAW
+            index = next(sampling)
+            given = driver.drawn(index)
+            assert type(given) is Assignment
+            index_queue.put(seam.envelope(Task(given.idx, given.worker_id, index)))
+            effect = driver.done()
 
     def batch() -> None:
-        lifecycle.handle(LoaderEvent.NEXT)
-        assert isinstance(dispatcher.next_step(), Wait)
-        result = result_queue.get(timeout=5.0)
-        assert isinstance(dispatcher.receive(result.idx, result.data), Deliver)
-        send()
-        lifecycle.handle(LoaderEvent.YIELD)
+        perform(driver.next())
+        driver.yielded()
 
-    for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN):
-        lifecycle.handle(event)
-    for _ in range(dispatcher.capacity):
-        send()
-    lifecycle.handle(LoaderEvent.PRIMED)
+    lifecycle.handle(LoaderEvent.START)
+    perform(driver.begin())
     return batch

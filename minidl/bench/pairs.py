@@ -1,9 +1,9 @@
-"""Measurements in turns, and what is made of them.
+"""Measurements in turns, and their table.
 
-Interface: `take_turns` measures several things round after round; a `Row` holds one thing's values and those of the
-thing it is compared with, round for round; `table` prints rows.
-Rule of use: a ratio is formed within a round, between neighbours in time, and the median is taken of the ratios:
-what disturbs the machine for longer than a round then disturbs both sides, and falls out.
+Interface: `take_turns` measures several alternatives round after round; `rows_of` makes a `Row` of each, which holds
+its values and those of the alternative that it is compared with, round for round; `table` prints rows.
+Rule of use: a ratio is formed within a round, between neighbours in time, and the result is the median of the ratios:
+what disturbs the machine for longer than a round disturbs both sides, and cancels out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from minidl.demo import progress
+from minidl.terminal import progress
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values, and the range in which the middle four fifths of them lie."""
+    """Median of some values, and the range of the middle four fifths."""
 
     median: float
     p10: float
@@ -31,7 +31,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """That of `values`, which are not empty."""
         p10, p90 = np.percentile(values, (10, 90))
         return cls(statistics.median(values), float(p10), float(p90))
 
@@ -41,11 +40,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one thing.
+    """The measurements of one alternative.
 
-    group: what all rows that are comparable have in common. values: in `unit`, one for each round. against: the name
-    of what it is compared with, "" where it is what others are compared with; base: that one's values, round for round.
-    extra: further figures, each under its name with its unit.
+    group: common to all rows that are comparable. values: in `unit`, one for each round. against: the name of the row
+    that it is compared with, "" = none; base: that row's values, round for round. extra: further figures by their names
+    with units.
     """
 
     group: str
@@ -58,21 +57,19 @@ class Row:
 
     @property
     def value(self) -> Spread:
-        """The values' spread."""
         return Spread.of(self.values)
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """value / base of each round; empty where nothing is compared."""
+        """value / base of each round; empty without a comparison."""
         return tuple(value / base for value, base in zip(self.values, self.base, strict=True)) if self.against else ()
 
     @property
     def ratio(self) -> Spread | None:
-        """The ratios' spread."""
         return Spread.of(self.ratios) if self.against else None
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return the row for JSON."""
         ratio = None if self.ratio is None else asdict(self.ratio)
         return {**asdict(self), "value": asdict(self.value), "ratios": self.ratios, "ratio": ratio}
 
@@ -80,9 +77,9 @@ class Row:
 def take_turns(
     turns: Mapping[str, Callable[[], T]], rounds: int, what: str, *, warm: bool = True
 ) -> dict[str, list[T]]:
-    """What each of `turns` returned in each round. warm: begin with a round that does not count.
+    """Return what each of `turns` returned in each round. warm: begin with a round that does not count.
 
-    Every other round goes backwards, so that nobody always comes first. `what` is shown as progress.
+    Every other round goes backwards, so that none always comes first. `what` is shown as progress.
     """
     found: dict[str, list[T]] = {name: [] for name in turns}
     for count in range(-1 if warm else 0, rounds):
@@ -95,9 +92,26 @@ def take_turns(
     return found
 
 
+def rows_of(
+    group: str,
+    unit: str,
+    found: Mapping[str, Sequence[float]],
+    against: Mapping[str, str],
+    extra: Mapping[str, Mapping[str, float]] | None = None,
+) -> list[Row]:
+    """Return a Row for each name in `found`, compared with the one that `against` names, if any."""
+    rows = []
+    for name, values in found.items():
+        other = against.get(name, "")
+        rows.append(
+            Row(group, name, unit, tuple(values), other, tuple(found.get(other, ())), (extra or {}).get(name, {}))
+        )
+    return rows
+
+
 # --- For people -------------------------------------------------------------------------------------------------------
 def number(value: float) -> str:
-    """About three significant digits, never an exponent: "12,345", "12.3", "0.0123"; whole numbers as such."""
+    """Format with about three significant digits and no exponent: "12,345", "12.3", "0.0123"; whole numbers as such."""
     if abs(value) >= 100 or value == round(value):
         return f"{value:,.0f}"
     digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3 if abs(value) >= 0.1 else 4
@@ -105,7 +119,7 @@ def number(value: float) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, a block for each group."""
+    """Return the rows as text, a block for each group."""
     return "\n".join(_block(list(group)) for _, group in groupby(rows, key=lambda row: (row.group, row.unit)))
 
 

@@ -1,6 +1,6 @@
-"""What the samplers cost at a size where it shows, beside torch's.
+"""Cost of the samplers with many indices, beside torch's.
 
-Interface: `bench_samplers(n)`. At n = 20 million a round takes about a minute, and up to 2 GiB.
+Interface: `bench_samplers(n)`. With n = 20 million a round takes about a minute, and up to 2 GiB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.utils.data
 import minidl.distributed
 import minidl.sampler
 from minidl.bench.child import in_child, metered
-from minidl.bench.pairs import Row, take_turns
+from minidl.bench.pairs import Row, rows_of, take_turns
 
 _Libraries = dict[str, Any]
 _DISTRIBUTED: _Libraries = {"torch": torch.utils.data, "minidl": minidl.distributed}
@@ -33,7 +33,7 @@ _CASES: dict[str, Callable[[str, range], Iterable[int]]] = {
 
 
 def bench_samplers(n: int, rounds: int = 3) -> list[Row]:
-    """One epoch of each sampler over `n` indices, torch's and ours, each time in a process of its own.
+    """Measure one epoch of each sampler over `n` indices, torch's and ours, each time in a process of its own.
 
     Values are seconds until the last index; extra: seconds until the first, and MiB by which the process grew.
     """
@@ -43,18 +43,15 @@ def bench_samplers(n: int, rounds: int = 3) -> list[Row]:
 def _rows(case: str, n: int, rounds: int) -> list[Row]:
     turns = {library: partial(in_child, _measure, library, case, n) for library in ("torch", "minidl")}
     found = take_turns(turns, rounds, f"samplers: {case}", warm=False)
-    torchs = tuple(seconds for seconds, _, _ in found["torch"])
-    rows = []
+    seconds, extra = {}, {}
     for library, figures in found.items():
-        seconds, first, mib = zip(*figures, strict=True)
-        extra = {"first index s": median(first), "MiB": median(mib)}
-        against = "" if library == "torch" else "torch"
-        rows.append(Row(f"{case}, {n:,} indices", library, "s", seconds, against, torchs, extra))
-    return rows
+        seconds[library], first, mib = zip(*figures, strict=True)
+        extra[library] = {"first index s": median(first), "MiB": median(mib)}
+    return rows_of(f"{case}, {n:,} indices", "s", seconds, {"minidl": "torch"}, extra)
 
 
 def _measure(library: str, case: str, n: int) -> tuple[float, float, float]:
-    """Seconds until the last and until the first index, and MiB."""
+    """Return the seconds until the last and until the first index, and MiB."""
     sampler = _CASES[case](library, range(n))
     with metered() as meter:
         start = time.perf_counter()

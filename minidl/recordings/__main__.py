@@ -1,18 +1,62 @@
-"""Record one scene in this process: `python -m minidl.recordings NAME DEVICE WORK`; prints where the trace is."""
+"""`python -m minidl.recordings`: make the recordings of `traces/` and write their table.
+
+Exit codes: 0 success; 1 a recording failed or is still missing; 2 wrong arguments.
+"""
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from minidl.pin_memory import SIMULATED
 from minidl.recordings.scenes import SCENES
-from minidl.recordings.training import Setting
+from minidl.recordings.suite import Suite
+from minidl.recordings.table import README, write_table
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="python -m minidl.recordings", description="Make the recordings of traces/ and write their table."
+    )
+    add = whole.add_argument
+    add("--device", choices=("cuda", SIMULATED), help="default: cuda; without a GPU, choose simulated")
+    add("-o", "--output", type=Path, default=Path("traces"), metavar="DIR", help="default: %(default)s")
+    add("--only", nargs="+", metavar="NAME", help="make only these, and replace them if they exist")
+    add("--minutes", type=float, metavar="N", help="begin no recording after N minutes")
+    add("--list", action="store_true", help="list the recordings and exit")
+    return whole
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make what the command line asks for; return the exit code."""
+    command = parser()
+    arguments = command.parse_args(argv)
+    if arguments.list:
+        width = max(map(len, SCENES))
+        print("\n".join(f"{recording.name:<{width}}  {recording.shows}" for recording in SCENES.values()))
+        return 0
+    unknown = sorted(set(arguments.only or ()) - set(SCENES))
+    if unknown:
+        command.error(f"no recording is called {', '.join(unknown)}: --list shows all names")
+    device = SIMULATED if arguments.device == SIMULATED else _gpu(command)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    suite = Suite(device, arguments.output, arguments.minutes)
+    failed = suite.record(arguments.only or list(SCENES), again=bool(arguments.only))
+    write_table(arguments.output)
+    missing = f"; not made: {', '.join(failed)}" if failed else ""
+    print(f"the table is in {arguments.output / README}{missing}")
+    return 1 if failed else 0
+
+
+def _gpu(command: argparse.ArgumentParser) -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        command.error("torch finds no GPU: choose --device simulated; the recordings are then marked as simulated")
+    return "cuda"
+
 
 if __name__ == "__main__":
-    name, device, work = sys.argv[1:]
-    # What the trace is told was run; not where this machine keeps the package.
-    sys.argv = sys.orig_argv = ["minidl", "record-suite", "--device", device, "--only", name]
-    os.chdir(work)
-    place = SCENES[name].record(Setting.of(device, Path(work)), Path(work) / name)
-    print(place.absolute())
+    sys.exit(main())

@@ -1,17 +1,15 @@
-"""Image files to load: drawn once, kept as PNG, decoded by each worker with zlib and NumPy alone.
+"""Image files to load: drawn once, decompressed by each worker.
 
-Interface: `draw(directory, count, side)` makes the files, `decode(path)` reads one, `Images` and `Shards` are datasets
-of them. A machine that records may have nothing but torch and NumPy, so a library that decodes images is not asked for.
-Rule of use: `decode` reads what `encode` writes, 8-bit RGB whose rows have the filter "up", and says so of other files.
+Interface: `draw(directory, count, side)` makes the files; `Images` and `Shards` are datasets of them. A machine that
+records may have nothing but torch and NumPy, so the files are NumPy's compressed arrays (.npz).
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
-import struct
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,54 +20,18 @@ import numpy.typing as npt
 import torch
 
 import minidl
-from minidl.augment import IMAGENET_MEAN, IMAGENET_STD
+from minidl.device.augment import IMAGENET_MEAN, IMAGENET_STD
 
 Pixels = npt.NDArray[np.uint8]
 """Shape (height, width, 3)."""
 
 CLASSES: Final = 10
 
-_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-_HEADER: Final = struct.Struct(">IIBBBBB")  # width, height, bits, colour type 2 = RGB, deflate, filters, no interlace
-_UP: Final = 2  # a row's bytes are differences to the row above it
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def encode(pixels: Pixels) -> bytes:
-    """An image as a PNG file."""
-    height, width, _ = pixels.shape
-    above = np.concatenate([np.zeros((1, width, 3), np.uint8), pixels[:-1]])
-    rows = np.concatenate([np.full((height, 1), _UP, np.uint8), (pixels - above).reshape(height, -1)], axis=1)
-    header = _HEADER.pack(width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(rows.tobytes(), 6)
-    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
-
-
-def decode(path: Path) -> Pixels:
-    """A PNG file's pixels. Raises ValueError where it is none, or one that `encode` does not write."""
-    data = path.read_bytes()
-    if not data.startswith(_SIGNATURE):
-        raise ValueError(f"{path} is no PNG file")
-    parts: dict[bytes, bytes] = {}
-    at = len(_SIGNATURE)
-    while at + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        parts[kind] = parts.get(kind, b"") + data[at + 8 : at + 8 + size]
-        at += size + 12
-    width, height, *form = _HEADER.unpack(parts[b"IHDR"])
-    rows = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8)
-    if form != [8, 2, 0, 0, 0] or rows.size != height * (1 + 3 * width) or np.any(rows[:: 1 + 3 * width] != _UP):
-        raise ValueError(f"{path}: only 8-bit RGB files with the row filter 'up' are decoded here: draw them again")
-    return np.cumsum(rows.reshape(height, -1)[:, 1:], axis=0, dtype=np.uint8).reshape(height, width, 3)
-
 
 def draw(directory: Path, count: int, side: int) -> Path:
-    """Draw `count` images of `side` x `side` pixels into `directory`, unless that was done before; return it.
+    """Draw `count` images of `side` x `side` pixels into `directory`, unless they exist; return it.
 
-    NNN-C.png is of class C, which its hue tells; the rest is smooth noise and grain. The same ones come out each time.
+    NNN-C.npz is of class C, which determines its hue; the rest is smooth noise and grain. Each call draws the same.
     """
     if directory.is_dir():
         return directory
@@ -78,7 +40,7 @@ def draw(directory: Path, count: int, side: int) -> Path:
     try:
         for number in range(count):
             label = number % CLASSES
-            (draft / f"{number:03}-{label}.png").write_bytes(encode(_drawn(number, label, side)))
+            np.savez_compressed(draft / f"{number:03}-{label}.npz", pixels=_drawn(number, label, side))
         draft.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -96,7 +58,7 @@ def _drawn(number: int, label: int, side: int) -> Pixels:
 
 
 def to_float(pixels: Pixels) -> torch.Tensor:
-    """float32 (3, height, width), normalised: what a worker does to an image where the device does not."""
+    """Return float32 (3, height, width), normalised: the worker's part if the device does not do it."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / std
 
@@ -105,7 +67,7 @@ def to_float(pixels: Pixels) -> torch.Tensor:
 class Images(minidl.Dataset[tuple[torch.Tensor, int]]):
     """The images of a directory. A sample: uint8 (height, width, 3), or float32 (3, height, width); and its class.
 
-    slow: index -> seconds that it takes longer, as a file on a tired disk does. failing: the index that raises.
+    slow: index -> additional seconds, as for a file on a slow disk. failing: the index that raises.
     """
 
     directory: Path
@@ -123,17 +85,14 @@ class Images(minidl.Dataset[tuple[torch.Tensor, int]]):
         time.sleep(self.slow.get(index, 0.0))
         files = _files(self.directory)
         path = files[index % len(files)]
-        pixels = decode(path)
+        with np.load(path) as file:
+            pixels = file["pixels"]
         return to_float(pixels) if self.as_float else torch.from_numpy(pixels), int(path.stem[-1])
 
 
-_listed: dict[Path, list[Path]] = {}
-
-
+@functools.cache
 def _files(directory: Path) -> list[Path]:
-    if directory not in _listed:
-        _listed[directory] = sorted(directory.glob("*.png"))
-    return _listed[directory]
+    return sorted(directory.glob("*.npz"))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The recordings: what each shows, and the program that is recorded.
+"""The recordings: for each, what it shows and the recorded program.
 
-Interface: `SCENES`, name -> Scene. `scene.record(setting, directory)` runs the program, which ends before this returns,
-and gives the trace's place. Each scene is run in a process of its own, so it may leave killed workers and cold caches.
+Interface: `SCENES`, name -> Recording. `recording.record(setting, directory)` runs the program to its end and returns
+the trace's path. Each runs in a process of its own, because it may leave killed workers behind.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import minidl
+from minidl.merge import merge
+from minidl.record import recorder
 from minidl.recordings.images import Images, Shards
 from minidl.recordings.training import Setting, Training, in_the_step, network
-from minidl.tracing import recorder
-from minidl.tracing.merge import merge
 
 Program = Callable[[Setting], None]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One recording. record: (setting, an unused directory) -> the trace that came of it."""
+class Recording:
+    """One recording. record: (setting, an unused directory) -> the trace's path."""
 
     name: str
     shows: str
     record: Callable[[Setting, Path], Path]
 
 
-SCENES: dict[str, Scene] = {}
+SCENES: dict[str, Recording] = {}
 
 
 def tell(name: str, setting: Setting) -> None:
-    """Write into the trace what is recorded, and on which device: the table of recordings is made from this."""
-    pen = recorder.active()
-    assert pen is not None
+    """Write the recording's name and device into the trace, for the table of recordings."""
+    recording = recorder.active()
+    assert recording is not None
     accelerator = "none" if setting.simulated else torch.cuda.get_device_name()
     cores = len(os.sched_getaffinity(0))
-    pen.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
+    recording.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
 
 
 def _scene(name: str, shows: str) -> Callable[[Program], Program]:
-    """Make a scene of a program, which is traced from its beginning to its end."""
+    """Declare a program as a recording; all of it is traced."""
 
     def declare(program: Program) -> Program:
         def record(setting: Setting, directory: Path) -> Path:
@@ -66,23 +66,48 @@ def _scene(name: str, shows: str) -> Callable[[Program], Program]:
                 program(setting)
             return directory
 
-        SCENES[name] = Scene(name, shows, record)
+        SCENES[name] = Recording(name, shows, record)
         return program
 
     return declare
 
 
+def _usual(
+    name: str,
+    shows: str,
+    workers: int,
+    share: int = 2,
+    images: dict[str, Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> None:
+    """Declare an epoch of the usual training, through a DeviceLoader, as a recording.
+
+    share: the epoch has 1/share of the setting's batches. images, options: of the dataset and of the loader; transform:
+    of the DeviceLoader, by default augmentation; prepare: what the step does to a batch.
+    """
+
+    @_scene(name, shows)
+    def _epoch(setting: Setting) -> None:
+        training = Training(setting)
+        with setting.loader(setting.images(setting.batches // share, **images or {}), workers, **options) as loader:
+            training.epoch(setting.to_device(loader, transform), prepare)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
 # --- The whole pipeline, and parts of it ------------------------------------------------------------------------------
-@_scene("healthy-8-pinned", "eight workers, pinned memory, copies and augmentation on a side stream of the device")
-def _healthy(setting: Setting) -> None:
-    with setting.loader(setting.images()) as loader:
-        Training(setting).epoch(setting.to_device(loader))
-
-
-@_scene("healthy-8-pageable", "the same without pinning: a copy from pageable memory keeps the host waiting")
-def _pageable(setting: Setting) -> None:
-    with setting.loader(setting.images(), pin_memory=False) as loader:
-        Training(setting).epoch(setting.to_device(loader))
+_usual("healthy-8-pinned", "eight workers, pinned memory, copies and augmentation on a side stream of the device", 8, 1)
+_usual(
+    "healthy-8-pageable",
+    "the same without pinning: the host waits for each copy from pageable memory",
+    8,
+    1,
+    pin_memory=False,
+)
 
 
 @_scene("healthy-8-no-device-loader", "the same without the DeviceLoader: copy and augmentation are part of the step")
@@ -91,16 +116,8 @@ def _no_device_loader(setting: Setting) -> None:
         Training(setting).epoch(loader, in_the_step(setting))
 
 
-def _workers_scene(workers: int) -> None:
-    @_scene(f"workers-{workers}", f"the same training with {workers or 'no'} worker{'s' * (workers != 1)}")
-    def _some_workers(setting: Setting) -> None:
-        batches = setting.batches // 2
-        with setting.loader(setting.images(batches), workers) as loader:
-            Training(setting).epoch(setting.to_device(loader))
-
-
 for _number in (0, 1, 2, 4, 8, 12):
-    _workers_scene(_number)
+    _usual(f"workers-{_number}", f"the same training with {_number or 'no'} worker{'s' * (_number != 1)}", _number)
 
 
 @_scene("starved-gpu", "one worker decodes for a step that is much faster than it: the device waits for data")
@@ -108,10 +125,6 @@ def _starved(setting: Setting) -> None:
     training = Training(replace(setting, width=max(2, setting.width // 8)))
     with setting.loader(setting.images(setting.batches // 2), 1) as loader:
         training.epoch(setting.to_device(loader))
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 # --- Order ------------------------------------------------------------------------------------------------------------
@@ -135,37 +148,13 @@ def _out_of_order(setting: Setting) -> None:
 
 # --- Copies -----------------------------------------------------------------------------------------------------------
 def collate_in_private_memory(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A custom collate_fn that does not know of shared memory: the feeder thread copies each batch once more."""
+    """Collate without shared memory: the feeder thread copies each batch once more."""
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels)
 
 
-@_scene("collate-extra-copy", "a custom collate_fn stacks in private memory, and the feeder copies the batch once more")
-def _extra_copy(setting: Setting) -> None:
-    with setting.loader(setting.images(setting.batches // 2), 4, collate_fn=collate_in_private_memory) as loader:
-        Training(setting).epoch(setting.to_device(loader))
-
-
-@_scene("collate-shortcut", "the default collate_fn stacks straight into shared memory")
-def _shortcut(setting: Setting) -> None:
-    with setting.loader(setting.images(setting.batches // 2), 4) as loader:
-        Training(setting).epoch(setting.to_device(loader))
-
-
-@_scene("float-on-cpu", "workers make float32: four times the bytes through shared memory, pinning and the bus")
-def _float_on_cpu(setting: Setting) -> None:
-    with setting.loader(setting.images(setting.batches // 2, as_float=True), 8) as loader:
-        Training(setting).epoch(setting.to_device(loader, _unchanged))
-
-
-@_scene("uint8-gpu-transform", "workers send bytes; the device crops, flips and normalises on the side stream")
-def _uint8(setting: Setting) -> None:
-    with setting.loader(setting.images(setting.batches // 2), 8) as loader:
-        Training(setting).epoch(setting.to_device(loader))
-
-
 def collate_to_many(samples: list[Any]) -> list[torch.Tensor]:
-    """Each image a tensor of its own: a segment, a descriptor and a copy to the device for each."""
+    """Return each image as a tensor of its own: a segment, a descriptor and a copy to the device for each."""
     images, labels = zip(*samples, strict=True)
     return [*images, torch.tensor(labels)]
 
@@ -175,23 +164,35 @@ def _stacked(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.stack(images), labels]
 
 
-@_scene("many-small-tensors", "each image is sent as a tensor of its own: a segment and a descriptor for each")
-def _many(setting: Setting) -> None:
-    training = Training(setting)
-    with setting.loader(setting.images(setting.batches // 2), 4, collate_fn=collate_to_many) as loader:
-        training.epoch(setting.to_device(loader, _stacked), _as_float)
-
-
-@_scene("packed", "the same images in one tensor")
-def _packed(setting: Setting) -> None:
-    training = Training(setting)
-    with setting.loader(setting.images(setting.batches // 2), 4) as loader:
-        training.epoch(setting.to_device(loader, _unchanged), _as_float)
-
-
 def _as_float(batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     images, labels = batch
     return images.permute(0, 3, 1, 2).float() / 255, labels
+
+
+_usual(
+    "collate-extra-copy",
+    "a custom collate_fn stacks in private memory, and the feeder copies the batch once more",
+    4,
+    collate_fn=collate_in_private_memory,
+)
+_usual("collate-shortcut", "the default collate_fn stacks straight into shared memory", 4)
+_usual(
+    "float-on-cpu",
+    "workers make float32: four times the bytes through shared memory, pinning and the bus",
+    8,
+    images={"as_float": True},
+    transform=_unchanged,
+)
+_usual("uint8-gpu-transform", "workers send bytes; the device crops, flips and normalises on the side stream", 8)
+_usual(
+    "many-small-tensors",
+    "each image is sent as a tensor of its own: a segment and a descriptor for each",
+    4,
+    transform=_stacked,
+    prepare=_as_float,
+    collate_fn=collate_to_many,
+)
+_usual("packed", "the same images in one tensor", 4, transform=_unchanged, prepare=_as_float)
 
 
 # --- Epochs -----------------------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def _persistent(setting: Setting) -> None:
     _three_epochs(setting, True)
 
 
-@_scene("respawn", "three epochs, workers and pin thread started anew for each")
+@_scene("respawn", "three epochs, workers and pin thread started again for each")
 def _respawn(setting: Setting) -> None:
     _three_epochs(setting, False)
 
@@ -240,7 +241,7 @@ def _error(setting: Setting) -> None:
 
 
 def _until_noticed(batches: Iterator[Any], training: Training, at: int, what: Callable[[], None]) -> None:
-    """Train, do something to a worker after `at` batches, and go on until the loader says that it noticed."""
+    """Train, act on a worker after `at` batches, and continue until the loader raises an error."""
     try:
         training.epoch(itertools.islice(batches, at))
         what()
@@ -251,25 +252,27 @@ def _until_noticed(batches: Iterator[Any], training: Training, at: int, what: Ca
     raise AssertionError("the loader did not notice what became of its worker")
 
 
+def _signalled(setting: Setting, number: signal.Signals, timeout: float = 0) -> None:
+    """Send a signal to worker 1 after six batches; wake it at the end, if it lives."""
+    training = Training(setting)
+    with setting.loader(setting.images(), 4, timeout=timeout) as loader:
+        iterator = iter(loader)
+        pid = iterator._workers[1].pid
+        try:
+            _until_noticed(iter(setting.to_device(_Once(iterator))), training, 6, lambda: os.kill(pid, number))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 @_scene("worker-sigkilled", "worker 1 is killed in the middle of the epoch, and the loader finds it dead")
 def _sigkilled(setting: Setting) -> None:
-    training = Training(setting)
-    with setting.loader(setting.images(), 4) as loader:
-        iterator = iter(loader)
-        device = iter(setting.to_device(_Once(iterator)))
-        _until_noticed(device, training, 6, lambda: os.kill(iterator._workers[1].pid, signal.SIGKILL))
+    _signalled(setting, signal.SIGKILL)
 
 
 @_scene("worker-sigstopped", "worker 1 is stopped: it lives, sends nothing, and the loader's timeout names it")
 def _sigstopped(setting: Setting) -> None:
-    training = Training(setting)
-    with setting.loader(setting.images(), 4, timeout=1.5) as loader:
-        iterator = iter(loader)
-        device = iter(setting.to_device(_Once(iterator)))
-        try:
-            _until_noticed(device, training, 6, lambda: os.kill(iterator._workers[1].pid, signal.SIGSTOP))
-        finally:
-            os.kill(iterator._workers[1].pid, signal.SIGCONT)
+    _signalled(setting, signal.SIGSTOP, timeout=1.5)
 
 
 @dataclass(frozen=True)
@@ -283,7 +286,7 @@ class _Once:
 
 
 class TornMessage(minidl.Dataset[Any]):
-    """Images, until the worker that is asked for `at` announces a message, writes a part of it, and is killed."""
+    """Images; a worker that is asked for `at` announces a message, writes a part of it, and is killed."""
 
     def __init__(self, images: Images, at: int) -> None:
         self.images = images
@@ -306,7 +309,8 @@ class TornMessage(minidl.Dataset[Any]):
 
 
 @_scene(
-    "torn-message-pin-thread", "a worker is killed in the middle of a message; the pin thread waits for no rest of it"
+    "torn-message-pin-thread",
+    "a worker is killed in the middle of a message; the pin thread does not wait for the rest",
 )
 def _torn(setting: Setting) -> None:
     training = Training(setting)
@@ -317,7 +321,7 @@ def _torn(setting: Setting) -> None:
 
 # --- Ranks ------------------------------------------------------------------------------------------------------------
 def _rank(rank: int, world: int, name: str, setting: Setting, directory: Path, command: list[str]) -> None:
-    """One rank's process: two epochs of data-parallel training on its share."""
+    """Train for two epochs on a rank's share, in the rank's process."""
     sys.argv = sys.orig_argv = command
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
     meeting = f"file://{directory.absolute()}/meeting"
@@ -349,7 +353,7 @@ def _ranks_scene(world: int) -> None:
         torch.multiprocessing.spawn(_rank, arguments, nprocs=world)  # type: ignore[attr-defined,no-untyped-call]
         return merge([directory / f"rank-{rank}" for rank in range(world)], directory / "joined")
 
-    SCENES[name] = Scene(
+    SCENES[name] = Recording(
         name, f"{world} ranks of a data-parallel training share one device, each with its share", record
     )
 
@@ -358,12 +362,12 @@ for _number in (2, 4):
     _ranks_scene(_number)
 
 
-# --- Others' eyes -----------------------------------------------------------------------------------------------------
+# --- Other recorders and other loaders --------------------------------------------------------------------------------
 @_scene("upstream-beside", "torch's own loader, observed from outside, and then this one on the same work")
 def _upstream(setting: Setting) -> None:
     training = Training(setting)
     images = setting.images(setting.batches // 2)
-    pin = not setting.simulated  # torch's loader has no pretence of it
+    pin = not setting.simulated  # torch's loader cannot simulate pinning
     theirs = torch.utils.data.DataLoader(
         images, setting.batch_size, num_workers=4, pin_memory=pin, multiprocessing_context=minidl.observe("fork")
     )
@@ -384,7 +388,7 @@ def _profiled(setting: Setting, directory: Path) -> Path:
     return merge([directory, exported])
 
 
-SCENES["with-profiler"] = Scene(
+SCENES["with-profiler"] = Recording(
     "with-profiler",
     "ten batches, with torch.profiler's operators and device records under the loader's lanes",
     _profiled,

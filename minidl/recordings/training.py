@@ -1,7 +1,7 @@
-"""What the recordings have in common: where they run, what is loaded, and the training that uses it.
+"""The common parts of all recordings: the setting, the data, the training.
 
-A `Setting` is a machine to record on. `train` is the loop of all of them; what differs between two recordings is said
-in `scenes`. On a device, a network is trained that keeps it busy; on the simulated one, a small one on the CPU.
+A `Setting` is a machine to record on, `Training` the loop of all recordings; `scenes` has the differences. On a device,
+the network is large enough to keep it busy; on the simulated one, it is small and runs on the CPU.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 import minidl
-from minidl.augment import Augment
+from minidl.device.augment import Augment
 from minidl.pin_memory import SIMULATED
 from minidl.recordings.images import CLASSES, Images, draw
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large. device: "cuda" or "simulated"; work: a directory for images and traces.
+    """The device and the sizes of a recording. device: "cuda" or "simulated"; work: a directory for images and traces.
 
     side: pixels of an image's file; crop: of what the network sees; batch_size, batches: of a usual epoch; width: the
     network's channels; files: how many images are drawn.
@@ -40,34 +40,33 @@ class Setting:
 
     @classmethod
     def of(cls, device: str, work: Path) -> Setting:
-        """The sizes for a device: on an accelerator a step takes some ten milliseconds, and on a CPU as many."""
+        """Return the sizes for a device; a step takes about ten milliseconds on each."""
         if device == SIMULATED:
             return cls(device, work, side=192, crop=64, batch_size=8, batches=40, width=32, files=40)
         return cls(device, work, side=256, crop=224, batch_size=64, batches=48, width=96, files=240)
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is a pretence."""
         return self.device == SIMULATED
 
     @property
     def compute(self) -> torch.device:
-        """Where the network is."""
+        """Device of the network."""
         return torch.device("cpu" if self.simulated else self.device)
 
     def images(self, batches: int | None = None, **options: Any) -> Images:
-        """A dataset of so many batches, by default of a usual epoch."""
+        """Return a dataset of so many batches; default: a usual epoch."""
         directory = draw(self.work / f"images-{self.side}", self.files, self.side)
         return Images(directory, (self.batches if batches is None else batches) * self.batch_size, **options)
 
     def loader(self, dataset: Any, workers: int = 8, **options: Any) -> Any:
-        """minidl's DataLoader with pinned memory, unless the options say otherwise."""
+        """Return minidl's DataLoader, by default with pinned memory."""
         return minidl.DataLoader(
             dataset, **{"batch_size": self.batch_size, "num_workers": workers, "pin_memory": True} | options
         )
 
     def to_device(self, loader: Iterable[Any], transform: Callable[[Any], Any] | None = None) -> minidl.DeviceLoader:
-        """Its batches on the device, normalised and augmented there."""
+        """Return a loader of its batches on the device, normalised and augmented there."""
         return minidl.DeviceLoader(loader, self.device, transform=transform or Augment(self.crop))
 
 
@@ -96,12 +95,12 @@ def network(setting: Setting) -> nn.Module:
 
 
 class Training:
-    """A network and what it needs to learn. Warmed up, so that the first recorded step is like the others."""
+    """A network and its optimiser, warmed up so that the first recorded step is like the others."""
 
     def __init__(self, setting: Setting, model: nn.Module | None = None) -> None:
         self.setting = setting
         if setting.simulated:
-            torch.set_num_threads(1)  # more would wait by spinning, and take what the workers need
+            torch.set_num_threads(1)  # more would busy-wait and take the workers' cores
         self.model = network(setting) if model is None else model
         self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         sample = torch.zeros(setting.batch_size, 3, setting.crop, setting.crop, device=setting.compute)
@@ -109,7 +108,7 @@ class Training:
             self.step(sample, torch.zeros(setting.batch_size, dtype=torch.int64, device=setting.compute))
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Forwards, backwards, a step; the loss stays on the device, so that the host need not wait for it."""
+        """Train on one batch; return the loss, which stays on the device so that the host need not wait for it."""
         loss = functional.cross_entropy(self.model(images), labels)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -117,7 +116,7 @@ class Training:
         return loss.detach()
 
     def epoch(self, batches: Iterable[Any], prepare: Callable[[Any], Any] | None = None) -> float:
-        """Train on every batch, each in a span of its own; the mean loss. prepare: what the step does to a batch."""
+        """Train on every batch, each in a span; return the mean loss. prepare: what the step does to a batch."""
         losses = []
         for batch in batches:
             with minidl.span("step", device=self.setting.device):
@@ -129,7 +128,7 @@ class Training:
 
 
 def in_the_step(setting: Setting) -> Callable[[Any], Any]:
-    """Without a DeviceLoader: the copy, and what is done to the images on the device, are part of the step."""
+    """Return the copy and the augmentation as a part of the step, for a training without a DeviceLoader."""
     augment = Augment(setting.crop)
 
     def prepare(batch: Any) -> Any:

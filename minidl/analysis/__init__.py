@@ -1,0 +1,1 @@
+"""What a trace amounts to: figures, verdicts, comparisons."""

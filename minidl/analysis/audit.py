@@ -1,0 +1,615 @@
+"""`minidl audit`: did the ranks of a run see what they should have seen?
+
+Interface: `audit(traces)` takes a joined trace, or one trace a rank, and gives an `Audit`: per DataLoader and epoch
+what each rank saw, and findings. A finding is a mistake, is harmless (padding, say), or says what this trace cannot
+tell. `run(arguments)` is the command; its exit code is 1 if a mistake was found.
+
+What is looked at: the indices that samples were asked by (`sample`), or without them each task's count and digest
+(`sampler_next`); what a sampler of shares was told (`share`); the workers' seeds (after worker_init_fn, or
+`worker_ready`); which tasks were yielded (`yield`). An index counts as seen when its batch was handed to the training
+loop. Two ranks' DataLoaders are one if their datasets have one class and they are the same in number of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.batches import latest
+from minidl.tracefile.format import Ints, Rows, TraceError
+from minidl.tracefile.join import rank_of, traces_in
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import counted, listed
+
+MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
+
+BY_CHANCE: Final = 8
+"""Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
+
+_SHUFFLING: Final = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+_IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One verdict, or the template of one. text: the evidence; fix: the remedy, "" = none is needed."""
+
+    level: str
+    rule: str
+    text: str
+    fix: str = ""
+
+    def of(self, **facts: Any) -> Finding:
+        """Return the finding with the facts in its text."""
+        return replace(self, text=self.text.format(**facts))
+
+    def lines(self) -> list[str]:
+        word = {MISTAKE: "MISTAKE", HARMLESS: "harmless", UNKNOWN: "not known"}[self.level]
+        return [f"{word} ({self.rule}): {self.text}"] + ([f"    fix: {self.fix}"] if self.fix else [])
+
+
+class Share(NamedTuple):
+    """The settings of a sampler of shares before a pass: its epoch, its rank's share, of how many."""
+
+    epoch: int
+    replica: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rank's epoch of a DataLoader.
+
+    indices: of the samples of all yielded batches, in the sampler's order; None if the trace does not have them.
+    marks: a number for each yielded task by which orders can be compared. complete: it went to the sampler's end.
+    whole: so it did, or it took the sampler's last batch and did not ask for another, as frameworks do.
+    """
+
+    rank: int
+    epoch: int
+    loader: int
+    batches: int
+    samples: int
+    complete: bool
+    whole: bool
+    indices: tuple[int, ...] | None
+    marks: tuple[int, ...]
+    share: Share | None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.marks if self.indices is None else self.indices
+
+
+@dataclass
+class Subject:
+    """One DataLoader of the script, as all ranks have used it. seeds: rank -> its iterators' workers' seeds."""
+
+    name: str
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    passes: dict[int, list[Pass]] = field(default_factory=dict)
+    seeds: dict[int, list[dict[int, int]]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.passes)
+
+    @property
+    def length(self) -> int | None:
+        """Length of the dataset, if all ranks agree on it."""
+        lengths = {facts.get("dataset_length") for facts in self.facts.values()}
+        length = lengths.pop() if len(lengths) == 1 else None
+        return length if type(length) is int and length >= 0 else None
+
+    @property
+    def samplers(self) -> str:
+        return ", ".join(sorted(map(str, self.fact("sampler"))))
+
+    def fact(self, name: str) -> set[Any]:
+        return {facts.get(name) for facts in self.facts.values()}
+
+    def epochs(self) -> Iterator[tuple[int, dict[int, Pass]]]:
+        """The passes of each epoch, by rank."""
+        for epoch in range(max(map(len, self.passes.values()), default=0)):
+            yield epoch, {rank: mine[epoch] for rank, mine in sorted(self.passes.items()) if epoch < len(mine)}
+
+
+@dataclass
+class Audit:
+    """All findings. world: how many ranks the run had, as far as is known."""
+
+    ranks: list[int]
+    world: int
+    subjects: list[Subject]
+    findings: list[Finding]
+
+    @property
+    def mistakes(self) -> int:
+        return sum(f.level == MISTAKE for f in self._all())
+
+    def _all(self) -> list[Finding]:
+        return [*self.findings, *(f for subject in self.subjects for f in subject.findings)]
+
+    def text(self) -> str:
+        """Return the audit as lines for a terminal."""
+        lines = [f"{counted(len(self.ranks), 'rank')} of {self.world}, {counted(len(self.subjects), 'DataLoader')}"]
+        lines += [line for finding in self.findings for line in finding.lines()]
+        for subject in self.subjects:
+            lines += ["", *_table(subject)]
+            lines += [f"  {line}" for finding in subject.findings for line in finding.lines()]
+        found = counted(self.mistakes, "mistake") if self.mistakes else "no mistake"
+        return "\n".join([*lines, "", f"{found} found"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the audit as plain values."""
+        return {
+            "ranks": self.ranks,
+            "world_size": self.world,
+            "mistakes": self.mistakes,
+            "findings": [asdict(finding) for finding in self.findings],
+            "dataloaders": [_subject_json(subject) for subject in self.subjects],
+        }
+
+
+def _subject_json(subject: Subject) -> dict[str, Any]:
+    told = ("rank", "epoch", "loader", "batches", "samples", "complete")
+    passes = [one for rank in subject.ranks for one in subject.passes[rank]]
+    return {
+        "name": subject.name,
+        "dataset_length": subject.length,
+        "passes": [{name: getattr(one, name) for name in told} for one in passes],
+        "findings": [asdict(finding) for finding in subject.findings],
+    }
+
+
+def _table(subject: Subject) -> list[str]:
+    """Return the table of batches/samples by rank and epoch."""
+    size = "" if subject.length is None else f" of {counted(subject.length, 'sample')}"
+    lines = [f"{subject.name}{size}, sampler {subject.samplers}: batches/samples seen; * = not to the end"]
+    lines.append("  epoch " + "".join(f"{f'rank {rank}':>14}" for rank in subject.ranks))
+    for epoch, passes in subject.epochs():
+        cells = [f"{p.batches}/{p.samples}{'' if p.whole else '*'}" if p else "-" for p in
+                 (passes.get(rank) for rank in subject.ranks)]  # fmt: skip
+        lines.append(f"  {epoch:<6}" + "".join(f"{cell:>14}" for cell in cells))
+    return lines
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`minidl audit`: print the report; return 1 if a mistake was found, else 0."""
+    report = audit([read_trace(path) for path in traces_in(arguments.traces)])
+    json.dump(report.to_json(), sys.stdout) if arguments.json else print(report.text(), end="")
+    print()
+    return 1 if report.mistakes else 0
+
+
+def audit(traces: Sequence[Trace]) -> Audit:
+    """Judge what the ranks saw. Raises TraceError if two traces are of one rank, or one does not say its rank."""
+    subjects: dict[tuple[Any, ...], Subject] = {}
+    ranks: set[int] = set()
+    for trace in traces:
+        of = _ranks(trace)
+        here = set(of.values()) or {_alone(trace, traces)}
+        if ranks & here:
+            raise TraceError(
+                f"audit: rank {min(ranks & here)} twice: {trace.path} is one of them: give one run's traces"
+            )
+        ranks |= here
+        for rank in sorted(here):
+            _collect(trace, [loader for loader, its in of.items() if its == rank], rank, subjects)
+    world = max([len(ranks), *_sizes(traces)])
+    report = Audit(sorted(ranks), world, list(subjects.values()), list(_about_the_traces(traces, ranks, world)))
+    for subject in report.subjects:
+        subject.findings += _judge(subject, world)
+    return report
+
+
+def _alone(trace: Trace, traces: Sequence[Trace]) -> int:
+    rank = rank_of(trace)
+    if rank is None and len(traces) > 1:
+        raise TraceError(f"audit: {trace.path} does not say which rank it is of: name its directory rank0, rank1, ...")
+    return rank or 0
+
+
+def _ranks(trace: Trace) -> dict[int, int]:
+    """Return loader -> rank, of the loaders that have events: as recorded, if several ranks are."""
+    numbers = [number for number in np.unique(trace.events["loader"]).tolist() if number]
+    recorded = {n: rank for n in numbers if type(rank := trace.loaders.get(n, {}).get("rank")) is int}
+    if trace.manifest.get("ranks") or len(set(recorded.values())) > 1:
+        return recorded
+    rank = rank_of(trace)
+    return {} if rank is None else dict.fromkeys(numbers, rank)
+
+
+def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
+    for trace in traces:
+        for facts in (trace.manifest, *trace.loaders.values(), *trace.described("clock"), *trace.described("process")):
+            if type(size := facts.get("world_size")) is int:
+                yield size
+
+
+def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:
+    absent = sorted(set(range(world)) - ranks)
+    if absent:
+        text = f"of {world} ranks, no trace is here of {listed(absent)}: what they saw is not known"
+        yield Finding(UNKNOWN, "ranks", text)
+    for trace in traces:
+        cut = [process.name for process in trace.processes if process.whole_from]
+        if cut:
+            yield Finding(
+                UNKNOWN,
+                "overwritten",
+                f"{trace.path.name}: the oldest events of {len(cut)} processes were overwritten, and the first epochs",
+                "record with ring_bytes=None, or with MINIDL_TRACE_RING=full",
+            )
+
+
+# --- What each rank saw -----------------------------------------------------------------------------------------------
+def _collect(trace: Trace, loaders: list[int], rank: int, subjects: dict[tuple[Any, ...], Subject]) -> None:
+    """Add the rank's loaders to the subjects: iterators of one DataLoader to one of them."""
+    loaders = loaders or [number for number in np.unique(trace.events["loader"]).tolist() if number]
+    events = trace.events[np.argsort(trace.events["loader"], kind="stable")]
+    numbers = np.array(loaders, np.int64)
+    bounds = np.searchsorted(events["loader"], np.stack([numbers, numbers + 1]))
+    keys: dict[Any, tuple[Any, ...]] = {}
+    known: Counter[tuple[Any, ...]] = Counter()
+    for loader, first, last in zip(loaders, *bounds.tolist(), strict=True):
+        facts, rows = trace.loaders.get(loader, {}), events[first:last]
+        if not np.isin(rows["code"], [ev.EPOCH[0], ev.YIELD]).any():
+            continue  # made, and never iterated
+        dataset = (str(facts.get("dataset", "unknown dataset")), str(facts.get("dataset_kind", "")))
+        identity = facts.get("dataloader") or (*dataset, facts.get("sampler"), facts.get("batch_size"))
+        if identity not in keys:
+            keys[identity] = (*dataset, known[dataset])
+            known[dataset] += 1
+        key = keys[identity]
+        again = f" (number {key[2] + 1})" if key[2] else ""
+        subject = subjects.setdefault(key, Subject(f"DataLoader of {dataset[0]}{again}"))
+        subject.facts.setdefault(rank, facts)
+        mine = subject.passes.setdefault(rank, [])
+        mine += _passes(rows, rank, loader, len(mine), facts)
+        subject.seeds.setdefault(rank, []).append(_seeds_of(trace, loader, rows))
+
+
+def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
+    """worker -> seed, after worker_init_fn; earlier traces have only those from before it."""
+    ready = rows[rows["code"] == ev.WORKER_READY]
+    seeds = dict(zip(ready["worker"].tolist(), ready["z"].tolist(), strict=True))
+    own = (line for line in trace.described("seed") if line.get("loader") == loader)
+    return seeds | {line["worker"]: line["seed"] for line in own if type(line.get("seed")) is int}
+
+
+def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, Any]) -> Iterator[Pass]:
+    """The passes of one iterator. rows: its events, by time; what came before its first epoch's begin is left out."""
+    begins, ends = rows[rows["code"] == ev.EPOCH[0]], rows[rows["code"] == ev.EPOCH[1]]
+    tasks = rows[(rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] > 0)]
+    asked = len(tasks) > 0
+    if not asked:  # the loader was observed from outside
+        tasks = rows[rows["code"] == ev.INDEX_PUT]
+    epoch = np.searchsorted(begins["time"], tasks["time"], side="right") - 1
+    yields = rows[(rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)]
+    yielded = np.zeros(len(tasks), bool)
+    at = _task_of(tasks, yields)
+    yielded[at[at >= 0]] = True
+    indices = _indices(tasks, rows[rows["code"] == ev.SAMPLE[0]])
+    shares = rows[rows["code"] == ev.SHARE]
+    no_more = rows[(rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] == 0)]
+    ended = set((np.searchsorted(begins["time"], no_more["time"], side="right") - 1).tolist())
+    for this, begin in enumerate(begins):
+        mine = np.flatnonzero((epoch == this) & yielded)
+        mine = mine[np.argsort(tasks["task"][mine], kind="stable")]
+        known = [indices[task] for task in mine.tolist()]
+        own = ends[(ends["time"] >= begin["time"]) & (ends["x"] == begin["x"])]
+        complete = bool(len(own)) and int(own["z"][0]) == ev.Ending.EXHAUSTED
+        share = _share(shares, tasks["time"][epoch == this])
+        took_all = len(mine) > 0 and len(mine) == int((epoch == this).sum())
+        yield Pass(
+            rank=rank,
+            epoch=number + this,
+            loader=loader,
+            batches=len(mine),
+            samples=int(tasks["x"][mine].sum()),
+            complete=complete,
+            whole=complete or (took_all and (this in ended or int(tasks["x"][mine].sum()) >= _least(facts, share))),
+            indices=None if any(k is None for k in known) else tuple(i for k in known for i in k or ()),
+            marks=_marks(tasks[mine]) if asked else (),
+            share=share,
+        )
+
+
+def _least(facts: dict[str, Any], share: Share | None) -> int:
+    """The fewest samples that a whole pass can have: a share of the dataset, less what drop_last leaves out."""
+    length, batch = facts.get("dataset_length"), facts.get("batch_size")
+    if type(length) is not int or length <= 0:
+        return 1 << 62
+    dropped = batch - 1 if facts.get("drop_last") is True and type(batch) is int else 0
+    return max(1, length // max(1, share.replicas if share is not None else 1) - dropped)
+
+
+def _task_of(tasks: Rows, rows: Rows) -> Ints:
+    """Return the position in `tasks` of each row's task: the last of its number so far; -1 = none."""
+    return latest(tasks["task"], tasks["time"], rows["task"], rows["time"])
+
+
+def _indices(tasks: Rows, samples: Rows) -> list[tuple[int, ...] | None]:
+    """Return each task's indices, in their places; None if one of them is unknown."""
+    at = _task_of(tasks, samples)
+    order = np.lexsort((samples["x"], at))
+    order = order[at[order] >= 0]
+    bounds = np.searchsorted(at[order], np.arange(len(tasks) + 1))
+    found = samples["y"][order]
+    out: list[tuple[int, ...] | None] = []
+    for task, count in enumerate(tasks["x"].tolist()):
+        mine = found[bounds[task] : bounds[task + 1]]
+        out.append(tuple(mine.tolist()) if len(mine) == count and (mine >= 0).all() else None)
+    return out
+
+
+def _marks(tasks: Rows) -> tuple[int, ...]:
+    """Return the tasks' digests, or else their first indices; () if the trace has neither."""
+    column = "z" if tasks["z"].all() else "y"
+    return tuple(tasks[column].tolist()) if len(tasks) and (column == "z" or (tasks["y"] >= 0).all()) else ()
+
+
+def _share(shares: Rows, times: Ints) -> Share | None:
+    """Return the sampler's last setting before the pass's first task."""
+    before = shares[shares["time"] <= times[0]] if len(times) else shares
+    return Share(*(int(before[-1][name]) for name in "xyz")) if len(before) else None
+
+
+# --- Verdicts ---------------------------------------------------------------------------------------------------------
+_UNEVEN: Final = Finding(
+    MISTAKE, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. In "
+    "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
+    "give every rank as many batches: a DistributedSampler (it pads, or drops with drop_last=True), or run "
+    "the loop under torch.distributed.algorithms.join.Join")  # fmt: skip
+_WRONG_SHARE: Final = Finding(
+    MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
+    "of {share.replicas}{more}",
+    "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
+_SET_EPOCH_ON_SOME: Final = Finding(
+    MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
+    "({which}), so their shares are of different permutations: some samples are seen twice, some by no rank",
+    "call sampler.set_epoch(epoch) with the same number on every rank")  # fmt: skip
+_SAMPLER_SEEDS: Final = Finding(
+    MISTAKE, "different sampler seeds", "the ranks' samplers have different seeds ({seeds}), so their shares are of "
+    "different permutations: some samples are seen twice, some by no rank",
+    "give DistributedSampler the same seed on every rank")  # fmt: skip
+_OVERLAP: Final = Finding(
+    MISTAKE, "overlap", "{found}, and that is no padding: the ranks' shares are not of one order",
+    "give all ranks' samplers the same dataset length, seed, shuffle and epoch, and each its own rank")  # fmt: skip
+_NO_SHARES: Final = Finding(
+    MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
+    "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
+    "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) in place of shuffle=True")  # fmt: skip
+_ITERABLE: Final = Finding(
+    UNKNOWN, "overlap", "an iterable dataset has no indices: whether ranks and workers saw the same samples is not in "
+    "the trace")  # fmt: skip
+_NO_INDICES: Final = Finding(
+    UNKNOWN, "overlap", "the trace does not have the samples' indices, so which were seen twice is unknown",
+    'record with detail="sample", and a dataset without __getitems__')  # fmt: skip
+_DRAWN_TWICE: Final = Finding(
+    HARMLESS, "drawn twice", "in epoch {epoch}, {samples} came twice or more ({which}), and some of them on one rank: "
+    "the sampler draws with replacement")  # fmt: skip
+_PADDED: Final = Finding(
+    HARMLESS, "padding", "in epoch {epoch}, {samples} came twice so that all ranks have as many: {which}. For training "
+    "that is fine; a metric counts them twice")  # fmt: skip
+_DROPPED: Final = Finding(
+    HARMLESS, "dropped", "{found}. drop_last does that, and with set_epoch they are others each time")  # fmt: skip
+_MISSED: Final = Finding(
+    MISTAKE, "missing", "{found}, more than drop_last explains",
+    "each rank's sampler needs its own rank, and the same length, seed and epoch as the others")  # fmt: skip
+_ONE_EPOCH: Final = Finding(
+    UNKNOWN, "set_epoch", "there is only one whole epoch: whether orders differ is unknown")  # fmt: skip
+_NO_ORDER: Final = Finding(UNKNOWN, "set_epoch", "the trace says nothing of the order of the samples")
+_NO_SHUFFLING: Final = Finding(
+    HARMLESS, "no shuffling", "{found}: its sampler does not shuffle. Right for a validation loader")  # fmt: skip
+_FORGOTTEN_SET_EPOCH: Final = Finding(
+    MISTAKE, "forgotten set_epoch", "{found}: its sampler shuffles by its seed and epoch, and its epoch was "
+    "{share.epoch} both times",
+    "call sampler.set_epoch(epoch) before each epoch, on every rank")  # fmt: skip
+_PERHAPS_SHUFFLING: Final = Finding(
+    UNKNOWN, "same order in each epoch", "{found}. Whether its sampler should shuffle is not in the trace")  # fmt: skip
+_SAME_ORDER: Final = Finding(
+    MISTAKE, "same order in each epoch", "{found}, and its sampler ({samplers}) shuffles: its generator starts anew "
+    "each time",
+    "seed the generator once, before the first epoch")  # fmt: skip
+_NO_WORKERS: Final = Finding(
+    UNKNOWN, "seeds", "there are no workers, so samples are made with the random numbers of the rank's own process, "
+    "whose seed is not in the trace")  # fmt: skip
+_SEEDS_OF_RANKS: Final = Finding(
+    MISTAKE, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}. If samples are drawn or "
+    "augmented at random, the ranks do the same to their samples",
+    "torch.manual_seed(seed + rank), or DataLoader(generator=torch.Generator().manual_seed(seed + rank))")  # fmt: skip
+_SEEDS_OF_EPOCHS: Final = Finding(
+    MISTAKE, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
+    "for the {earlier} and for the {later} time. If samples are augmented at random, each epoch does the same to them",
+    "seed once, before the first epoch: not in the loop, and no generator that is made anew")  # fmt: skip
+
+_FOLLOW: Final = {
+    _WRONG_SHARE.rule: ("overlap", "missing"),
+    _SET_EPOCH_ON_SOME.rule: ("overlap", "missing", "forgotten set_epoch"),
+    _SAMPLER_SEEDS.rule: ("overlap", "missing"),
+}
+"""Findings that a mistake entails; they are not reported as further ones."""
+
+
+def _judge(subject: Subject, world: int) -> Iterator[Finding]:
+    yield from _uneven(subject)
+    causes = list(_shares(subject, world))
+    found = [*causes, *_coverage(subject, world), *_same_order(subject)]
+    follow = {rule for cause in causes for rule in _FOLLOW[cause.rule]}
+    yield from (finding for finding in found if finding.rule not in follow)
+    yield from _seeds(subject)
+
+
+def _uneven(subject: Subject) -> Iterator[Finding]:
+    """Find ranks that take different numbers of steps: one that takes more waits for the others' gradients for ever."""
+    for epoch, passes in subject.epochs():
+        least = min((one.batches for one in passes.values() if one.whole), default=1 << 62)
+        counts = {rank: one.batches for rank, one in passes.items() if one.whole or one.batches > least}
+        if len(set(counts.values())) > 1:
+            yield _UNEVEN.of(epoch=epoch, counts=", ".join(f"rank {rank} {n}" for rank, n in sorted(counts.items())))
+            return
+
+
+def _shares(subject: Subject, world: int) -> Iterator[Finding]:
+    """Judge the settings of the ranks' samplers."""
+    for epoch, passes in subject.epochs():
+        shares = {rank: one.share for rank, one in passes.items() if one.share is not None}
+        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica != r or s.replicas != world)}
+        if wrong:
+            rank, share = min(wrong.items())
+            more = f", and {len(wrong) - 1} more ranks' are wrong too" if len(wrong) > 1 else ""
+            yield _WRONG_SHARE.of(epoch=epoch, rank=rank, world=world, share=share, more=more)
+            return
+        if len({share.epoch for share in shares.values()}) > 1:
+            which = ", ".join(f"rank {rank} epoch {share.epoch}" for rank, share in sorted(shares.items()))
+            yield _SET_EPOCH_ON_SOME.of(epoch=epoch, which=which)
+            return
+    seeds = subject.fact("sampler_seed")
+    if len(seeds) > 1 and any(p[0].share is not None for p in subject.passes.values() if p):
+        yield _SAMPLER_SEEDS.of(seeds=", ".join(sorted(map(str, seeds))))
+
+
+def _coverage(subject: Subject, world: int) -> Iterator[Finding]:
+    """Find samples that several ranks saw, or none. Each kind of finding is reported for its first epoch."""
+    if "iterable" in subject.fact("dataset_kind"):
+        yield _ITERABLE
+        return
+    reported: set[str] = set()
+    for epoch, passes in subject.epochs():
+        for finding in _overlap(subject, epoch, passes, world):
+            if finding.rule not in reported:
+                reported.add(finding.rule)
+                yield finding
+
+
+def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) -> Iterator[Finding]:
+    dealt = any(one.share is not None for one in passes.values())
+    if any(one.indices is None for one in passes.values()):
+        found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
+        in_epoch = f"in epoch {epoch}, {found}"
+        yield _NO_SHARES.of(found=in_epoch, samplers=subject.samplers) if found else _NO_INDICES
+        return
+    seen = Counter(index for one in passes.values() for index in one.indices or ())
+    padding = _padding(subject, passes)
+    twice = {index: count for index, count in (seen - padding).items() if count > 1}
+    redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
+    if twice and len(passes) > 1 and not redrawn and _across(passes, twice):
+        which = f"{len(twice)} of {len(seen)} samples were seen by several of {len(passes)} ranks ({_some(twice)})"
+        yield (_OVERLAP if dealt else _NO_SHARES).of(found=f"in epoch {epoch}, {which}", samplers=subject.samplers)
+    elif twice:
+        yield _DRAWN_TWICE.of(epoch=epoch, samples=counted(len(twice), "sample"), which=_some(twice))
+    if padding and not twice:
+        yield _PADDED.of(epoch=epoch, samples=counted(padding.total(), "sample"), which=_some(padding))
+    if len(passes) == world and all(one.whole for one in passes.values()) and dealt:
+        yield from _unseen(subject, epoch, len(passes), seen)
+
+
+def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
+    """Count the samples that a sampler of shares repeats to make all shares as long: those behind its order's end."""
+    length, out = subject.length, Counter[int]()
+    for one in passes.values():
+        if one.share is not None and length and one.indices is not None:
+            first = max(0, -(-(length - one.share.replica) // one.share.replicas))  # in this share, behind the end
+            out.update(one.indices[first:])
+    return out
+
+
+def _across(passes: dict[int, Pass], indices: dict[int, int]) -> bool:
+    """Is one of these seen by several ranks?"""
+    sets = [indices.keys() & set(one.indices or ()) for one in passes.values()]
+    return sum(map(len, sets)) > len(set().union(*sets))
+
+
+def _alike(subject: Subject, passes: dict[int, Pass]) -> str:
+    """Say by which marks or counts all ranks saw the same; "" if none shows it."""
+    marks = [one.marks for one in passes.values()]
+    if all(marks) and len(set(marks)) == 1:
+        return "all ranks had the same samples in the same order"
+    if subject.length and all(one.samples == subject.length and one.whole for one in passes.values()):
+        return f"each rank saw {subject.length} samples, as many as the dataset has"
+    return ""
+
+
+def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int]) -> Iterator[Finding]:
+    length = subject.length or 0
+    missing = sorted(set(range(length)) - seen.keys())
+    if not missing:
+        return
+    by_sampler = length % ranks if subject.fact("sampler_drop_last") == {True} else 0
+    sizes = {size for size in subject.fact("batch_size") if type(size) is int}
+    by_loader = (max(sizes, default=1) - 1) * ranks if subject.fact("drop_last") == {True} else 0
+    found = f"in epoch {epoch}, {counted(len(missing), 'sample')} of {length} came to no rank: {_some(missing)}"
+    yield (_DROPPED if len(missing) <= by_sampler + by_loader else _MISSED).of(found=found)
+
+
+def _same_order(subject: Subject) -> Iterator[Finding]:
+    """Find one order in several epochs: a forgotten `set_epoch`, a generator that is seeded anew, or no shuffling."""
+    if "iterable" in subject.fact("dataset_kind"):
+        return
+    whole = {rank: [one for one in mine if one.whole] for rank, mine in sorted(subject.passes.items())}
+    pairs = {rank: list(pairwise(mine)) for rank, mine in whole.items()}
+    if not any(pairs.values()):
+        yield _ONE_EPOCH
+        return
+    if not any(first.order for each in pairs.values() for first, _ in each):
+        yield _NO_ORDER
+    alike = {rank: [(a, b) for a, b in each if a.order and a.order == b.order] for rank, each in pairs.items()}
+    rank, same = next(((rank, each) for rank, each in alike.items() if each), (0, []))
+    if not same:
+        return
+    first, second = same[0]
+    found = f"rank {rank} had the same order in epochs {first.epoch} and {second.epoch}"
+    found += f" (and in {len(same) - 1} more pairs)" if len(same) > 1 else ""
+    samplers, shuffle = subject.fact("sampler"), subject.fact("sampler_shuffle")
+    if shuffle == {False} or samplers <= set(_IN_ORDER):
+        yield _NO_SHUFFLING.of(found=found)
+    elif first.share is not None and second.share is not None and first.share.epoch == second.share.epoch:
+        yield _FORGOTTEN_SET_EPOCH.of(found=found, share=first.share)
+    elif not (samplers <= set(_SHUFFLING) or shuffle == {True}):
+        yield _PERHAPS_SHUFFLING.of(found=found)
+    elif first.samples >= BY_CHANCE:
+        yield _SAME_ORDER.of(found=found, samplers=subject.samplers)
+
+
+def _seeds(subject: Subject) -> Iterator[Finding]:
+    """Find seeds that several ranks' workers have, or one rank's workers in several epochs."""
+    if not any(seeds for each in subject.seeds.values() for seeds in each):
+        yield _NO_WORKERS
+        return
+    owners: dict[int, set[tuple[int, int]]] = {}
+    for rank, iterators in subject.seeds.items():
+        for worker, seed in (pair for seeds in iterators for pair in seeds.items()):
+            owners.setdefault(seed, set()).add((rank, worker))
+    shared = {seed: who for seed, who in owners.items() if len({rank for rank, _ in who}) > 1}
+    if shared:
+        seed, who = min(shared.items(), key=lambda item: sorted(item[1]))
+        whom = " and ".join(f"worker {worker} of rank {rank}" for rank, worker in sorted(who)[:4])
+        more = f"; so have {len(shared) - 1} more" if len(shared) > 1 else ""
+        yield _SEEDS_OF_RANKS.of(whom=whom, seed=seed, more=more)
+    for rank, iterators in sorted(subject.seeds.items()):
+        again = [(i, j) for i, a in enumerate(iterators) for j, b in enumerate(iterators[:i]) if a and a == b]
+        if again:
+            later, earlier = map(_ordinal, again[0])
+            yield _SEEDS_OF_EPOCHS.of(rank=rank, earlier=earlier, later=later)
+            return
+
+
+def _ordinal(number: int) -> str:
+    return {0: "first", 1: "second", 2: "third"}.get(number, f"{number + 1}th")
+
+
+def _some(indices: Iterable[int]) -> str:
+    found = sorted(set(indices))
+    return "index " * (len(found) == 1) + listed(found, most=6)

@@ -1,0 +1,126 @@
+"""Use of the device: bytes, copy time, how much of it was hidden behind compute, and waiting times.
+
+Interface: `device_use(trace, loader)` -> `DeviceUse`, None if the loader's batches went to no device. All durations
+are by the device's clock, but for the host's waiting. Rule of use: what counts as hidden is copy and transform time
+during which the consumer's stream did not stand still for it; whether it computed then, only `minidl.span` can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.spans import durations
+from minidl.tracefile.words import duration, size
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One loader's device stage. Times in ns. pageable: of `bytes`, those that came from pageable memory.
+
+    hidden: of copy and transform, what nobody stood still for. stalled: the consumer's stream, for batches. host_wait:
+    the host, for the device. computed, idle: of the time from the first to the last span marked on the device, what
+    such spans covered, and the rest; both 0 if none is marked. error: of the clock, the worst.
+    """
+
+    batches: int
+    bytes: int
+    pageable: int
+    copy: int
+    transform: int
+    hidden: int
+    stalled: int
+    host_wait: int
+    computed: int
+    idle: int
+    error: int
+    simulated: bool
+
+    @property
+    def hidden_share(self) -> float:
+        """Of copy and transform time; 1 if there was none."""
+        return self.hidden / max(1, self.copy + self.transform) if self.copy + self.transform else 1.0
+
+    @property
+    def idle_share(self) -> float:
+        """Of the time from the first marked span on the device to the last; 0 if none is marked."""
+        return self.idle / max(1, self.computed + self.idle)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of the copies alone; NaN if none was seen to end."""
+        return self.bytes / self.copy * 1e9 if self.copy else float("nan")
+
+    def text(self) -> str:
+        """All of it in a line."""
+        memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
+        parts = [
+            f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
+            *([f"transform {duration(self.transform)}"] if self.transform else []),
+            f"{self.hidden_share:.0%} of that hidden",
+            f"its stream waited {duration(self.stalled)}, the host {duration(self.host_wait)}",
+            *([f"idle {self.idle_share:.0%}"] if self.computed else []),
+            f"clock ± {duration(self.error)}",
+        ]
+        return f"device{' (simulated)' * self.simulated}: " + ", ".join(parts)
+
+
+def device_use(trace: Trace, loader: int, spans: Rows | None = None) -> DeviceUse | None:
+    """Sum up the device stage of `loader`; spans: the trace's, if they are known already."""
+    spans = trace.spans() if spans is None else spans
+    spans = spans[(spans["loader"] == loader) & (spans["end"] >= 0)]
+    enqueued, copies, transforms, waits, host, marked = (
+        spans[spans["code"] == span[0]]
+        for span in (ev.H2D, ev.COPY, ev.TRANSFORM, ev.DEVICE_WAIT, ev.HOST_WAIT, ev.DEVICE_COMPUTE)
+    )
+    if not len(enqueued):
+        return None
+    aside = np.concatenate([copies, transforms])
+    computed, whole = _covered(marked)
+    calibrations = trace.events[(trace.events["code"] == ev.CLOCK_CALIBRATION) & (trace.events["loader"] == loader)]
+    return DeviceUse(
+        batches=len(copies),
+        bytes=int(copies["bx"].sum()),
+        pageable=int(enqueued["by"].sum()),
+        copy=_total(copies),
+        transform=_total(transforms),
+        hidden=_total(aside) - _overlap(aside, waits),
+        stalled=_total(waits),
+        host_wait=_total(host),
+        computed=computed,
+        idle=whole - computed,
+        error=int(calibrations["y"].max(initial=0)),
+        simulated=bool(enqueued["ez"].any()),
+    )
+
+
+def _total(spans: Rows) -> int:
+    return int(durations(spans).sum())
+
+
+def _overlap(spans: Rows, others: Rows) -> int:
+    """ns that the spans share with others, which follow each other."""
+    if not len(others):
+        return 0
+    edges = np.stack([others["begin"], others["end"]], axis=1).ravel()
+    sums = np.stack([np.zeros(len(others), np.int64), others["end"] - others["begin"]], axis=1).ravel().cumsum()
+    start = edges[0]  # floats hold a trace's ns, and not those since the machine has started
+    until, since = (np.interp((spans[name] - start).astype(float), edges - start, sums) for name in ("end", "begin"))
+    return round(float((until - since).sum()))
+
+
+def _covered(spans: Rows) -> tuple[int, int]:
+    """ns that at least one of the spans covers, and ns from the first to the last."""
+    if not len(spans):
+        return 0, 0
+    ends: Ints = np.maximum.accumulate(spans["end"])  # they come by their begins
+    gaps = np.maximum(spans["begin"][1:] - ends[:-1], 0)
+    whole = int(ends[-1] - spans["begin"][0])
+    return whole - int(gaps.sum()), whole

@@ -1,0 +1,414 @@
+"""The byte ledger: every copy that a batch went through, by whom it was made, and whether it had to be.
+
+Interface: `ledger(trace)` -> `Ledger`; its `copies` (one row a copy) and `batches` (one row a batch) are structured
+arrays; `text()` has a line for each kind of copy, with the remedy if bytes could have been spared.
+
+Rules of use: what is counted is what the trace's events carry, to the byte; nothing is estimated. A copy that began and
+did not end is left out, and said in `notes`. A copy to a device is in a trace only if a DeviceLoader makes it.
+"""
+
+from __future__ import annotations
+
+import enum
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.batches import epochs, keys, keys_at
+from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.words import size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from minidl.tracefile.reader import Trace
+
+
+LARGE_PAYLOAD = 65_536
+"""Bytes that a Linux pipe holds. The writer of a greater message waits for the reader in the middle of it, and holds
+the write lock that all workers share."""
+
+HANDLE_BYTES = 256
+"""Most that a tensor's handle takes in a message (measured: 52 to 250 by descriptor, 105 to 230 by file name)."""
+
+MANY_TENSORS = 16
+"""Tensors in a message above which one segment and one descriptor for each is worth a remark."""
+
+
+class Copy(enum.IntEnum):
+    """A kind of copy, in the order in which a batch meets them."""
+
+    INDEX_WRITE = 1
+    COLLATE = 2
+    FEEDER = 3
+    PICKLE = 4
+    WRITE = 5
+    READ = 6
+    REBUILD = 7
+    PIN = 8
+    H2D = 9
+
+
+class Why(enum.IntEnum):
+    """Why a copy could have been spared."""
+
+    NEEDED = 0
+    NOT_SHARED_YET = 1  # the batch came to the feeder in private memory
+    PICKLED_DATA = 2  # a large message that handles do not explain: the data itself is in it
+    MANY_TENSORS = 3  # a message of handles, one for each of many tensors
+    PAGEABLE = 4  # copied to a device from memory that is not pinned
+
+
+WHAT = {
+    Copy.INDEX_WRITE: "indices into a pipe, by an index feeder",
+    Copy.COLLATE: "samples into shared memory, by the worker",
+    Copy.FEEDER: "tensors into shared memory, by its feeder",
+    Copy.PICKLE: "the rest into a message, by its feeder",
+    Copy.WRITE: "the message into the pipe, by its feeder",
+    Copy.READ: "the message out of the pipe, by its reader",
+    Copy.REBUILD: "the message into objects, by its reader",
+    Copy.PIN: "tensors into pinned memory, by the thread",
+    Copy.H2D: "tensors to the device, by the device stage",
+}
+"""What moves where, and by whom; "its" refers to the worker, the reader is the loader or its pin thread."""
+
+REMEDY = {
+    Why.NOT_SHARED_YET: "let default_collate stack tensors or arrays: numbers, samples that are not batched, and what "
+    "a collate_fn of your own makes, are in private memory",
+    Why.PICKLED_DATA: "send the data as a tensor, which crosses by handle, or send less of it",
+    Why.MANY_TENSORS: "join the tensors into few: each is a segment, a descriptor and a mapping of its own",
+    Why.PAGEABLE: "pin_memory=True: from pageable memory the driver copies into a staging buffer of its own first, and "
+    "the host waits for it",
+}
+
+COPY = np.dtype(
+    [
+        ("loader", "<u2"),
+        ("epoch", "<i8"),  # -1 = the trace does not say
+        ("task", "<i8"),
+        ("worker", "<i8"),  # whose batch it is
+        ("kind", "u1"),  # a Copy
+        ("why", "u1"),  # a Why
+        ("process", "<u4"),  # who copied: index in Trace.processes, and the thread
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("time", "<i8"),  # ns, CLOCK_MONOTONIC, of its begin
+        ("bytes", "<i8"),
+        ("tensors", "<i8"),  # how many tensors the bytes belong to; of a message, those whose handles are in it
+    ]
+)
+"""One copy of a batch, or of a part of it."""
+
+BATCH = np.dtype(
+    [
+        ("loader", "<u2"),
+        ("epoch", "<i8"),
+        ("task", "<i8"),
+        ("worker", "<i8"),
+        ("outcome", "<i8"),  # an Outcome; -1 = not recorded
+        ("yielded", "?"),  # handed to the consumer
+        ("tensors", "<i8"),  # in the message
+        ("by_handle", "<i8"),  # bytes that crossed as shared memory, and were not copied to cross
+        ("payload", "<i8"),  # bytes of the pickle: handles, and all that is no tensor
+        *((kind.name.lower(), "<i8") for kind in Copy),  # bytes of each kind of copy
+        ("copied", "<i8"),  # of all kinds but COLLATE together: what was copied once the batch was made
+        ("avoidable", "<i8"),
+    ]
+)
+"""One task, with the bytes of its copies."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one kind of copy amounts to. batches: how many went through it."""
+
+    kind: Copy
+    copies: int
+    batches: int
+    bytes: int
+    avoidable: int
+    why: tuple[Why, ...]
+
+    def text(self, batches: int) -> str:
+        """The line, without its remedies."""
+        share = f"{self.avoidable / self.bytes:.0%}" if self.bytes else "-"
+        name = self.kind.name.lower().replace("_", " ")
+        each = size(self.bytes / batches) if batches else "-"
+        return f"{name:<12}{size(self.bytes):>11}{each:>12}{self.copies:>9}{share:>11}  {WHAT[self.kind]}"
+
+
+@dataclass(frozen=True, repr=False)
+class Ledger:
+    """What `ledger` found. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task."""
+
+    copies: Rows
+    batches: Rows
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sent(self) -> Rows:
+        """The batches that were sent by a worker: tasks that ended in an error or in exhaustion are not among them."""
+        there = np.isin(self.batches["outcome"], [-1, ev.Outcome.DATA]) & (self.batches["payload"] > 0)
+        found: Rows = self.batches[there]
+        return found
+
+    @property
+    def copies_per_byte(self) -> float:
+        """How often a byte that reached the loader's process was copied once its batch was made; NaN if none did.
+
+        Collation makes the batch, so it is no such copy: only what it makes in shared memory is recorded.
+        """
+        reached = int(self.sent["by_handle"].sum() + self.sent["payload"].sum())
+        return float(self.sent["copied"].sum() / reached) if reached else float("nan")
+
+    def lines(self) -> list[Line]:
+        """A Line for each kind of copy that there was."""
+        found = ((kind, self.copies[self.copies["kind"] == kind]) for kind in Copy)
+        return [_line(kind, mine) for kind, mine in found if len(mine)]
+
+    def text(self) -> str:
+        """One line a kind: total bytes, per batch, copies, share that could be spared; remedies below."""
+        sent = self.sent
+        lines = [self._headline()]
+        if len(self.copies):
+            lines.append(f"  {'copy':<12}{'bytes':>11}{'a batch':>12}{'copies':>9}{'avoidable':>11}  what")
+        for line in self.lines():
+            lines.append(f"  {line.text(len(sent))}")
+            for why in line.why:
+                remedy = f"{why.name.lower().replace('_', ' ')}: {REMEDY[why]}"
+                lines += textwrap.wrap(remedy, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        for note in self.notes:
+            lines += textwrap.wrap(note, 100, initial_indent="  ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        sent = self.sent
+        if not len(sent):
+            return "no worker sent a batch to the loader"
+        by_handle, payload, tensors = (sent[name].mean() for name in ("by_handle", "payload", "tensors"))
+        return (
+            f"{len(sent)} batches were sent, on average {size(by_handle)} by handle in {tensors:.3g} tensors and "
+            f"{size(payload)} pickled; {self.copies_per_byte:.2f} copies of each byte"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The copies as a DataFrame: the columns of COPY, kind and why by name. Needs pandas."""
+        import pandas as pd
+
+        frame = pd.DataFrame({name: self.copies[name] for name in COPY.names or ()})
+        for name, kinds in (("kind", Copy), ("why", Why)):
+            frame[name] = pd.Categorical(frame[name].map({member.value: member.name for member in kinds}))
+        return frame
+
+    def __repr__(self) -> str:
+        avoidable = int(self.batches["avoidable"].sum())
+        made, copied = int(self.batches["collate"].sum()), int(self.batches["copied"].sum())
+        return (
+            f"<Ledger: {len(self.batches)} batches, {size(made)} collated, {size(copied)} copied, "
+            f"{size(avoidable)} of it avoidable>"
+        )
+
+
+def _line(kind: Copy, copies: Rows) -> Line:
+    spared = copies["why"] != Why.NEEDED
+    return Line(
+        kind=kind,
+        copies=len(copies),
+        batches=len(np.unique(_keys(copies))),
+        bytes=int(copies["bytes"].sum()),
+        avoidable=int(copies["bytes"][spared].sum()),
+        why=tuple(Why(value) for value in np.unique(copies["why"][spared]).tolist()),
+    )
+
+
+def ledger(trace: Trace, loader: int | None = None) -> Ledger:
+    """Account for the bytes of `trace`, of one loader or of all.
+
+    Raises ValueError if the trace has no such loader. Article 3 §summary tells what is copied when.
+    """
+    spans = trace.spans()
+    if loader is not None:
+        known = np.unique(trace.events["loader"]).tolist()
+        if loader not in known:
+            raise ValueError(f"the trace has no iterator {loader}: it has {[number for number in known if number]}")
+        spans = spans[spans["loader"] == loader]
+    reads = _reads(trace)
+    closed = spans[(spans["end"] >= 0) | _was_read(trace, spans, reads)]
+    copies = np.concatenate([*_copies(trace, closed), reads])
+    if loader is not None:
+        copies = copies[copies["loader"] == loader]
+    copies = copies[copies["task"] >= 0]  # the rest belongs to sentinels and to resumptions
+    copies["epoch"] = epochs(trace.events, copies["loader"], copies["time"])
+    copies["why"] = _why(copies)
+    copies = copies[np.argsort(copies["time"], kind="stable")]
+    batches = _batches(trace, copies, closed)
+    return Ledger(
+        copies,
+        batches,
+        [
+            *_pageable(trace, batches, loader),
+            *_blind(copies, batches),
+            *_left_out(trace, spans, closed, copies, loader),
+        ],
+    )
+
+
+def _copies(trace: Trace, spans: Rows) -> list[Rows]:
+    """The copies of each kind. Which of a span's fields holds the bytes is what the event table declares."""
+    alloc = trace.select("shm_alloc", ev.Phase.INSTANT)
+    sent = spans[spans["code"] == ev.H2D[0]]
+    pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
+    unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
+    unpinned["why"] = np.where(pageable["ez"] != 0, Why.NEEDED, Why.PAGEABLE)  # a simulated copy is no driver's
+    return [
+        _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
+        unpinned,
+        _of(Copy.COLLATE, alloc, alloc["x"], 1, "time"),
+        *(
+            _of(kind, mine := spans[spans["code"] == code], mine[size_in], mine[count_in] if count_in else one)
+            for kind, code, size_in, count_in, one in (
+                (Copy.INDEX_WRITE, ev.INDEX_WRITE[0], "bx", "", 0),
+                (Copy.FEEDER, ev.SHM_COPY[0], "bx", "", 1),
+                (Copy.PICKLE, ev.RESULT_PICKLE[0], "ex", "ey", 0),
+                (Copy.WRITE, ev.RESULT_WRITE[0], "bx", "", 0),
+                (Copy.REBUILD, ev.RESULT_REBUILD[0], "bx", "ex", 0),
+                (Copy.PIN, ev.PIN[0], "ex", "", 0),
+            )
+        ),
+    ]
+
+
+def _of(kind: Copy, rows: Rows, amount: Ints, tensors: Ints | int, time: str = "begin") -> Rows:
+    out = np.zeros(len(rows), COPY)
+    for name in ("loader", "task", "worker", "process", "pid", "tid"):
+        out[name] = rows[name]
+    out["kind"], out["time"], out["bytes"], out["tensors"] = kind, rows[time], amount, tensors
+    return out
+
+
+def _reads(trace: Trace) -> Rows:
+    """The messages read from the result pipe. Whose each is, the rebuilding says that follows in the same thread."""
+    events = trace.events
+    rows = events[np.isin(events["code"], [ev.RESULT_READ, ev.RESULT_REBUILD[0]])]
+    rows = rows[np.lexsort((rows["seq"], rows["tid"], rows["process"]))]
+    read, after = rows[:-1], rows[1:]
+    its = (read["code"] == ev.RESULT_READ) & (after["code"] == ev.RESULT_REBUILD[0])
+    for name in ("process", "tid", "loader"):
+        its &= read[name] == after[name]
+    out = _of(Copy.READ, read[its], read["x"][its], 0, "time")
+    for name in ("task", "worker"):
+        out[name] = after[name][its]
+    return out
+
+
+def _was_read(trace: Trace, spans: Rows, reads: Rows) -> Bools:
+    """Which writes came to an end that is not recorded: a worker may exit before its feeder thread has said so."""
+    read = keys_at(trace.events, reads, reads["time"])
+    found: Bools = (spans["code"] == ev.RESULT_WRITE[0]) & (spans["end"] < 0) & (spans["task"] >= 0)
+    found[found] = np.isin(keys_at(trace.events, spans[found], spans["begin"][found]), read)
+    return found
+
+
+def _why(copies: Rows) -> npt.NDArray[np.uint8]:
+    """Which copies could have been spared. What a message holds, its pickling says, by payload and tensors."""
+    why = np.where(copies["kind"] == Copy.FEEDER, Why.NOT_SHARED_YET, copies["why"])
+    pickles = copies[copies["kind"] == Copy.PICKLE]
+    handles = (pickles["tensors"] + 1) * HANDLE_BYTES
+    data = (pickles["bytes"] > LARGE_PAYLOAD) & (pickles["bytes"] > handles)
+    of_message = np.where(data, Why.PICKLED_DATA, Why.NEEDED)
+    of_message[~data & (pickles["tensors"] > MANY_TENSORS)] = Why.MANY_TENSORS
+    known, first = np.unique(_keys(pickles), return_index=True)
+    if len(known):
+        mine = _keys(copies)
+        place = np.minimum(np.searchsorted(known, mine), len(known) - 1)
+        carries = np.isin(copies["kind"], [Copy.PICKLE, Copy.WRITE, Copy.READ, Copy.REBUILD]) & (known[place] == mine)
+        why[carries] = of_message[first][place[carries]]
+    out: npt.NDArray[np.uint8] = why.astype(np.uint8)
+    return out
+
+
+def _keys(rows: Rows) -> Ints:
+    """One number for each (loader, epoch, task) of copies or batches."""
+    return keys(rows["loader"], rows["epoch"], rows["task"])
+
+
+def _batches(trace: Trace, copies: Rows, spans: Rows) -> Rows:
+    known, first, place = np.unique(_keys(copies), return_index=True, return_inverse=True)
+    out = np.zeros(len(known), BATCH)
+    for name in ("loader", "epoch", "task", "worker"):
+        out[name] = copies[name][first]
+    for kind in Copy:
+        of_kind = copies["kind"] == kind
+        np.add.at(out[kind.name.lower()], place[of_kind], copies["bytes"][of_kind])
+    out["copied"] = sum(out[kind.name.lower()] for kind in Copy if kind is not Copy.COLLATE)
+    spared = copies["why"] != Why.NEEDED
+    np.add.at(out["avoidable"], place[spared], copies["bytes"][spared])
+    pickled = copies["kind"] == Copy.PICKLE
+    np.add.at(out["tensors"], place[pickled], copies["tensors"][pickled])
+    out["payload"] = out["pickle"]
+    out["outcome"] = -1
+    put, rebuilt = trace.select("result_put"), spans[spans["code"] == ev.RESULT_REBUILD[0]]
+    for name, rows, value, time in (
+        ("outcome", put, put["x"], put["time"]),
+        ("by_handle", rebuilt, rebuilt["ey"], rebuilt["begin"]),
+    ):
+        at, there = _find(trace, known, rows, time)
+        out[name][at] = value[there]
+    yielded = trace.select("yield")
+    out["yielded"][_find(trace, known, yielded, yielded["time"])[0]] = True
+    return out
+
+
+def _find(trace: Trace, known: Ints, rows: Rows, time: Ints) -> tuple[Ints, Bools]:
+    """Place in `known` of each row that is there, and which rows these are."""
+    mine = keys_at(trace.events, rows, time)
+    there = np.isin(mine, known)
+    return np.searchsorted(known, mine[there]).astype(np.int64), there
+
+
+# --- What the numbers do not say --------------------------------------------------------------------------------------
+def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
+    """Loaders that pin nothing, if another loader of the same run proves that there is an accelerator."""
+    devices = {str(params.get("pin_memory_device")) for params in trace.loaders.values() if params.get("pin_memory")}
+    proof = sorted(devices - {"None", "simulated", "mps"})
+    notes = []
+    for number, params in sorted(trace.loaders.items()):
+        if proof and params.get("pin_memory") is False and wanted in (None, number):
+            own = batches[batches["loader"] == number]
+            notes.append(
+                f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}: another one pins "
+                f"for it): its {size(int(own['by_handle'].sum()))} are pageable, so a copy to the device goes through "
+                f"a staging buffer and blocks; remedy: pin_memory=True"
+            )
+    return notes
+
+
+def _blind(copies: Rows, batches: Rows) -> list[str]:
+    """Batches that were pinned, and had bytes to pin, of which the trace saw none."""
+    pinned = copies[(copies["kind"] == Copy.PIN) & (copies["bytes"] == 0)]
+    blind = int(np.isin(_keys(batches[batches["by_handle"] > 0]), _keys(pinned)).sum())
+    if not blind:
+        return []
+    return [
+        f"batches of whose pinning no byte was seen: {blind}; what an object's own pin_memory copies is not recorded, "
+        "and is missing here"
+    ]
+
+
+def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int | None) -> list[str]:
+    kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN, ev.H2D]
+    begins = [begin for begin, _ in kinds]
+    opened = int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum())
+    notes = [f"copies that had begun and not ended when the trace ended: {opened}"] if opened else []
+    alone = [n for n, params in sorted(trace.loaders.items()) if params.get("num_workers") == 0 and wanted in (None, n)]
+    notes += [f"iterator {n} has no workers: nothing crosses, and its bytes are not recorded" for n in alone]
+    unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
+    notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
+    pins = spans[spans["code"] == ev.PIN[0]]
+    notes += ["the pinning is simulated: its copies go to pageable memory"] if pins["by"].any() else []
+    sent = spans[spans["code"] == ev.H2D[0]]
+    return notes + (["the device is simulated: its copies stay in the host's memory"] if sent["ez"].any() else [])

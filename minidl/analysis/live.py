@@ -1,0 +1,260 @@
+"""A running job: the new events of its trace, whether its processes are there, and which trace a process records.
+
+Interface: `LiveTrace(directory).read()` gives what was recorded since the last call; `find_trace` finds the trace of a
+process; `life` whether one exists.
+
+Rules of use: of each process only its last `TAIL` events are read at first, and as many of the new ones at each further
+call, so no call costs more because the trace is long. Nothing is sent to the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.files import Files, no_trace_in
+from minidl.tracefile.format import (
+    EVENTS_SUFFIX,
+    MANIFEST,
+    SIDE_SUFFIX,
+    Header,
+    Rows,
+    TraceError,
+    events_file,
+    header_problem,
+    parts_of,
+    records,
+)
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.tail import tail
+
+TAIL = 8192
+"""Events of each process that a call reads at first: 512 KiB. A batch is some 16 events in the loader's process, and in
+a worker's two for each sample, so this covers the tasks in flight of any usual loader."""
+
+MOST_NEW = 65_536
+"""New events of each process that a further call reads; if there are more, the oldest are skipped."""
+
+MOST_WRITERS = 64
+"""Events that may be incomplete while others of their process are already written: one a thread."""
+
+EXITED_TAIL = 64
+"""Events of a worker that has left: a job that makes new workers for each epoch leaves many of them behind."""
+
+
+class ProcessLife(enum.Enum):
+    """Whether a process is there, and what keeps it."""
+
+    ALIVE = "alive"
+    DISK = "disk"  # in the kernel, waiting for a disk or a network file system; no signal reaches it
+    STOPPED = "stopped"  # by a signal (SIGSTOP, SIGTSTP) or by a debugger
+    GONE = "gone"
+    UNKNOWN = "?"
+
+    @property
+    def there(self) -> bool:
+        """Whether the process is known to exist."""
+        return self not in (ProcessLife.GONE, ProcessLife.UNKNOWN)
+
+
+# --- The new events of a trace ----------------------------------------------------------------------------------------
+class LiveTrace:
+    """Reads the trace in `directory` bit by bit while it is written. Raises TraceError if there is none.
+
+    most: events of each process to read at first.
+    """
+
+    def __init__(self, directory: Path, most: int = TAIL) -> None:
+        self.directory = directory
+        self.most = most
+        self._read: dict[str, int] = {}  # of each process's file, the sequence number up to which it was read
+        self._waited: dict[str, int] = {}  # the same, if the next event was not complete at an earlier call
+        self._gone: dict[str, bytes] = {}  # the header pages of files to which nothing will come
+
+    def read(self) -> tuple[Trace, dict[int, ProcessLife]]:
+        """Return the trace with the events since the last call, and pid -> whether the process is there.
+
+        Events later than the call's begin are left for the next one: a process that is read first must not lack what
+        another, read last, has already received from it.
+        """
+        begun = time.monotonic_ns()
+        try:
+            names = sorted(os.listdir(self.directory))
+            if MANIFEST not in names:
+                raise TraceError(no_trace_in(self.directory, names))
+            manifest = (self.directory / MANIFEST).read_bytes()
+        except OSError as error:
+            raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
+        files = Files(manifest=manifest)
+        for name in names:
+            if name.endswith(SIDE_SUFFIX):
+                with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
+                    files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
+        until = begun if _is_here(_parsed(manifest)) else None
+        lives = {stem: life(*parts_of(stem)) for stem in files.side}
+        for stem in files.side:
+            files.events[stem] = self._new_events(stem, lives[stem], until)
+        trace = Trace(self.directory, files)
+        return trace, self._by_pid(trace, lives)
+
+    def _by_pid(self, trace: Trace, lives: Mapping[str, ProcessLife]) -> dict[int, ProcessLife]:
+        if not _is_here(trace.manifest):
+            return {}
+        first, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
+        found = {first: life(first, begun)} if isinstance(first, int) and isinstance(begun, int) else {}
+        for stem, state in lives.items():
+            pid = parts_of(stem)[0]
+            if pid not in found or not found[pid].there:  # two of a trace's processes may have had the same id
+                found[pid] = state
+        return found
+
+    def _new_events(self, stem: str, state: ProcessLife, until: int | None) -> bytes:
+        """Return a process's events file, with its new events up to a time alone."""
+        if stem in self._gone:
+            return self._gone[stem]
+        path, after = self.directory / (stem + EVENTS_SUFFIX), self._read.get(stem, 0)
+        data = tail(path, MOST_NEW if after else self.most, after)
+        if header_problem(data):
+            return data
+        rows = records(data)
+        rows = np.sort(rows[rows["seq"] > 0], order="seq")
+        if not after and state is ProcessLife.GONE and ev.WORKER_EXIT in rows["code"]:
+            rows = rows[-EXITED_TAIL:]
+        new = rows[: self._complete(stem, rows, until)]
+        if len(new):
+            self._read[stem] = int(new["seq"][-1])
+        header = Header.read(data)
+        if state is ProcessLife.GONE and len(new) == len(rows):
+            self._gone[stem] = header._replace(slots=0).page()
+        return events_file(header, new)
+
+    def _complete(self, stem: str, rows: Rows, until: int | None) -> int:
+        """Return how many of the new events to take: up to the time, and up to one that is still being written.
+
+        One that is not complete at the next call either is given up: its thread may have been killed.
+        """
+        late = rows["time"] > until if until is not None else np.zeros(len(rows), bool)
+        count, after = int(np.argmax(np.append(late, True))), self._read.get(stem, 0)
+        if not after or not count:
+            return count
+        numbers = rows["seq"][:count].astype(np.int64)
+        missing = numbers != np.arange(after + 1, after + 1 + count)
+        if not missing[0]:
+            return int(np.argmax(np.append(missing, True)))
+        if numbers[0] - after <= MOST_WRITERS and self._waited.get(stem) != after:
+            self._waited[stem] = after
+            return 0
+        return count
+
+
+def life(pid: int, start_ns: int) -> ProcessLife:
+    """Whether the process `pid`, which was there at `start_ns` (CLOCK_MONOTONIC), still is; a later one is another."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
+    except OSError:
+        return ProcessLife.UNKNOWN
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    born = int(rest[18]) / os.sysconf("SC_CLK_TCK") - asleep
+    if born > start_ns / 1e9 + 1 or state in (b"Z", b"X"):
+        return ProcessLife.GONE
+    return {b"T": ProcessLife.STOPPED, b"t": ProcessLife.STOPPED, b"D": ProcessLife.DISK}.get(state, ProcessLife.ALIVE)
+
+
+def _parsed(manifest: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(manifest)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_here(manifest: Mapping[str, object]) -> bool:
+    """Whether the trace's clock and process ids mean something here: the same machine (or container), not restarted."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return False
+    return manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
+
+
+# --- Finding the trace ------------------------------------------------------------------------------------------------
+def find_trace(target: str | os.PathLike[str]) -> Path:
+    """The trace that `target` names: a path, or the id of a process that records one, itself or through its children.
+
+    Raises TraceError if there is none, or more than one.
+    """
+    name = os.fspath(target)
+    if os.path.exists(name):
+        return Path(name)
+    if name.isdecimal():
+        return _trace_of(int(name))
+    raise TraceError(f"{name}: there is no such file or directory: give a trace's directory, or the id of a process")
+
+
+def _trace_of(pid: int) -> Path:
+    if not os.path.exists(f"/proc/{pid}"):
+        raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace's directory")
+    try:
+        mapped = list(_mapped(pid))
+    except PermissionError as error:
+        raise TraceError(f"process {pid} is another user's: name its trace's directory instead") from error
+    except OSError as error:
+        raise TraceError(f"process {pid} has just ended: name its trace's directory instead") from error
+    for child in _descendants(pid):
+        try:
+            mapped += _mapped(child)
+        except OSError:  # it has ended meanwhile
+            continue
+    places = sorted({path.parent for path in mapped})
+    if len(places) > 1:
+        raise TraceError(f"process {pid} records {len(places)} traces: give one of them: {', '.join(map(str, places))}")
+    if not places:
+        raise TraceError(_records_nothing(pid))
+    if not (places[0] / MANIFEST).exists():
+        raise TraceError(f"process {pid} records to {places[0]}, which is not there: deleted, or in another container")
+    return places[0]
+
+
+def _mapped(pid: int) -> Iterator[Path]:
+    """The events files that the process has mapped."""
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
+        name = line.split(maxsplit=5)[5:]
+        if name and name[0].removesuffix(" (deleted)").endswith(EVENTS_SUFFIX):
+            yield Path(name[0].removesuffix(" (deleted)"))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the children of all its threads, and theirs."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)
+
+
+def _records_nothing(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        variables = []
+    wanted = [v.partition(b"=")[2].decode(errors="replace") for v in variables if v.startswith(b"MINIDL_TRACE=")]
+    if wanted:
+        return f"process {pid} has MINIDL_TRACE={wanted[0]}, and records nothing: no loader of minidl's has begun in it"
+    return (
+        f"process {pid} records no trace, nor does a child of it: start it with MINIDL_TRACE=DIRECTORY set, "
+        f"or with minidl run"
+    )

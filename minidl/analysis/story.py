@@ -1,0 +1,201 @@
+"""What led to a batch, step by step: `minidl before`.
+
+Interface: `story(trace, batch)`, the text. It follows `Trace.order`: its own way, and always the cause that came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.words import duration, plain
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+
+MOST_LINES: Final = 40
+"""Steps that a story has, if not asked for more."""
+
+
+def story(
+    trace: Trace, batch: int, *, loader: int | None = None, epoch: int | None = None, lines: int = MOST_LINES
+) -> str:
+    """What led to task `batch` being yielded, or to where it got: its own way, and always the cause that came last.
+
+    loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
+    the latest steps; 0 = all. Times are ms since the epoch began, on one clock. ValueError if it has no such batch.
+    """
+    put, last, title = _batch(trace, batch, loader, epoch)
+    chain = trace.order.chain(last)
+    names = _actors(trace)
+    own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
+    own = np.append(own[np.argsort(trace.order.times[own], kind="stable")], last)
+    out = [title, *_told(trace, own, int(chain[0]), names, 0)]
+    out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
+    return "\n".join([*out, _shares(trace, chain, names)])
+
+
+def _told(trace: Trace, way: Ints, start: int, names: dict[tuple[int, int], str], lines: int) -> list[str]:
+    """A line for each step of `way`."""
+    steps = list(_steps(trace, way))
+    left_out = max(0, len(steps) - lines) if lines else 0
+    width = max(len(name) for name in names.values())
+    out, before = [f"{'...':>13}  {left_out} earlier steps"] if left_out else [], ""
+    for at, words in steps[left_out:]:
+        who = names[trace.order.thread(at)]
+        ms = (trace.order.times[at] - trace.order.times[start]) / 1e6
+        out.append(f"{ms:10.3f} ms  {who if who != before else '':<{width}}  {words}")
+        before = who
+    return out
+
+
+def _about_task(trace: Trace, at: int) -> Bools:
+    """Mask the events of the loader of `at`, without those that only name the task that is waited for."""
+    waits = np.isin(trace.events["code"], [ev.RESULT_GET[0], ev.READY_GET[0], ev.NEXT[0], ev.TIMED_OUT])
+    mask: Bools = (trace.events["loader"] == trace.events["loader"][at]) & ~waits
+    return mask
+
+
+def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tuple[int, int, str]:
+    """Return the batch's put; its yield, or the last event that is known of it; and a title."""
+    events, rank = trace.events, trace.order.rank
+    mine = (events["task"] == task) & (True if loader is None else events["loader"] == loader)
+    born = np.flatnonzero(mine & (events["code"] == ev.INDEX_PUT))
+    if not len(born):  # a loader without workers sends nothing
+        born = np.flatnonzero(mine & (events["code"] == ev.FETCH[0]))
+    born = born[np.argsort(trace.order.times[born], kind="stable")]
+    epochs = np.array([_epoch_of(trace, at) for at in born.tolist()], np.int64)
+    found = np.flatnonzero((epochs == epoch) | (epoch is None))
+    if not len(found):
+        have = _tasks_of(events if loader is None else events[events["loader"] == loader])
+        of = "".join(f" of {what} {n}" for what, n in (("iterator", loader), ("epoch", epoch)) if n is not None)
+        raise ValueError(f"the trace has no batch {task}{of}: it has {have}")
+    put = int(born[found[-1]])
+    mine &= _about_task(trace, put) & ~trace.order.before(put)
+    for later in born[born != put].tolist():
+        if trace.order.happened_before(put, later):
+            mine &= trace.order.before(later)
+    name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
+    yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))
+    if len(yields):
+        return put, int(yields[rank[yields].argmin()]), f"What led to {name}, being yielded; its own way:"
+    known = np.flatnonzero(mine)
+    last = int(known[trace.order.times[known].argmax()])
+    return put, last, f"B{name[1:]}, was never yielded. Its way as far as it is known:"
+
+
+def _tasks_of(events: Rows) -> str:
+    sent = events["task"][np.isin(events["code"], [ev.INDEX_PUT, ev.FETCH[0]]) & (events["task"] >= 0)]
+    return f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
+
+
+def _epoch_of(trace: Trace, at: int) -> int:
+    """Return the number of the epoch that an event of the loader's own process is in."""
+    row = trace.events[at]
+    begins = (trace.events["code"] == ev.EPOCH[0]) & (trace.events["loader"] == row["loader"])
+    begins &= (trace.order.process == trace.order.process[at]) & (trace.order.rank < trace.order.rank[at])
+    found = np.flatnonzero(begins)
+    return int(trace.events["x"][found[trace.order.rank[found].argmax()]]) if len(found) else 0
+
+
+def _actors(trace: Trace) -> dict[tuple[int, int], str]:
+    """Name each thread."""
+    events = trace.events
+    several = len(trace.loaders) > 1
+    feeds = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.FEEDER])
+    pins = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.PIN])
+    out: dict[tuple[int, int], str] = {}
+    for kind, mask in (("pin thread", pins), ("feeder", feeds), ("", np.ones(len(events), bool))):
+        rows = events[mask]
+        for process, tid in np.unique(np.stack([rows["process"], rows["tid"]], axis=1).astype(np.int64), axis=0):
+            who = trace.processes[process]
+            number = f" {who.worker}" if who.role == "worker" else ""
+            name = f"{kind or ('worker' if number else 'loader')}{number}"
+            name = "queue feeder" if name == "feeder" else name
+            out.setdefault((int(process), int(tid)), f"{name} of iterator {who.loader}" if several and number else name)
+    return out
+
+
+def _steps(trace: Trace, chain: Ints) -> Iterator[tuple[int, str]]:
+    """Yield the chain's steps, each as its event and words. What lies within a step is a part of its words."""
+    code, mates = trace.events["code"], trace.order.mates
+    inside = {at: place for place, at in enumerate(chain.tolist())}
+    place = 0
+    while place < len(chain):
+        at = int(chain[place])
+        event, mate = EVENTS[int(code[at])], int(mates[at])
+        if event.phase is Phase.BEGIN and mate in inside and event.code not in _FRAMES:
+            within = [int(i) for i in chain[place + 1 : inside[mate]]]
+            if all(trace.order.thread(i) == trace.order.thread(at) for i in within):
+                yield at, f"{_about(trace, mate, at)}: {_took(trace, at, mate)}{_parts(trace, within)}"
+                place = inside[mate] + 1
+                continue
+        if event.phase is Phase.BEGIN:
+            yield at, f"{_about(trace, at)} begins{'' if mate >= 0 else '; its end is not in the trace'}"
+        elif event.phase is Phase.END:
+            took = f", after {_took(trace, mate, at)}" if mate >= 0 else ""
+            yield at, f"{_about(trace, at, mate)} ends{took}"
+        else:
+            yield at, _about(trace, at)
+        place += 1
+
+
+_FRAMES: Final = (ev.EPOCH[0], ev.SHUTDOWN[0])
+
+
+def _about(trace: Trace, at: int, other: int = -1) -> str:
+    """Return an event's name and task, which only its end may know."""
+    row = trace.events[at]
+    task = int(row["task"]) if row["task"] >= 0 or other < 0 else int(trace.events["task"][other])
+    words = EVENTS[int(row["code"])].name
+    if row["code"] in ev.SAMPLE and row["y"] >= 0:
+        words += f" {row['y']}"
+    if task >= 0:
+        words += f" of task {task}"
+    text = trace.text(row)
+    return f"{words} ({plain(text)})" if text else words
+
+
+def _took(trace: Trace, begin: int, end: int) -> str:
+    return duration(int(trace.events["time"][end] - trace.events["time"][begin]))
+
+
+def _parts(trace: Trace, within: list[int]) -> str:
+    """Return the inner steps of a step by name, and the longest sample."""
+    spent: dict[str, list[int]] = {}
+    longest = (-1, -1)
+    depth = 0
+    for at in within:
+        event, mate = EVENTS[int(trace.events["code"][at])], int(trace.order.mates[at])
+        if event.phase is Phase.END:
+            depth -= 1
+            continue
+        if event.phase is Phase.BEGIN:
+            if depth == 0 and mate >= 0:
+                took = int(trace.events["time"][mate] - trace.events["time"][at])
+                spent.setdefault(event.name, []).append(took)
+                if event.code == ev.SAMPLE[0]:
+                    longest = max(longest, (took, int(trace.events["y"][at])))
+            depth += 1
+    parts = [f"{len(took)} {name} {duration(sum(took))}" for name, took in spent.items()]
+    if len(spent.get("sample", ())) > 1:
+        parts.append(f"the longest sample {duration(longest[0])}, index {longest[1]}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _shares(trace: Trace, chain: Ints, names: dict[tuple[int, int], str]) -> str:
+    """Return each thread's share of the time from the chain's first event to its last."""
+    spent: dict[str, int] = {}
+    for before, at in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
+        same = trace.order.thread(before) == trace.order.thread(at)
+        who = names[trace.order.thread(at)] if same else "between them"
+        spent[who] = spent.get(who, 0) + max(0, int(trace.order.times[at] - trace.order.times[before]))
+    total = sum(spent.values())
+    shares = [f"{who} {ns / total:.0%}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
+    return f"{duration(total)} in all" + (f": {', '.join(shares)}" if shares else "")

@@ -1,0 +1,396 @@
+"""What a trace amounts to: time by stage and worker, bytes and copies, the slowest samples, what never ended.
+
+`summary(trace)` computes a `Summary`; its `text()` is what `minidl summary` prints. Times are in ns unless a name says
+otherwise; a stage is what the event table calls one. What bounds a loader is judged in `verdict`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidl.analysis.device_use import DeviceUse, device_use
+from minidl.analysis.verdict import Verdict, verdict
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Ending, Reason
+from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.ranks import lacking
+from minidl.tracefile.spans import durations
+from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
+from minidl.tracefile.words import counted, duration, plain, size
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+
+MANY_ALIKE = 4
+"""Iterators with the same parameters from which most are told in a line each: an epoch that starts its workers anew is
+an iterator of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """How long one kind of step took, over all workers. total, p50, p95, most: ns."""
+
+    name: str
+    count: int
+    total: int
+    p50: int
+    p95: int
+    most: int
+
+    @classmethod
+    def of(cls, name: str, took: Ints) -> StageTime:
+        p50, p95 = np.percentile(took, [50, 95])
+        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTime:
+    """One worker: its tasks, and of its time (ns, from ready to its last event) what went into fetching and waiting."""
+
+    worker: int
+    pid: int
+    tasks: int
+    time: int
+    fetching: int
+    idle: int
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A slow step of a worker: the sample's index (-1 = no integer, or no samples recorded), and where it was."""
+
+    index: int
+    task: int
+    worker: int
+    took: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What was moved. shared: written straight into shared memory; copied: moved there by the feeder thread."""
+
+    shared: int = 0
+    shared_segments: int = 0
+    copied: int = 0
+    copied_segments: int = 0
+    piped: int = 0
+    pinned: int = 0
+    pin_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSummary:
+    """One iterator. waited: ns inside `next`, of which first_waits before an epoch's first batch."""
+
+    number: int
+    params: dict[str, Any]
+    epochs: int
+    batches: int
+    wall: int
+    waited: int
+    first_waits: int
+    consumer: int
+    start_up: int | None
+    shutdown: int | None
+    stages: list[StageTime]
+    workers: list[WorkerTime]
+    slowest: list[Slow]
+    bytes: Bytes
+    errors: int
+    verdict: Verdict
+    device: DeviceUse | None = None
+    left_alive: bool = False
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the time that the training loop took, the share that it waited for data; 0 if nothing is recorded."""
+        return self.waited / max(1, self.waited + self.consumer)
+
+    def text(self) -> str:
+        """The iterator's part of the summary."""
+        wall = f"{duration(self.wall)} from the first event to the last"
+        lines = [
+            f"iterator {self.number}{_of_rank(self.params)}{_params(self.params)}",
+            f"  {counted(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
+            f"  waited inside next() {duration(self.waited)}, consumer's own time {duration(self.consumer)}",
+            *(f"  {line}" for line in self.verdict.lines()),
+        ]
+        lines += [f"  {counted(self.errors, 'task')} ended in an error"] if self.errors else []
+        lines.append(f"  {', '.join(self._start_and_end())}")
+        lines += [*self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
+        lines += [f"  {self.device.text()}"] if self.device is not None else []
+        if self.slowest:
+            lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
+        return "\n".join(lines)
+
+    @property
+    def _no_shutdown(self) -> str:
+        return "alive at the program's end" if self.left_alive else "no shutdown recorded"
+
+    def line(self, like: int) -> str:
+        """The iterator in one line, for one whose parameters are those of iterator `like`."""
+        return (
+            f"iterator {self.number} (as iterator {like}): {counted(self.batches, 'batch', 'batches')} "
+            f"in {duration(self.wall)}, waited inside next() {duration(self.waited)}: {self.verdict.kind.value}"
+        )
+
+    def _start_and_end(self) -> Iterator[str]:
+        if self.start_up is not None:
+            yield f"workers ready after {duration(self.start_up)}"
+        yield self._no_shutdown if self.shutdown is None else f"shutdown took {duration(self.shutdown)}"
+
+    def _epochs(self) -> str:
+        return counted(self.epochs, "epoch") if self.epochs else "a part of an epoch" if self.batches else "no epoch"
+
+    def _stage_lines(self) -> list[str]:
+        if not self.stages:
+            return []
+        head = f"  {'stage':<15}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
+        rows = ((s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6) for s in self.stages)
+        return [head, *("  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
+
+    def _worker_lines(self) -> list[str]:
+        if not self.workers:
+            return []
+        head = f"  {'worker':<8}{'pid':>9}{'tasks':>8}{'fetching':>10}{'idle':>8}  ended"
+        return [head] + [
+            f"  {w.worker:<8}{w.pid:>9}{w.tasks:>8}{w.fetching / max(1, w.time):>10.0%}{w.idle / max(1, w.time):>8.0%}"
+            f"  {w.ended}"
+            for w in self.workers
+        ]
+
+    def _byte_lines(self) -> list[str]:
+        b = self.bytes
+        parts = [f"collated into shared memory {size(b.shared)} ({b.shared_segments} segments)"] if b.shared else []
+        parts += [f"copied there by the feeder {size(b.copied)} ({b.copied_segments})"] if b.copied else []
+        parts += [f"through pipes {size(b.piped)}"] if b.piped else []
+        simulated = " (simulated)" if b.pin_simulated else ""
+        parts += [f"pinned{simulated} {size(b.pinned)}"] if b.pinned else []
+        return [f"  bytes: {', '.join(parts)}"] if parts else []
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
+
+    path: str
+    command: str
+    machine: str
+    processes: int
+    events: int
+    lost: int
+    wall: int
+    loaders: list[LoaderSummary]
+    open: list[str] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    attachments: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The whole summary, as lines for a terminal."""
+        lost = f", {self.lost} lost" if self.lost else ""
+        processes = counted(self.processes, "process", "processes")
+        lines = [f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}"]
+        lines += [f"  {text}" for text in (self.command, self.machine) if text]
+        lines += list(self._loader_texts()) or ["no iterator in this trace"]
+        if self.open:
+            lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
+        if self.alive:
+            lines += ["alive at the program's end:", *(f"  {text}" for text in self.alive)]
+        if self.attachments:
+            lines += ["what other recorders saw:", *(f"  {text}" for text in self.attachments)]
+        if self.problems:
+            lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
+        return "\n".join(plain(line) for line in "\n".join(lines).split("\n"))
+
+    def _loader_texts(self) -> Iterator[str]:
+        """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
+        groups: dict[str, list[LoaderSummary]] = {}
+        for loader in self.loaders:
+            groups.setdefault(repr(sorted(loader.params.items())), []).append(loader)
+        for group in groups.values():
+            first, longest = group[0], max(group, key=lambda one: one.waited)
+            for loader in group:
+                full = len(group) < MANY_ALIKE or loader in (first, longest)
+                yield loader.text() if full else loader.line(first.number)
+
+
+def summary(trace: Trace) -> Summary:
+    """Sum `trace` up; near-linear in its events."""
+    spans = trace.spans()
+    times, alive = trace.events["time"], left_alive(trace)
+    numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
+    return Summary(
+        path=str(trace.path),
+        command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
+        machine=_machine(trace.manifest),
+        processes=len(trace.processes),
+        events=len(trace),
+        lost=sum(process.lost for process in trace.processes),
+        wall=int(times[-1] - times[0]) if len(times) else 0,
+        loaders=[_loader(trace, spans, number, number in alive) for number in numbers],
+        open=open_spans(trace, spans),
+        alive=alive_at_end(trace, spans),
+        problems=[*trace.problems, *lacking(trace.manifest, trace.lines)],
+        attachments=[one.line for one in trace.attachments],
+    )
+
+
+def _machine(manifest: dict[str, Any]) -> str:
+    versions = manifest.get("versions")
+    parts = [str(manifest["host"])] if manifest.get("host") else []
+    parts += [f"{manifest['cpus']} CPUs"] if manifest.get("cpus") else []
+    parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    return ", ".join(parts)
+
+
+def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSummary:
+    events = trace.events[trace.events["loader"] == number]
+    spans = all_spans[all_spans["loader"] == number]
+    closed = spans[spans["end"] >= 0]
+    waits = closed[closed["code"] == ev.NEXT[0]]
+    return LoaderSummary(
+        number=number,
+        params=trace.loaders.get(number, {}) | _prefetching(events),
+        epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
+        batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
+        wall=int(events["time"][-1] - events["time"][0]),
+        waited=_total(waits),
+        first_waits=_total(waits[waits["bx"] == 0]),
+        consumer=_total(closed[closed["code"] == ev.CONSUMER[0]]),
+        start_up=start_up(events),
+        shutdown=_shutdown(closed),
+        stages=_stages(closed),
+        workers=_workers(trace, events, closed),
+        slowest=_slowest(closed),
+        bytes=_bytes(events, closed),
+        errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
+        verdict=verdict(trace, number, all_spans),
+        device=device_use(trace, number, all_spans),
+        left_alive=alive,
+    )
+
+
+def _prefetching(events: Rows) -> dict[str, int]:
+    """The prefetch factor, which an epoch's begin tells; nothing if there are no workers."""
+    begins = events[events["code"] == ev.EPOCH[0]]
+    return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
+
+
+def _total(spans: Rows) -> int:
+    return int(durations(spans).sum())
+
+
+def start_up(events: Rows) -> int | None:
+    """From the first worker's start to the last worker's readiness."""
+    starts, ready = events[events["code"] == ev.WORKER_START[0]], events[events["code"] == ev.WORKER_READY]
+    return int(ready["time"][-1] - starts["time"][0]) if len(starts) and len(ready) else None
+
+
+def _shutdown(spans: Rows) -> int | None:
+    found = spans[spans["code"] == ev.SHUTDOWN[0]]
+    return _total(found) if len(found) else None
+
+
+def stage_codes(spans: Rows) -> dict[str, list[int]]:
+    """Stage -> its spans' codes, in the event table's order. Several kinds may be one stage: both waits are "wait"."""
+    codes: dict[str, list[int]] = {}
+    for event in EVENTS.values():
+        if event.stage and event.phase is ev.Phase.BEGIN:
+            codes.setdefault(event.stage, []).append(event.code)
+    if np.any(spans["code"] == ev.READY_GET[0]):  # then it is the pin thread that waits for results
+        codes["wait"].remove(ev.RESULT_GET[0])
+        codes["pin idle"] = [ev.RESULT_GET[0]]
+    return codes
+
+
+def _stages(spans: Rows) -> list[StageTime]:
+    found = ((name, spans[np.isin(spans["code"], codes)]) for name, codes in stage_codes(spans).items())
+    return [StageTime.of(name, durations(mine)) for name, mine in found if len(mine)]
+
+
+def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:
+    out = []
+    for index, process in enumerate(trace.processes):
+        own = events[events["process"] == index]
+        if process.role != "worker" or not len(own):
+            continue
+        mine = spans[spans["process"] == index]
+        ready = own["time"][own["code"] == ev.WORKER_READY]
+        fetches, gets = mine[mine["code"] == ev.FETCH[0]], mine[mine["code"] == ev.INDEX_GET[0]]
+        out.append(
+            WorkerTime(
+                worker=process.worker,
+                pid=process.pid,
+                tasks=len(fetches),
+                time=int(own["time"][-1] - (ready[0] if len(ready) else own["time"][0])),
+                fetching=_total(fetches),
+                idle=_total(gets),
+                ended=_ended(events, own, process.worker),
+            )
+        )
+    return sorted(out, key=lambda w: w.worker)
+
+
+def _ended(events: Rows, own: Rows, worker: int) -> str:
+    """How the worker ended, as far as the trace knows."""
+    gone = events[(events["code"] == ev.WORKER_GONE) & (events["worker"] == worker)]
+    if len(gone) and gone["y"][-1]:
+        return f"exit code {gone['y'][-1]}"
+    left = own[own["code"] == ev.WORKER_EXIT]
+    if len(left):
+        return next((ending.name.lower() for ending in Ending if ending == left["x"][-1]), "unknown")
+    return "exit code 0" if len(gone) else "not recorded"
+
+
+def _slowest(spans: Rows, count: int = 3) -> list[Slow]:
+    """The slowest samples, or if none are recorded, the slowest fetches."""
+    samples = spans[spans["code"] == ev.SAMPLE[0]]
+    rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
+    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:count]]
+    by_index = len(samples) > 0
+    return [
+        Slow(int(row["by"]) if by_index else -1, int(row["task"]), int(row["worker"]), int(row["end"] - row["begin"]))
+        for row in rows
+    ]
+
+
+def _bytes(events: Rows, spans: Rows) -> Bytes:
+    allocated = events[events["code"] == ev.SHM_ALLOC]
+    shared = allocated[allocated["z"] == Reason.COLLATE_SHORTCUT]
+    copied = spans[spans["code"] == ev.SHM_COPY[0]]
+    pinned = spans[spans["code"] == ev.PIN[0]]
+    return Bytes(
+        shared=int(shared["x"].sum()),
+        shared_segments=len(shared),
+        copied=int(copied["bx"].sum()),
+        copied_segments=len(copied),
+        piped=int(spans["ex"][np.isin(spans["code"], [ev.RESULT_WRITE[0], ev.INDEX_WRITE[0]])].sum()),
+        pinned=int(pinned["ex"].sum()),
+        pin_simulated=bool(len(pinned) and pinned["ey"].any()),
+    )
+
+
+# --- Wording ----------------------------------------------------------------------------------------------------------
+def _slow(step: Slow) -> str:
+    what = f"sample {step.index}" if step.index >= 0 else "batch"
+    worker = f", worker {step.worker}" if step.worker >= 0 else ""
+    return f"{what} (task {step.task}{worker}) {duration(step.took)}"
+
+
+def _of_rank(params: dict[str, Any]) -> str:
+    return f" of rank {params['rank']}" if type(params.get("rank")) is int else ""
+
+
+def _params(params: dict[str, Any]) -> str:
+    """The parameters that shape a run, if they are known: ": num_workers=4, prefetch_factor=2, in_order=True"."""
+    names = ("num_workers", "batch_size", "prefetch_factor", "in_order", "persistent_workers", "pin_memory")
+    known = [f"{name}={params[name]}" for name in names if name in params]
+    return f": {', '.join(known)}" if known else ""

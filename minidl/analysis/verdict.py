@@ -1,0 +1,562 @@
+"""Is the loader the bottleneck, and which part of it: what the training loop waited for, nanosecond by nanosecond.
+
+Interface: `waiting(trace, loader)` -> `Waiting`, the loop's waiting split by cause; `verdict(trace, loader)` ->
+`Verdict`, one sentence with its evidence and what to do next. Both are pure functions over the trace's arrays.
+
+Rules of use: the loop waits while it is in `iter(loader)`, in `next`, and while the loader shuts down. Each nanosecond
+of that has one cause, decided by what was going on in all threads then; if several workers were busy, it is shared
+out among their steps. The trace knows no CPU time: whether a sample computes or waits for a disk, it cannot tell.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
+from minidl.playback.state import MOST_WORKERS
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.words import counted, duration, size
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+
+KEEPS_UP = 0.1
+"""Share of waiting below which the loader is said to keep up: a perfect loader could save no more than that."""
+
+ONCE = 0.5
+"""Share of start-up from which it is the bottleneck though it was paid once: less than that, a longer run spreads."""
+
+FEW_BATCHES = 5
+"""Batches below which one slow sample or one busy moment of the machine decides the shares."""
+
+SPARE = 0.25
+"""Share of their time that workers wait for tasks below which they are the limit, whatever the loop is in meanwhile:
+a faster reader would only wait for them. If the reader is the limit, they idle most of the time."""
+
+ONE_SIDED = 0.7
+"""Share of the blocked line from which one worker is said to block it; of the waiting, for epochs' first batches."""
+
+UNEVEN = 0.3
+"""Share of the waiting, with a worker out of data, from which shards are to be evened out first."""
+
+LARGE_SAMPLES = 1 << 20
+"""Bytes of a tensor in a batch from which collation is copying, and not counting tensors."""
+
+NEVER = np.iinfo(np.int64).max
+
+
+class Cause(enum.Enum):
+    """What the loop waited for; the value is its name in messages."""
+
+    START_UP = "starting and ending workers"
+    SAMPLER = "the sampler"
+    SAMPLES = "samples"
+    COLLATE = "collation"
+    IPC = "pickling and sending"
+    HEAD_OF_LINE = "one batch while later ones are ready"
+    REBUILD = "rebuilding messages"
+    PIN = "pinning"
+    OVERHEAD = "messages in transit and bookkeeping"
+
+
+class Bound(enum.Enum):
+    """What bounds a loader."""
+
+    NOT_INPUT = "not input-bound"
+    SUPPLY = "supply-bound"
+    HEAD_OF_LINE = "head-of-line blocking"
+    READING = "rebuild/pin-bound"
+    START_UP = "start-up-bound"
+    SAMPLER = "sampler-bound"
+    OVERHEAD = "overhead-bound"
+    TOO_FEW = "too few batches to say"
+
+
+KIND_OF = {
+    Cause.SAMPLES: Bound.SUPPLY,
+    Cause.COLLATE: Bound.SUPPLY,
+    Cause.IPC: Bound.SUPPLY,
+    Cause.HEAD_OF_LINE: Bound.HEAD_OF_LINE,
+    Cause.REBUILD: Bound.READING,
+    Cause.PIN: Bound.READING,
+    Cause.SAMPLER: Bound.SAMPLER,
+    Cause.OVERHEAD: Bound.OVERHEAD,
+}
+"""The causes that can bound a run that goes on; start-up ends by itself and is judged apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One loader iterator's waiting, in ns. busy: of the workers' time meanwhile, the share spent fetching.
+
+    spare: of that time, once they had begun, the share spent waiting for tasks. work: all that supplying took, waited
+    for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
+    of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
+    others had not; out: the one that ran out first, -1 if none did. payload, shared, tensors: bytes pickled, bytes by
+    handle, and tensors of a message, on average. alike: iterators of the same parameters in the trace, this one
+    included; together: those that these figures are summed over.
+    """
+
+    causes: dict[Cause, int]
+    consumer: int
+    batches: int
+    workers: int
+    alike: int
+    busy: float = 0.0
+    task: int = -1
+    worker: int = -1
+    sample: int = -1
+    work: dict[Cause, int] = field(default_factory=dict)
+    spare: float = 1.0
+    lasting: float = 0.0
+    first: int = 0
+    uneven: int = 0
+    out: int = -1
+    payload: float = 0.0
+    shared: float = 0.0
+    tensors: float = 0.0
+    together: int = 1
+
+    @property
+    def total(self) -> int:
+        return sum(self.causes.values())
+
+    def share(self, *causes: Cause) -> float:
+        """Of the waiting, the share of these causes; 0 if nothing was waited for."""
+        return self.share_of(sum(self.causes[cause] for cause in causes))
+
+    def share_of(self, ns: int) -> float:
+        """Of the waiting, the share that `ns` is."""
+        return ns / max(1, self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What bounds a loader, in words; cause: the greatest one of that kind, None if none is to blame."""
+
+    kind: Bound
+    sentence: str
+    evidence: tuple[str, ...]
+    next_step: str
+    cause: Cause | None = None
+
+    def lines(self) -> list[str]:
+        """The verdict for a terminal."""
+        step = [f"next step: {self.next_step}"] if self.next_step else []
+        return [self.sentence, *(f"  {text}" for text in self.evidence), *step]
+
+
+def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
+    """What bounds this loader iterator of `trace`. spans: `trace.spans()`, if the caller has them already."""
+    spans = trace.spans() if spans is None else spans
+    found = waiting(trace, loader, spans)
+    if found.alike > 1 and _kind(found)[0] is Bound.TOO_FEW:
+        found = _joined(trace, loader, found, spans)
+    return judge(found, trace.loaders.get(loader, {}), trace.manifest.get("cpus"))
+
+
+def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
+    """The waiting of this iterator and the nearest ones of the same parameters, until there are batches enough."""
+    params = trace.loaders.get(loader, {})
+    alike = [other for other, theirs in trace.loaders.items() if other != loader and theirs == params]
+    for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
+        if found.batches >= FEW_BATCHES:
+            break
+        more = waiting(trace, other, spans)
+        found = replace(
+            found,
+            causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
+            work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
+            consumer=found.consumer + more.consumer,
+            batches=found.batches + more.batches,
+            first=found.first + more.first,
+            uneven=found.uneven + more.uneven,
+            together=found.together + 1,
+        )
+    return found
+
+
+# --- The waiting, split -----------------------------------------------------------------------------------------------
+def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
+    """Split what the loop waited for this loader iterator by cause; near-linear in its events."""
+    spans = trace.spans() if spans is None else spans
+    # Outside of that time, the events of some processes are missing, so that a wait may have no visible cause.
+    begin, end = trace.whole_from(loader), trace.whole_until(loader)
+    time = trace.events["time"]
+    events = trace.events[(trace.events["loader"] == loader) & (time >= begin) & (time <= end)]
+    mine = _ended(spans[spans["loader"] == loader], events)
+    mine = mine[(mine["end"] >= begin) & (mine["begin"] <= end)]
+    mine["begin"], mine["end"] = np.maximum(mine["begin"], begin), np.minimum(mine["end"], end)
+    params = trace.loaders.get(loader, {})
+    moments = _Moments(events, mine)
+    causes, line = moments.causes()
+    consumer = mine[mine["code"] == ev.CONSUMER[0]]
+    task, worker, lasting = moments.blocker(line)
+    uneven, out = moments.uneven()
+    messages = mine[mine["code"] == ev.RESULT_REBUILD[0]]
+    return Waiting(
+        causes=causes,
+        consumer=int((consumer["end"] - consumer["begin"]).sum()),
+        batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
+        workers=moments.workers,
+        alike=sum(other == params for other in trace.loaders.values()) if params else 1,
+        busy=moments.busy(),
+        work=_work(mine),
+        task=task,
+        worker=worker,
+        sample=_slowest_sample(mine, task, worker),
+        spare=moments.spare(),
+        lasting=lasting,
+        first=moments.first(),
+        uneven=uneven,
+        out=out,
+        payload=_mean(messages["bx"]),
+        shared=_mean(messages["ey"]),
+        tensors=_mean(messages["ex"]),
+    )
+
+
+def _ended(spans: Rows, events: Rows) -> Rows:
+    """The spans, open ones ended with the trace. Those that an exiting worker's feeder leaves open are dropped."""
+    feeding = np.isin(spans["code"], [ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.SHM_COPY[0]])
+    spans = spans[(spans["end"] >= 0) | ~feeding].copy()
+    if len(events):
+        spans["end"][spans["end"] < 0] = events["time"][-1]
+    return spans
+
+
+def _work(spans: Rows) -> dict[Cause, int]:
+    """How long the supplying steps took altogether, in ns."""
+
+    def took(*pairs: tuple[int, int]) -> int:
+        rows = spans[np.isin(spans["code"], [pair[0] for pair in pairs])]
+        return int((rows["end"] - rows["begin"]).sum())
+
+    collate = took(ev.COLLATE)
+    sending = took(ev.RESULT_PICKLE, ev.RESULT_WRITE)
+    return {Cause.SAMPLES: max(0, took(ev.FETCH) - collate), Cause.COLLATE: collate, Cause.IPC: sending}
+
+
+def _mean(values: Ints) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
+    rows = spans[(spans["code"] == ev.SAMPLE[0]) & (spans["task"] == task) & (spans["worker"] == worker)]
+    return int(rows["by"][np.argmax(rows["end"] - rows["begin"])]) if len(rows) else -1
+
+
+class _Moments:
+    """The stretches of waiting in which nothing begins or ends: `at` are their begins, `width` their lengths, in ns."""
+
+    def __init__(self, events: Rows, spans: Rows) -> None:
+        self.events, self.spans = events, spans
+        self.epochs: Ints = events["time"][events["code"] == ev.EPOCH[0]].astype(np.int64)
+        told = events["y"][events["code"] == ev.EPOCH[0]]
+        self.workers = min(max(int(told.max(initial=0)), 1 + int(events["worker"].max(initial=-1))), MOST_WORKERS)
+        self.set_up = self._set_up()
+        edges = np.unique(np.concatenate([spans["begin"], spans["end"], events["time"], *self.set_up]))
+        self.at: Ints = edges[:-1]
+        waits = (self.open(ev.NEXT, ev.SHUTDOWN) > 0) | self.setting_up()
+        self.width: Ints = np.diff(edges)[waits]
+        self.at = self.at[waits]
+        self.needs = self._latest(events["code"] == self._get()[0])
+
+    def _get(self) -> tuple[int, int]:
+        """The wait of the loader's own thread: with a pin thread it is that thread that waits for results."""
+        return ev.READY_GET if np.any(self.events["code"] == ev.READY_GET[0]) else ev.RESULT_GET
+
+    def _set_up(self) -> tuple[Ints, Ints]:
+        """Begins and ends of `iter(loader)`: up to the first epoch, and from each epoch's begin to the consumer's."""
+        events = self.events
+        if not len(self.epochs):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        left = events["time"][np.isin(events["code"], [ev.CONSUMER[0], ev.NEXT[0]])].astype(np.int64)
+        place = np.searchsorted(left, self.epochs, side="right")
+        ends = np.append(left, events["time"][-1])[place]
+        begins = self.epochs.copy()
+        begins[0] = min(begins[0], events["time"][0])
+        return begins, ends
+
+    def open(self, *pairs: tuple[int, int]) -> Ints:
+        """How many spans of these kinds are open in each stretch."""
+        rows = self.spans[np.isin(self.spans["code"], [pair[0] for pair in pairs])]
+        return _open(rows["begin"], rows["end"], self.at)
+
+    def setting_up(self) -> Bools:
+        return _open(*self.set_up, self.at) > 0
+
+    def _latest(self, which: Bools) -> Ints:
+        """For each stretch, the position in `events` of the latest event of `which`; -1 before the first."""
+        places = np.append(np.flatnonzero(which), -1)  # the last is what index -1 finds
+        return places[np.searchsorted(self.events["time"][places[:-1]], self.at, side="right") - 1]
+
+    def _of_latest(self, latest: Ints, column: str) -> Ints:
+        found: Ints = np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
+        return found
+
+    def _depth(self) -> Ints:
+        """The reorder buffer's depth; an epoch begins with none."""
+        kept = np.isin(self.events["code"], [ev.REORDER_STORE, ev.REORDER_POP, ev.EPOCH[0]])
+        latest = self._latest(kept)
+        begins = self._of_latest(latest, "code") == ev.EPOCH[0]
+        return np.where(begins, 0, np.maximum(0, self._of_latest(latest, "y")))
+
+    def _not_begun(self) -> Bools:
+        """Whether the worker that is waited for has yet to begin its first fetch of the epoch."""
+        first = np.full((len(self.epochs) + 1, self.workers + 1), NEVER)  # last column: any worker
+        rows = self.spans[self.spans["code"] == ev.FETCH[0]]
+        epoch = np.searchsorted(self.epochs, rows["begin"], side="right")
+        np.minimum.at(first, (epoch, np.clip(rows["worker"], 0, self.workers)), rows["begin"])
+        first[:, -1] = first.min(axis=1)
+        first[0] = 0  # an epoch of which the begin is not in the trace
+        worker = np.clip(self._of_latest(self.needs, "worker"), -1, self.workers)
+        found: Bools = self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
+        return found
+
+    def causes(self) -> tuple[dict[Cause, int], Bools]:
+        """The ns of each cause, and in which stretches the line was blocked."""
+        collate, fetch = self.open(ev.COLLATE), self.open(ev.FETCH)
+        sending = self.open(ev.RESULT_PICKLE, ev.RESULT_WRITE)
+        steps = {Cause.SAMPLES: np.maximum(0, fetch - collate), Cause.COLLATE: collate, Cause.IPC: sending}
+        working = sum(steps.values(), np.zeros(len(self.at), np.int64))
+        gets = self.open(self._get()) > 0
+        idle = self.open(ev.INDEX_GET) > 0
+        # The first that holds is the cause. What the loader's own thread does comes before what others do meanwhile,
+        # and the reading side before the line: while it works, the batch that is missing may be the one in its hands.
+        rules = [
+            (Cause.SAMPLER, self.open(ev.SAMPLER_NEXT) > 0),
+            (Cause.START_UP, self.setting_up() | (self.open(ev.SHUTDOWN) > 0)),
+            (Cause.PIN, self.open(ev.PIN) > 0),
+            (Cause.REBUILD, self.open(ev.RESULT_REBUILD) > 0),
+            (Cause.START_UP, gets & self._not_begun()),
+            (Cause.HEAD_OF_LINE, gets & (self._depth() > 0) & idle),
+        ]
+        out = dict.fromkeys(Cause, 0)
+        left = np.ones(len(self.at), bool)
+        for cause, holds in rules:
+            hit = left & holds
+            out[cause] += int(self.width[hit].sum())
+            left &= ~hit
+        supplied = left & (working > 0) & (gets | (self.workers == 0))
+        for cause, count in steps.items():
+            out[cause] += int((self.width * count / np.maximum(1, working))[supplied].sum())
+        out[Cause.OVERHEAD] = int(self.width.sum()) - sum(out.values())
+        return out, hit  # of the last rule: the line
+
+    def blocker(self, line: Bools) -> tuple[int, int, float]:
+        """The task and the worker for which the line stood longest, and that worker's share of it; -1 if it never did.
+
+        The share is 0 if all was for a task or two: that tells of these, and of no worker.
+        """
+        if not line.any():
+            return -1, -1, 0.0
+        places, group = np.unique(self.needs[line], return_inverse=True)
+        tasks, owner = np.unique(self.events["task"][places], return_inverse=True)
+        stood = np.bincount(owner[group], self.width[line])
+        task = int(tasks[np.argmax(stood)])
+        worker = int(self.events["worker"][places][owner == np.argmax(stood)][0])
+        for_worker = self.width[line][self.events["worker"][places][group] == worker]
+        others = int(for_worker.sum()) - int(stood.max())
+        lasting = float(for_worker.sum() / max(1, stood.sum())) if others > stood.max() else 0.0
+        return task, worker, lasting
+
+    def busy(self) -> float:
+        """Of the workers' time while the loop waits for results, the share spent fetching."""
+        return self._share_in(ev.FETCH, self.open(self._get()) > 0, none=0.0)
+
+    def spare(self) -> float:
+        """Of the workers' time while the loop waits for results they have begun on, the share without a task; or 1."""
+        return self._share_in(ev.INDEX_GET, (self.open(self._get()) > 0) & ~self._not_begun(), none=1.0)
+
+    def _share_in(self, span: tuple[int, int], when: Bools, none: float) -> float:
+        time = int(self.width[when].sum()) * self.workers
+        return float((self.open(span) * self.width)[when].sum() / time) if time else none
+
+    def first(self) -> int:
+        """The ns waited for batches with which epochs begin, after `iter(loader)`; of one epoch alone it is none."""
+        if len(self.epochs) < 2:
+            return 0
+        latest = self._latest(np.isin(self.events["code"], [ev.EPOCH[0], ev.YIELD]))
+        return int(self.width[(self._of_latest(latest, "code") == ev.EPOCH[0]) & ~self.setting_up()].sum())
+
+    def uneven(self) -> tuple[int, int]:
+        """The ns waited for batches once a worker had run out of data, and the worker that did so first; or 0, -1.
+
+        It counts if the others had batches enough left: of even shards, each has one at the most.
+        """
+        codes = self.events["code"]
+        ran_out = np.flatnonzero(codes == ev.WORKER_EXHAUSTED)
+        if self.workers < 2 or not len(ran_out):
+            return 0, -1
+        after = self.events["time"][codes == ev.YIELD] > self.events["time"][ran_out[0]]
+        if np.count_nonzero(after) < self.workers + FEW_BATCHES:
+            return 0, -1
+        latest = self._latest(np.isin(codes, [ev.EPOCH[0], ev.WORKER_EXHAUSTED]))
+        tail = (self._of_latest(latest, "code") == ev.WORKER_EXHAUSTED) & (self.open(ev.SHUTDOWN) == 0)
+        return int(self.width[tail].sum()), int(self.events["worker"][ran_out[0]])
+
+
+def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
+    begun = np.searchsorted(np.sort(begins), at, side="right")
+    return np.asarray(begun - np.searchsorted(np.sort(ends), at, side="right"), np.int64)
+
+
+# --- The judgement ----------------------------------------------------------------------------------------------------
+def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None = None) -> Verdict:
+    """Judge `found`. params: the loader's, as its trace describes them; cpus: of its machine, if known."""
+    kind, cause = _kind(found)
+    share = found.total / max(1, found.total + found.consumer)
+    if kind is Bound.TOO_FEW:
+        sentence = f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
+    elif kind is Bound.NOT_INPUT:
+        steady = found.total - found.causes[Cause.START_UP]
+        kept = steady / max(1, steady + found.consumer)
+        sentence = f"not input-bound: the loader keeps up, the training loop waited {kept:.0%} of its time"
+        if share - kept >= 0.05:
+            sentence += f" ({share:.0%} with the start and end of its workers)"
+    else:
+        assert cause is not None
+        what = f"{found.share(cause):.0%} of that for {cause.value}"
+        if kind is Bound.SUPPLY:
+            supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
+            reading = found.share(Cause.REBUILD, Cause.PIN)
+            what = f"{supply:.0%} of that while workers made batches, mostly {cause.value}"
+            if reading > supply:
+                what = f"while the workers were busy, mostly with {cause.value}: faster reading would not help"
+        whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
+        sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}"
+    return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
+
+
+def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
+    """The kind, and the cause to blame. Steady waiting is judged without start-up, which a longer run spreads."""
+    start_up = found.causes[Cause.START_UP]
+    steady = found.total - start_up
+    again = found.alike > 1 and found.workers > 0
+    if found.batches < FEW_BATCHES and not again:
+        return Bound.TOO_FEW, None
+    whole = max(1, found.total + found.consumer)
+    if 2 * start_up > found.total and start_up / whole >= (KEEPS_UP if again else ONCE):
+        return Bound.START_UP, Cause.START_UP
+    if found.batches < FEW_BATCHES:
+        return Bound.TOO_FEW, None
+    if steady / max(1, steady + found.consumer) < KEEPS_UP:
+        return Bound.NOT_INPUT, None
+    of_kind = {kind: sum(found.causes[c] for c in KIND_OF if KIND_OF[c] is kind) for kind in KIND_OF.values()}
+    kind = max(of_kind, key=lambda k: of_kind[k])
+    if kind is Bound.READING and found.workers and found.spare < SPARE:
+        kind = Bound.SUPPLY
+    # A wait that a training step hides in part is left in a task's last steps: the whole work says which costs.
+    costs = found.work if kind is Bound.SUPPLY and found.work else found.causes
+    return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
+
+
+def _whose(found: Waiting) -> str:
+    sample = f", sample {found.sample}" if found.sample >= 0 else ""
+    return f" (longest: task {found.task} of worker {found.worker}{sample})" if found.task >= 0 else ""
+
+
+def _evidence(found: Waiting) -> tuple[str, ...]:
+    ranked = sorted((c for c in Cause if found.share(c) >= 0.005), key=lambda c: -found.causes[c])
+    lines = [f"waited {duration(found.total)} for: " + ", ".join(f"{c.value} {found.share(c):.0%}" for c in ranked)]
+    if found.workers:
+        lines.append(f"of the workers' time while a result was waited for, {found.busy:.0%} was spent fetching")
+    if found.share_of(found.uneven) >= UNEVEN:
+        lines.append(f"{found.share_of(found.uneven):.0%} was waited for after worker {found.out} had run out of data")
+    if found.share_of(found.first) >= ONE_SIDED:
+        lines.append(f"{found.share_of(found.first):.0%} was waited for the first batches of epochs")
+    if sum(found.work.values()):
+        told = (f"{cause.value} {ns / sum(found.work.values()):.0%}" for cause, ns in found.work.items())
+        lines.append("work on the batches: " + ", ".join(told))
+    if found.together > 1:
+        lines.append(f"{found.together} of {found.alike} iterators of the same parameters, taken together")
+    elif found.alike > 1:
+        lines.append(f"one of {found.alike} iterators of the same parameters")
+    return tuple(lines)
+
+
+def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+    if kind is Bound.SUPPLY:
+        return _supply_step(cause, found, params, cpus)
+    return {
+        Bound.NOT_INPUT: "make the training step faster; the loader has time to spare",
+        Bound.HEAD_OF_LINE: _line_step(found),
+        Bound.READING: "fewer bytes a batch, or no pin_memory" if cause is Cause.PIN else _reading_step(found, cpus),
+        Bound.START_UP: _start_step(found, params),
+        Bound.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
+        Bound.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
+        Bound.TOO_FEW: "record more batches",
+    }[kind]
+
+
+def _line_step(found: Waiting) -> str:
+    step = "set in_order=False if the order does not matter; otherwise "
+    if found.lasting >= ONE_SIDED:
+        return (
+            f"{step}find out why worker {found.worker} is slower than the others (it blocked the line for "
+            f"{found.lasting:.0%} of the time): its samples (batch n goes to worker n mod {found.workers}: shuffle) "
+            "or its process"
+        )
+    return f"{step}spread slow samples over the batches, or raise prefetch_factor"
+
+
+def _reading_step(found: Waiting, cpus: int | None) -> str:
+    """What a batch's rebuilding costs goes by the bytes that were pickled, and by its tensors."""
+    if found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
+        return (
+            f"send the data as tensors, which cross by handle: {size(found.payload)} of each batch are pickled; see "
+            "`minidl ledger`"
+        )
+    if found.tensors > MANY_TENSORS:
+        return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
+    larger = "larger batches: rebuilding costs the same for each, whatever its size"
+    at_work = found.busy * found.workers
+    if cpus is None or at_work < cpus:
+        return larger
+    return (
+        f"cheaper samples if they compute: {at_work:.1f} workers were busy at a time, and share "
+        f"{counted(cpus, 'CPU')} with the reader; if they wait (disk, network), {larger}"
+    )
+
+
+def _start_step(found: Waiting, params: dict[str, Any]) -> str:
+    cheaper = "make the start cheaper: fewer workers, less in worker_init_fn, and with spawn fewer imports and a "
+    cheaper += "dataset that pickles small"
+    if found.alike > 1 and not params.get("persistent_workers"):
+        return f"persistent_workers=True, which starts workers once and not in each epoch; or {cheaper}"
+    return f"{cheaper}; it is paid once, and a longer run spreads it"
+
+
+def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+    if not found.workers:
+        return "num_workers=1 or more, so that batches are made during the training step"
+    if found.share_of(found.uneven) >= UNEVEN:
+        return f"even shards: worker {found.out} ran out of data and was idle while other workers had batches left"
+    if found.share_of(found.first) >= ONE_SIDED:
+        return "longer epochs: no batch is made before its epoch begins, so the loop waits for the first one"
+    if cause is Cause.IPC:
+        return "send less, in few tensors, which cross by handle; see `minidl ledger`"
+    if cause is Cause.COLLATE:
+        own = params.get("collate_fn", "default_collate") != "default_collate"
+        return "make collation cheaper" + (
+            ": the collate_fn is your own, and default_collate stacks into shared memory without another copy"
+            if own
+            else ": fewer bytes a sample (uint8 rather than float32, converted on the device)"
+            if found.shared > LARGE_SAMPLES * max(1.0, found.tensors)
+            else ": fewer, larger tensors a sample"
+        )
+    if cpus is None:
+        return "more workers if CPUs are idle, or cheaper samples"
+    if found.workers < cpus:
+        return f"more workers ({found.workers} for {cpus} CPUs), or cheaper samples"
+    return (
+        f"cheaper samples: {counted(found.workers, 'worker')} for {counted(cpus, 'CPU')}, so more workers help only if "
+        "samples wait (disk, network) and do not compute"
+    )

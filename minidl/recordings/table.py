@@ -1,0 +1,89 @@
+"""The table of recordings in `traces/README.md`, made from the recordings.
+
+Interface: `table(directory)` returns it as Markdown; `write_table(directory)` writes it into the directory's README.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from minidl.analysis.summary import summary
+from minidl.pin_memory import SIMULATED
+from minidl.recordings.scenes import SCENES
+from minidl.terminal import say
+from minidl.tracefile.format import PACKED_SUFFIX
+from minidl.tracefile.reader import Trace, read_trace
+
+TOGETHER: Final = 25_000_000
+"""The largest size of all recordings together, in bytes."""
+
+README: Final = "README.md"
+BEGIN, END = "<!-- recordings: made by python -m minidl.recordings -->", "<!-- /recordings -->"
+HEADS: Final = ("name", "what it shows", "verdict", "device", "machine", "versions", "date", "kB", "sha256 begins")
+
+
+def facts(trace: Trace) -> dict[str, Any]:
+    """Return a recording's description of itself: name, device, accelerator, cores; {} if it has none."""
+    entries = trace.described("recording")
+    return entries[0] if entries else {}
+
+
+def _rows(directory: Path) -> Iterator[tuple[str, ...]]:
+    for recording in SCENES.values():
+        path = directory / (recording.name + PACKED_SUFFIX)
+        if path.exists():
+            trace = read_trace(path)
+            about, manifest = facts(trace), trace.manifest
+            versions = manifest.get("versions") or {}
+            real = "simulated" if about.get("device") == SIMULATED else "real"
+            accelerator = "no accelerator" if real == "simulated" else str(about.get("accelerator"))
+            date = dt.datetime.fromtimestamp(int(manifest.get("realtime_ns", 0)) / 1e9, dt.timezone.utc)
+            yield (
+                recording.name,
+                recording.shows,
+                _verdict(trace),
+                real,
+                f"{accelerator}, {about.get('cores')} cores",
+                f"minidl {versions.get('minidl')}, torch {versions.get('torch')}, Python {versions.get('python')}",
+                f"{date:%Y-%m-%d}",
+                f"{path.stat().st_size / 1000:.0f}",
+                hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            )
+
+
+def _verdict(trace: Trace) -> str:
+    """Return the summary's sentence about the first iterator that yielded a batch."""
+    iterators = summary(trace).loaders
+    yielded = [iterator for iterator in iterators if iterator.batches] or iterators
+    return yielded[0].verdict.sentence if yielded else ""
+
+
+def table(directory: Path) -> str:
+    """List the recordings in `directory` as Markdown; name those that are missing or only simulated."""
+    rows = list(_rows(directory))
+    lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(0x2223)) for cell in row)} |" for row in rows]
+    real = {row[0] for row in rows if row[3] == "real"}
+    missing = [name for name in SCENES if name not in real]
+    device = "simulated" if all(row[3] == "simulated" for row in rows) else "cuda"
+    lines += ["", f"Each was made by `python -m minidl.recordings --device {device} --only NAME`."] if rows else []
+    lines += ["", f"Not yet recorded on a GPU: {', '.join(missing)}."] if missing else []
+    return "\n".join(lines)
+
+
+def write_table(directory: Path) -> None:
+    """Write the table between its markers in the directory's README.md; create the file if necessary."""
+    path = directory / README
+    text = path.read_text() if path.exists() else f"# Recordings\n\n{BEGIN}\n{END}\n"
+    if BEGIN not in text or END not in text:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    path.write_text(f"{before}{BEGIN}\n{table(directory)}\n{END}{after}")
+    size = sum(each.stat().st_size for each in directory.glob("*" + PACKED_SUFFIX))
+    if size > TOGETHER:
+        say(f"the recordings in {directory} have {size} bytes in all; the limit is {TOGETHER}: record fewer batches")

@@ -1,0 +1,384 @@
+"""A trace as one HTML page that needs nothing else: no network, no server, no other file.
+
+Interface: `html(trace)` -> `Page`, a str that a notebook displays as the page itself, also in a saved notebook;
+`html(trace, path)` writes it. `page.html` beside this file draws the Scene, within `frame.html`, which it shares with
+`replay.html`: `framed` joins the two.
+
+Numbers go into the page as typed arrays, compressed and in base64 (for browsers older than 2023: `compress=False`).
+Text goes in as JSON with every character escaped that HTML could interpret, and the script displays it as text only. A
+content security policy allows the page's own script and style, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import gzip
+import hashlib
+import html as markup
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.colours import paint
+from minidl.views.scene import FADING, FATES, Scene, alarm, is_named, number_column, scene_of, title_of
+
+Rows = npt.NDArray[np.void]
+Columns = dict[str, npt.NDArray[Any]]
+
+FRAME_HEIGHT: Final = 640  # pixels of the page in a notebook
+EXACT: Final = 1 << 53
+"""Integers up to here are numbers in JavaScript; a column with larger ones goes as 64-bit integers."""
+
+_OWN = ("bx", "by", "bz", "ex", "ey", "ez")
+
+
+class Page(str):
+    """A page as text. A notebook displays it in a sandboxed frame that can run the page's script and nothing else."""
+
+    height = FRAME_HEIGHT
+    shows = "timeline of a minidl trace"
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self):,} characters; html(trace, path) writes it to a file>"
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe sandbox="allow-scripts" style="width:100%;height:{self.height}px;border:0" '
+            f'title="{self.shows}" srcdoc="{markup.escape(self, quote=True)}"></iframe>'
+        )
+
+    def written(self, path: str | os.PathLike[str] | None) -> Self | Path:
+        """Write the page to `path` and return that; return the page itself if there is none."""
+        if path is None:
+            return self
+        target = Path(path)
+        target.write_text(self, encoding="utf-8")
+        return target
+
+
+@overload
+def html(
+    trace: Trace | str | os.PathLike[str],
+    path: None = None,
+    *,
+    since: float | None = ...,
+    until: float | None = ...,
+    workers: Iterable[int] | None = ...,
+    title: str | None = ...,
+    compress: bool = ...,
+) -> Page: ...
+@overload
+def html(
+    trace: Trace | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    since: float | None = ...,
+    until: float | None = ...,
+    workers: Iterable[int] | None = ...,
+    title: str | None = ...,
+    compress: bool = ...,
+) -> Path: ...
+def html(
+    trace: Trace | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, since: float | None = None,
+    until: float | None = None, workers: Iterable[int] | None = None, title: str | None = None, compress: bool = True,
+) -> Page | Path:  # fmt: skip
+    """Return a trace, or the one at a path, as a page; or write the page to `path` and return that.
+
+    since, until: seconds from the trace's first event; workers: those to show; title: by default the trace's name.
+    Raises ValueError for a window or a worker that is not in the trace, OSError as writing does.
+    """
+    trace = read_trace(trace)
+    scene = scene_of(trace, since=since, until=until, workers=workers)
+    return _fill(describe(scene, title_of(trace) if title is None else title), columns(scene), compress).written(path)
+
+
+# --- The words ------------------------------------------------------------------------------------------------------
+def describe(scene: Scene, title: str) -> dict[str, Any]:
+    """Return everything about a scene that is not a column of numbers."""
+    trace = scene.trace
+    return {
+        "title": title,
+        "events": len(trace),
+        "begin": scene.begin,
+        "end": scene.end,
+        "problems": trace.problems,
+        "facts": _facts(trace),
+        "slots": [slot.title for slot in scene.slots],
+        "lanes": [
+            {
+                "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
+                "heights": lane.heights,
+            }
+            for lane in scene.lanes
+        ],
+        "runs": _runs(scene.bars, "lane", "row"),
+        "markRuns": _runs(scene.marks, "lane"),
+        "kinds": {code: _kind(code) for code in np.union1d(scene.bars["code"], scene.marks["code"]).tolist()},
+        "fates": {int(fate): words for fate, words in FATES.items()},
+        "fading": [int(fate) for fate in FADING],
+        "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
+        "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
+        "processes": [process.name for process in trace.processes],
+        "severalIterators": len(trace.loaders) > 1,
+        "texts": list(_texts(scene)),
+    }  # fmt: skip
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
+    """Return what the trace says about its origin."""
+    manifest = trace.manifest
+    facts = [("trace", str(trace.path))]
+    for name in ("command", "host", "versions", "detail"):
+        if (value := manifest.get(name)) is not None:
+            facts.append((name, _plain(value)))
+    facts += [(f"iterator {number}", _plain(params)) for number, params in sorted(trace.loaders.items())]
+    return facts
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(of)}" for key, of in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _kind(code: int) -> dict[str, Any]:
+    """Return what the page says about an event, and how it draws it."""
+    event = EVENTS[code]
+    span = event.phase is Phase.BEGIN
+    look = paint(code) if span else None
+    return {
+        "name": event.name,
+        "label": look.label if look else event.name,
+        "colour": look.colour if look else event.colour,
+        "soft": bool(look and look.soft),
+        "number": number_column(code) if span else "",
+        "stage": event.stage,
+        "meaning": event.meaning,
+        "ours": ", ".join(source_line(name, "minidl") for name in event.ours.split(", ")),
+        "upstream": source_line(event.upstream, "torch"),
+        "article": event.article,
+        "begin": _fields(event),
+        "end": _fields(EVENTS[code + 1]) if span else [],
+    }
+
+
+def _fields(event: Event) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": field.name, "unit": field.unit,
+            "values": {int(m): m.name.lower().replace("_", " ") for m in field.enum} if field.enum else None,
+        }
+        for field in event.fields
+    ]  # fmt: skip
+
+
+def source_line(reference: str, package: str) -> str:
+    """Return where a "module:function" of the event table is: "minidl/fetch.py:61 fetch"; without a line if not found.
+
+    Several lines if several classes have such a method: which one runs depends on the loader. package: "minidl", or
+    "torch" for torch.utils.data; a module "multiprocessing.*" is torch's or, if torch has none, Python's.
+    """
+    module, _, name = reference.partition(":")
+    for home, rest in _homes(module, package):
+        folder = _folder(home)
+        lines = _lines(folder.joinpath(*rest).with_suffix(".py")).get(name) if folder else None
+        if lines:
+            return f"{'/'.join([*home.split('.'), *rest])}.py:{', '.join(map(str, lines))} {name}"
+    return reference
+
+
+def _homes(module: str, package: str) -> list[tuple[str, list[str]]]:
+    """Return the packages that the module may be in, and its path in each."""
+    first, *rest = module.split(".")
+    if package != "torch" and first != "multiprocessing":
+        return [(package, [first, *rest])]
+    if first == "multiprocessing":
+        return [("torch.multiprocessing", rest), ("multiprocessing", rest)]
+    return [("torch.utils.data", [first, *rest])]
+
+
+@functools.cache
+def _folder(package: str) -> Path | None:
+    """Return the folder of an installed package without importing more than its parents."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) if places else None
+
+
+@functools.cache
+def _lines(source: Path) -> dict[str, list[int]]:
+    """Return the lines of each function and class that a file defines; {} if it cannot be read."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError):
+        return {}
+    out: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            out.setdefault(node.name, []).append(node.lineno)
+    return out
+
+
+_NAMED = [code for code, event in EVENTS.items() if is_named(event)]
+
+
+def _texts(scene: Scene) -> dict[str, int]:
+    """Return the texts of marks and spans, each with its number; 0 = none."""
+    texts = {"": 0}
+    for process, number in _named(scene):
+        texts.setdefault(scene.trace.strings.get((process, number), ""), len(texts))
+    for code in np.unique(scene.marks["code"]).tolist():
+        if any(field.unit == "string" for field in EVENTS[code].fields):
+            for row in scene.trace.events[scene.marks["event"][scene.marks["code"] == code]]:
+                texts.setdefault(scene.trace.text(row), len(texts))
+    return texts
+
+
+def _named(scene: Scene) -> list[tuple[int, int]]:
+    """Return (process, number in it) of each text that a bar has, without repetition."""
+    spans = scene.spans[scene.bars["span"][np.isin(scene.bars["code"], _NAMED)]]
+    pairs = np.stack([spans["process"], spans["bx"]], axis=1).astype(np.int64)
+    return [(process, number) for process, number in np.unique(pairs, axis=0).tolist()]
+
+
+# --- The numbers ----------------------------------------------------------------------------------------------------
+def columns(scene: Scene) -> Columns:
+    """Return a scene's arrays by the names that the script uses. Sorted times (ns) are differences, see `_steps`."""
+    return {
+        **_bar_columns(scene),
+        **_mark_columns(scene),
+        **{f"batch.{name}": scene.batches[name] for name in ("epoch", "task", "put", "yielded")},
+        **{f"stop.{name}": scene.stops[name] for name in ("batch", "lane", "row", "code", "begin", "end")},
+        **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(scene.counters)},
+        **{f"counter.{n}.value": c.values for n, c in enumerate(scene.counters)},
+    }
+
+
+def _bar_columns(scene: Scene) -> Columns:
+    bars, spans = scene.bars, scene.spans[scene.bars["span"]]
+    out: Columns = {"bar.begin": _steps(bars["begin"]), "bar.took": bars["end"] - bars["begin"]}
+    for name in ("code", "fate", "simulated", "task", "worker", "batch"):
+        out[f"bar.{name}"] = bars[name]
+    out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
+    for name in ("loader", "process", "tid", *_OWN):
+        out[f"bar.{name}"] = spans[name].copy()
+    texts, strings = _texts(scene), scene.trace.strings
+    for process, number in _named(scene):
+        mine = (spans["process"] == process) & np.isin(bars["code"], _NAMED)
+        for name in ("bx", "ex"):
+            out[f"bar.{name}"][mine & (spans[name] == number)] = texts[strings.get((process, number), "")]
+    return out
+
+
+def _mark_columns(scene: Scene) -> Columns:
+    marks, events = scene.marks, scene.trace.events[scene.marks["event"]]
+    out: Columns = {"mark.time": _steps(marks["time"])}
+    for name in ("code", "task", "worker", "batch", "alarm"):
+        out[f"mark.{name}"] = marks[name]
+    for name in ("loader", "process", "tid", "x", "y", "z"):
+        out[f"mark.{name}"] = events[name].copy()
+    texts = _texts(scene)
+    for code in np.unique(marks["code"]).tolist():
+        for column, field in zip("xyz", EVENTS[code].fields, strict=False):
+            if field.unit == "string":
+                mine = marks["code"] == code
+                out[f"mark.{column}"][mine] = [texts[scene.trace.text(row)] for row in events[mine]]
+    return out
+
+
+def _runs(rows: Rows, *keys: str) -> list[list[int]]:
+    """Return where the rows with the same keys are: [*keys, first, count]."""
+    if not len(rows):
+        return []
+    new = np.zeros(len(rows), bool)
+    new[0] = True
+    for key in keys:
+        new[1:] |= rows[key][1:] != rows[key][:-1]
+    first = np.flatnonzero(new)
+    count = np.diff(np.append(first, len(rows)))
+    runs: list[list[int]] = np.stack([*(rows[key][first] for key in keys), first, count], axis=1).tolist()
+    return runs
+
+
+def _steps(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return differences: small numbers, which compress well. The script adds them up again."""
+    return np.diff(times, prepend=0)
+
+
+# --- The page -------------------------------------------------------------------------------------------------------
+def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
+    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte."""
+    layout, data = _packed(numbers)
+    words = {**words, "columns": layout, "compressed": compress}
+    if compress:
+        data = gzip.compress(data, 4, mtime=0)
+    numbers_packed = base64.b64encode(data).decode()
+    return Page(
+        framed(
+            "page.html", {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers_packed}
+        )
+    )
+
+
+def framed(name: str, holes: dict[str, str]) -> str:
+    """Return `frame.html` with the style, body and script of the page `name`, and with its holes filled."""
+    frame, own = (files("minidl.views").joinpath(each).read_text(encoding="utf-8") for each in ("frame.html", name))
+    parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
+    assert parts is not None
+    page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
+    return _filled(page, {**holes, "POLICY": _policy(page)})
+
+
+def _filled(template: str, holes: dict[str, str]) -> str:
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes.get(match[1], match[0]), template)
+
+
+def _packed(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
+    """Return all columns as bytes, each in the smallest type that fits: [name, type, offset, length] of each, bytes."""
+    layout, parts, offset = [], [], 0
+    for name, column in numbers.items():
+        small = _smallest(column)
+        data = small.tobytes()
+        data += b"\0" * (-len(data) % 8)
+        layout.append((name, small.dtype.str[1:], offset, len(small)))
+        parts.append(data)
+        offset += len(data)
+    return layout, b"".join(parts)
+
+
+def _smallest(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    for kind in ("u1", "i1", "u2", "i2", "u4", "i4"):
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return column.astype(f"<{kind}")
+    return column.astype("<f8" if low >= -EXACT and high <= EXACT else "<i8")
+
+
+def _policy(template: str) -> str:
+    """Return a content security policy: the page's own style and script, by their hashes, and nothing else."""
+    hashes = []
+    for tag in ("style", "script"):
+        found: Sequence[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        (source,) = found
+        hashes.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
+
+
+def as_json(value: object) -> str:
+    """Return JSON that HTML reads as text anywhere in a page, and that every encoding can write."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

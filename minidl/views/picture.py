@@ -1,0 +1,446 @@
+"""A trace as a matplotlib figure: `timeline(trace)`, drawn from the Scene.
+
+matplotlib is imported when the function is called, and pyplot never is, so that neither global state nor a display is
+needed: save with `figure.savefig("name.png")` or `.svg`; a notebook displays the figure by itself. Bars narrower than a
+pixel are drawn as columns, as dense as they fill their pixel. Text of the trace is never parsed as mathematics.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
+from minidl.views.layout import LaneKind
+from minidl.views.scene import FADING, FATES, BatchName, Fate, Scene, alarm, caption, per_pixel, scene_of, title_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Rows = npt.NDArray[np.void]
+
+DPI: Final = 144
+ROW_INCHES, LEAST_ROW_INCHES = 0.2, 0.085  # of a row of height 1, in a small trace and in one of many lanes
+HIGH_ENOUGH: Final = 14.0  # inches of all lanes, above which rows are made smaller
+COUNTER_INCHES: Final = 0.42
+LEGEND_INCHES: Final = 0.155  # a line of the legend
+LEFT, RIGHT, GAP = 1.15, 0.3, 0.12  # inches beside and between the axes
+LEAST_WIDTH: Final = 2.5
+CAPTIONS: Final = 500
+"""Most captions inside bars; the widest bars come first."""
+
+LEAST_LETTERS: Final = 3.6
+"""Font size (points) below which captions inside bars are left out."""
+
+FADE: Final = 64
+"""Pieces of decreasing opacity that an open bar is made of."""
+
+FAINTEST = 0.15
+"""Least opacity of a pixel that holds anything."""
+
+INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
+SLOT_COLOURS: Final = ("#3f5f8f", "#a05a2c", "#4f7f4f", "#8e3fc0", "#b0324a", "#6b5b4d")
+BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
+MARGIN: Final = 0.16  # of a row, above and below its bars
+
+
+def timeline(
+    trace: Trace | str | os.PathLike[str],
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    batches: Iterable[BatchName] | None = None,
+    workers: Iterable[int] | None = None,
+    width: float = 13.0,
+    title: str | None = None,
+) -> Figure:
+    """Draw a trace, or the one at a path: lanes of bars, arrows for the batches that are asked for, counters below.
+
+    since, until: seconds from the trace's first event. batches: task numbers, or (loader, epoch, task). workers: those
+    to show. width: inches, at least 2.5. title: by default the trace's name. Steps that did not end fade towards the
+    right edge. Raises ValueError for a window, a batch or a worker that is not in the trace, ImportError without
+    matplotlib.
+    """
+    make = _figure_class()
+    if not width >= LEAST_WIDTH:
+        raise ValueError(f"width={width}: a figure is at least {LEAST_WIDTH} inches wide")
+    trace = read_trace(trace)
+    shown = scene_of(trace, since=since, until=until, workers=workers)
+    picked = shown.pick(batches or ())
+    return _Drawing(shown, make, width, title_of(trace) if title is None else title).draw(picked)
+
+
+@functools.cache
+def _figure_class() -> type[Figure]:
+    """Return a Figure class that a notebook displays by itself, even if pyplot was never imported."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("timeline() draws with matplotlib, which is not installed: pip install matplotlib") from error
+
+    class TimelineFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            out = io.BytesIO()
+            self.savefig(out, format="png")
+            return out.getvalue()
+
+    return TimelineFigure
+
+
+class _Drawing:
+    """One figure in the making. Lengths are in inches, times in `unit`."""
+
+    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str) -> None:
+        self.scene = scene
+        self.width = width
+        self.title = title
+        self.scale, self.unit = _unit(scene.end - scene.begin)
+        self.counters = [c for c in scene.counters if len(c.times)]
+        self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
+        self.legend = list(self._legend())
+        self.columns = self._legend_columns()
+        self.head = 0.42 + LEGEND_INCHES * -(-len(self.legend) // self.columns)
+        self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
+        self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
+        self.lanes_high = max(1.0, scene.height) * self.row + 0.06
+        below = len(self.counted) * (COUNTER_INCHES + GAP)
+        self.high = self.head + self.lanes_high + below + self.foot
+        self.figure = make(figsize=(width, self.high), dpi=DPI, facecolor=PAPER)
+        self.pixels = max(1, int((width - LEFT - RIGHT) * DPI))
+
+    def draw(self, batches: npt.NDArray[np.int64]) -> Figure:
+        top = self.high - self.head - self.lanes_high
+        axes = self._axes(top, self.lanes_high)
+        axes.set_ylim(max(1.0, self.scene.height) + 0.15, -0.15)
+        self._background(axes)
+        self._bars(axes)
+        self._alarms(axes)
+        self._arrows(axes, batches)
+        last = axes
+        for name, unit in self.counted:
+            last.tick_params(labelbottom=False)
+            top -= COUNTER_INCHES + GAP
+            last = self._axes(top, COUNTER_INCHES)
+            self._count(last, name, unit)
+        if self.scene.lanes:
+            last.set_xlabel(f"{self.unit} since the first event", color=FAINT, fontsize=8)
+        self._words()
+        return self.figure
+
+    def _axes(self, bottom: float, height: float) -> Axes:
+        box = (LEFT / self.width, bottom / self.high, (self.width - LEFT - RIGHT) / self.width, height / self.high)
+        axes = self.figure.add_axes(box)
+        axes.set_xlim(self.scene.begin / self.scale, self.scene.end / self.scale)
+        axes.grid(axis="x", color="#e3e6ea", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, labelsize=7.5, colors=FAINT)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        return axes
+
+    def _words(self) -> None:
+        """Write the title, the legend, and what is missing from the trace."""
+        trace, text = self.scene.trace, self.figure.text
+        facts = f"{len(trace):,} events, {len(self.scene.bars):,} bars"
+        y = 1 - 0.2 / self.high
+        text(0.1 / self.width, y, self.title, fontsize=11, weight="bold", color=INK, va="center", parse_math=False)
+        text(1 - RIGHT / self.width, y, facts, fontsize=7.5, color=FAINT, va="center", ha="right")
+        if self.legend:
+            self.figure.legend(
+                handles=self.legend, loc="upper left", ncols=self.columns, frameon=False, fontsize=7.5, labelcolor=INK,
+                bbox_to_anchor=(0.06 / self.width, 1 - 0.36 / self.high), columnspacing=1.4, handlelength=1.6,
+                borderpad=0, labelspacing=0.4,
+            )  # fmt: skip
+        for line, problem in enumerate(trace.problems[:4]):
+            words = f"Missing from the trace: {problem}"[: int(self.width * 17)]
+            y = (0.1 + 0.16 * line) / self.high
+            text(0.1 / self.width, y, words, fontsize=7, color=RED, va="center", parse_math=False)
+
+    def _legend_columns(self) -> int:
+        """Return how many columns fit, each as wide as its longest label; the legend is filled column by column."""
+        wide = [0.4 + 0.065 * len(patch.get_label()) for patch in self.legend]
+        for columns in range(len(wide), 1, -1):
+            parts = np.array_split(np.array(wide), columns)  # the first columns are the longer ones, as in the legend
+            if sum(part.max() for part in parts) <= self.width - 0.1:
+                return columns
+        return 1
+
+    def _legend(self) -> Iterator[Any]:
+        """Yield a patch for each kind of step that is drawn, in the table's order."""
+        from matplotlib.patches import Patch
+
+        bars, done = self.scene.bars, set()
+        for code in sorted(np.unique(bars["code"]).tolist()):
+            look, simulated = paint(code), bars["simulated"][bars["code"] == code].any()
+            if (look.label, look.colour) in done:
+                continue
+            done.add((look.label, look.colour))
+            label = f"{look.label} (simulated)" if simulated else look.label
+            yield Patch(
+                facecolor=on_paper(look), edgecolor=PAPER if simulated else look.colour,
+                linewidth=0 if simulated else 0.5, hatch="////" if simulated else None, label=label,
+            )  # fmt: skip
+        if np.isin(bars["fate"], FADING).any():
+            yield Patch(facecolor="#d9dde2", edgecolor=INK, linestyle=":", linewidth=0.8, label="no end recorded")
+
+    # --- lanes
+    def _background(self, axes: Axes) -> None:
+        places, names = [], []
+        for lane in self.scene.lanes:
+            shade = "#f6f7f9" if lane.kind is not LaneKind.FEEDER else "#fafbfc"
+            axes.axhspan(lane.top, lane.bottom, color=shade, zorder=-3, linewidth=0)
+            places.append((lane.top + lane.bottom) / 2)
+            names.append(lane.title)
+        axes.set_yticks(places, names)
+        for lane, tick in zip(self.scene.lanes, axes.get_yticklabels(), strict=True):
+            small = lane.kind in (LaneKind.FEEDER, LaneKind.QUEUE_FEEDERS, LaneKind.EPOCHS)
+            tick.set(fontsize=self._letters(6.5 if small else 8.5), color=FAINT if small else INK)
+        if not self.scene.lanes:
+            axes.set_xticks([])
+            axes.text(
+                0.5, 0.5, "The trace has no events.", transform=axes.transAxes, ha="center", va="center", color=FAINT
+            )
+        if len(self.scene.slots) > 1:
+            for number, slot in enumerate(self.scene.slots):
+                top = min((lane.top for lane in self.scene.lanes if lane.slot == number), default=0.0)
+                counted = any(counter.slot == number for counter in self.counters)
+                colour = SLOT_COLOURS[number % len(SLOT_COLOURS)] if counted else FAINT  # that of its counters
+                axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=colour, va="bottom")
+
+    def _letters(self, size: float) -> float:
+        """Return a font size in points, smaller if rows are small."""
+        return size * (0.3 + 0.7 * self.row / ROW_INCHES)
+
+    def _box(self, lane: int, row: int) -> tuple[float, float]:
+        """Return top and bottom of a row's bars."""
+        place = self.scene.lanes[lane]
+        top, high = place.row_top(row), place.heights[row]
+        margin = MARGIN * min(1.0, high) / 2
+        return top + margin, top + high - margin
+
+    def _bars(self, axes: Axes) -> None:
+        scene = self.scene
+        wide, columns = per_pixel(scene.bars, scene.begin, scene.end, self.pixels)
+        for lane, row in _kinds(columns, "lane", "row"):
+            self._columns(axes, columns[(columns["lane"] == lane) & (columns["row"] == row)], lane, row)
+        fades = np.isin(wide["fate"], FADING)
+        ended = wide[~fades]
+        for lane, row, code in _kinds(ended, "lane", "row", "code"):
+            mine = ended[(ended["lane"] == lane) & (ended["row"] == row) & (ended["code"] == code)]
+            for simulated in (False, True):
+                if (some := mine[mine["simulated"] == simulated]).size:
+                    self._solid(axes, some, lane, row, code, simulated)
+        for bar in wide[fades]:
+            self._fading(axes, bar)
+        self._captions(axes, ended)
+
+    def _columns(self, axes: Axes, columns: Rows, lane: int, row: int) -> None:
+        """Draw a rectangle for each pixel: the mixed colours of its steps, as dense as they fill it."""
+        size = (self.scene.end - self.scene.begin) / self.pixels
+        pixel, place = np.unique(columns["pixel"], return_inverse=True)
+        looks = [paint(code) for code in columns["code"].tolist()]
+        weight = columns["share"] * [SOFT if look.soft else 1.0 for look in looks]
+        total = np.bincount(place, weight)
+        colours = np.empty((len(pixel), 4))
+        for channel, parts in enumerate(np.array([rgb(look.colour) for look in looks]).T):
+            colours[:, channel] = np.bincount(place, weight * parts) / np.maximum(total, 1e-12) / 255
+        colours[:, 3] = np.clip(total, FAINTEST, 1)
+        left = self.scene.begin + pixel * size
+        self._rectangles(
+            axes, left / self.scale, (left + size) / self.scale, lane, row,
+            facecolors=colours, linewidths=0, antialiased=False, gid=f"narrow {lane} {row}",
+        )  # fmt: skip
+
+    def _rectangles(self, axes: Axes, left: Any, right: Any, lane: int, row: int, **style: Any) -> None:
+        """Draw a rectangle in the row from each of `left` to each of `right`."""
+        from matplotlib.collections import PolyCollection
+
+        top, bottom = self._box(lane, row)
+        corners = np.empty((len(left), 4, 2))
+        corners[:, 0, 0] = corners[:, 1, 0] = left
+        corners[:, 2, 0] = corners[:, 3, 0] = right
+        corners[:, [0, 3], 1] = top
+        corners[:, [1, 2], 1] = bottom
+        axes.add_collection(PolyCollection(corners, **style), autolim=False)  # type: ignore[arg-type]
+
+    def _solid(self, axes: Axes, bars: Rows, lane: int, row: int, code: int, simulated: bool) -> None:
+        look = paint(code)
+        # A white edge separates neighbours, but would hide a bar that is hardly wider than the edge.
+        edges = np.where(bars["end"] - bars["begin"] > 4 * (self.scene.end - self.scene.begin) / self.pixels, 0.35, 0)
+        self._rectangles(
+            axes, bars["begin"] / self.scale, bars["end"] / self.scale, lane, row, facecolors=on_paper(look),
+            edgecolors=PAPER, linewidths=edges, hatch="////" if simulated else None, gid=f"bars {lane} {row} {code}",
+        )  # fmt: skip
+
+    def _fading(self, axes: Axes, bar: np.void) -> None:
+        """Draw a bar without an end: it fades, and its caption says why."""
+        from matplotlib.colors import to_rgba_array
+
+        lane, row, code = int(bar["lane"]), int(bar["row"]), int(bar["code"])
+        begin, end = max(int(bar["begin"]), self.scene.begin), min(int(bar["end"]), self.scene.end)
+        look = paint(code)
+        cuts = np.linspace(begin, max(end, begin + 1), FADE + 1) / self.scale
+        colours = to_rgba_array([on_paper(look)] * FADE)
+        colours[:, 3] = np.linspace(1, 0.12, FADE)
+        self._rectangles(
+            axes, cuts[:-1], cuts[1:], lane, row,
+            facecolors=colours, linewidths=0, antialiased=False, gid=f"open {lane} {row} {code}",
+        )  # fmt: skip
+        self._rectangles(
+            axes, cuts[:1], cuts[-1:], lane, row,
+            facecolors="none", edgecolors=look.colour, linestyles=":", linewidths=0.7,
+        )  # fmt: skip
+        self._caption_open(axes, bar, cuts[0], cuts[-1])
+
+    def _caption_open(self, axes: Axes, bar: np.void, left: float, right: float) -> None:
+        high = self.scene.lanes[bar["lane"]].heights[bar["row"]]
+        words = f"{caption(self.scene, bar)[0]}: {FATES[Fate(bar['fate'])]}"
+        size = self._letters(min(6.5, 11 * high))
+        fits = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels > _wide(words, size)
+        around = None if fits else {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6}
+        axes.text(
+            right if fits else left, self._middle(bar["lane"], bar["row"]), f"{words} ", fontsize=size, color=INK,
+            va="center_baseline", ha="right", zorder=6, parse_math=False, bbox=around,
+        )  # fmt: skip
+
+    def _captions(self, axes: Axes, bars: Rows) -> None:
+        """Write captions into the bars that are wide enough."""
+        from matplotlib.patheffects import withStroke
+
+        scene = self.scene
+        pixel = (scene.end - scene.begin) / self.pixels
+        shown = (np.minimum(bars["end"], scene.end) - np.maximum(bars["begin"], scene.begin)) / pixel
+        for at in np.argsort(-shown, kind="stable")[:CAPTIONS].tolist():
+            bar, room = bars[at], float(shown[at])
+            high = scene.lanes[bar["lane"]].heights[bar["row"]]
+            size = self._letters(min(6.5, 9.5 * high))
+            if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS:
+                continue
+            words = next((w for w in caption(scene, bar) if w and _wide(w, size) < room), None)
+            if words is None:
+                continue
+            look = paint(int(bar["code"]))
+            middle = (max(int(bar["begin"]), scene.begin) + min(int(bar["end"]), scene.end)) / 2 / self.scale
+            y = self._middle(bar["lane"], bar["row"])
+            colour = INK if look.soft or is_light(rgb(look.colour)) else PAPER
+            # A halo in the bar's colour keeps the text readable on a hatch or an arrow.
+            halo = [withStroke(linewidth=3 if bar["simulated"] else 1.5, foreground=on_paper(look))]
+            axes.text(
+                middle, y, words, fontsize=size, color=colour, ha="center", va="center_baseline", clip_on=True,
+                zorder=7.5, path_effects=halo, parse_math=False,
+            )  # fmt: skip
+
+    # --- failures, and the paths of batches
+    def _alarms(self, axes: Axes) -> None:
+        scene = self.scene
+        for mark in scene.marks[scene.marks["alarm"]]:
+            lane = scene.lanes[mark["lane"]]
+            x = int(mark["time"]) / self.scale
+            axes.plot(
+                [x], [lane.top], marker="X", color=RED, markersize=6, markeredgecolor=PAPER, zorder=8, clip_on=False
+            )
+            words = alarm(scene, mark)[:80]
+            late = mark["time"] > (scene.begin + scene.end) / 2
+            axes.annotate(
+                words, (x, lane.top), (-6 if late else 6, 0), textcoords="offset points", fontsize=6.5, color=RED,
+                ha="right" if late else "left", va="center", zorder=8, parse_math=False,
+                bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
+            )  # fmt: skip
+
+    def _arrows(self, axes: Axes, batches: npt.NDArray[np.int64]) -> None:
+        from matplotlib.patches import FancyArrowPatch
+        from matplotlib.patheffects import withStroke
+
+        scene = self.scene
+        halo = [withStroke(linewidth=2.6, foreground=PAPER)]
+        arrows = scene.arrows(batches)
+        named: list[float] = []
+        for number, batch in enumerate(batches.tolist()):
+            colour = BATCH_COLOURS[number % len(BATCH_COLOURS)]
+            for arrow in arrows[arrows["batch"] == batch]:
+                left = int(arrow["left"]) / self.scale, self._middle(arrow["from_lane"], arrow["from_row"])
+                reached = int(arrow["reached"]) / self.scale, self._middle(arrow["to_lane"], arrow["to_row"])
+                axes.add_patch(
+                    FancyArrowPatch(
+                        left, reached, arrowstyle="-|>", mutation_scale=7, color=colour, linewidth=1.1, shrinkA=0,
+                        shrinkB=0, connectionstyle="arc3,rad=0.06", zorder=7, path_effects=halo, gid=f"arrow {batch}",
+                    )
+                )  # fmt: skip
+            self._name_batch(axes, batch, colour, named)
+
+    def _middle(self, lane: int, row: int) -> float:
+        return sum(self._box(int(lane), int(row))) / 2
+
+    def _name_batch(self, axes: Axes, batch: int, colour: str, named: list[float]) -> None:
+        """Write a batch's number where its path begins, above numbers that are there already (pixels in `named`)."""
+        stops = self.scene.stops[self.scene.stops["batch"] == batch]
+        stops = stops[(stops["begin"] >= self.scene.begin) & (stops["begin"] <= self.scene.end)]
+        if not len(stops):
+            return
+        x, y = int(stops["begin"][0]) / self.scale, self._middle(stops["lane"][0], stops["row"][0])
+        words = f"batch {self.scene.batches['task'][batch]}"
+        pixel = (x * self.scale - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels
+        above = sum(abs(pixel - other) < _wide(words, 7) for other in named)
+        named.append(pixel)
+        axes.annotate(
+            words, (x, y), (0, 7 + 8 * above), textcoords="offset points", fontsize=6.5, weight="bold", color=colour,
+            ha="center", zorder=9, annotation_clip=True,
+            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
+        )  # fmt: skip
+
+    # --- counters
+    def _count(self, axes: Axes, name: str, unit: str) -> None:
+        """Draw one counter as steps, a line for each slot."""
+        peak = 0
+        for counter in (c for c in self.counters if c.name == name):
+            times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
+            before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
+            values = np.concatenate([before, counter.values, counter.values[-1:]])
+            colour = SLOT_COLOURS[counter.slot % len(SLOT_COLOURS)]
+            axes.step(times, values, where="post", color=colour, linewidth=0.9, gid=f"counter {name} {counter.slot}")
+            axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
+            peak = max(peak, int(values.max()))
+        factor, word = _bytes_unit(peak) if unit == "B" else (1, unit)
+        axes.set_ylim(0, max(peak, 1) * 1.12)
+        axes.set_yticks([0, peak], ["0", f"{peak / factor:.3g}"])
+        axes.tick_params(axis="y", labelsize=6.5)
+        axes.yaxis.tick_right()
+        axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,
+                  color=INK, ha="right", va="center")  # fmt: skip
+
+
+def _kinds(rows: Rows, *keys: str) -> list[tuple[int, ...]]:
+    """Return the combinations of values that the columns have."""
+    if not len(rows):
+        return []
+    found = np.unique(np.stack([rows[key] for key in keys], axis=1).astype(np.int64), axis=0)
+    return [tuple(row) for row in found.tolist()]
+
+
+def _unit(span: int) -> tuple[float, str]:
+    """Return the ns per unit, and the unit's name, for a window of `span` ns."""
+    for factor, name, least in ((1e9, "s", 10e9), (1e6, "ms", 1e6), (1e3, "µs", 1e3)):
+        if span >= least:
+            return factor, name
+    return 1.0, "ns"
+
+
+def _bytes_unit(most: int) -> tuple[int, str]:
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if most >= 1024**power:
+            return 1024**power, name
+    return 1, "bytes"
+
+
+def _wide(words: str, size: float) -> float:
+    """Estimate how many pixels the words take at `size` points, with some room around."""
+    return (len(words) * 0.6 + 0.6) * size * DPI / 72

@@ -1,0 +1,105 @@
+"""Questions about a trace in SQL, for the Perfetto UI: `QUERIES`, by the names that `minidl view --query` takes.
+
+Each is a PerfettoSQL query on the document that `chrome` writes. Its first column is named after the question, since
+the UI's tab has no title of its own. If a row is about a slice, its last columns are the slice's `id`, `ts`, `dur` and
+`track_id`: a click on the id then goes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question in words, and in SQL."""
+
+    about: str
+    sql: str
+
+
+_SLICES = """
+with s as (
+  select slice.id, ts, dur, track_id, slice.name, slice.arg_set_id,
+    max(0, iif(dur < 0, trace_end() - ts, dur)) as took, process.name as process, thread.name as thread
+  from slice join thread_track on track_id = thread_track.id join thread using (utid) left join process using (upid)
+)"""
+
+
+def _arg(name: str, of: str = "arg_set_id") -> str:
+    return f"extract_arg({of}, 'args.{name}')"
+
+
+def _of(name: str) -> str:
+    return _arg(name, "slice.arg_set_id")
+
+
+_ITERATOR = f"ifnull({_arg('iterator')}, 1)"
+
+QUERIES: Final = {
+    "waits": Query(
+        "how long the training loop waited for each batch, the longest first",
+        f"""{_SLICES}
+select took / 1e6 as "waited for the batch, ms", {_arg("task", "s.arg_set_id")} as task,
+  {_arg("worker", "y.arg_set_id")} as worker, {_arg("outcome", "s.arg_set_id")} as outcome, process,
+  ifnull({_arg("iterator", "s.arg_set_id")}, 1) as iterator,
+  s.ts / 1e6 as "at, ms", s.id, s.ts, s.dur, s.track_id
+from s left join slice y on y.parent_id = s.id and y.name = 'yield'
+where s.name glob 'next*' order by took desc limit 100""",
+    ),
+    "samples": Query(
+        "the samples that took longest, with their worker and index",
+        f"""{_SLICES}
+select took / 1e6 as "the sample took, ms", {_arg("index")} as "index", {_arg("position")} as position,
+  {_arg("task")} as task, {_arg("worker")} as worker, process, name, id, ts, dur, track_id
+from s where name glob 'sample*' and name not glob 'sampler*' order by took desc limit 100""",
+    ),
+    "stages": Query(
+        "shares of time that each worker and its feeder spent on each step, without the steps inside it",
+        f"""{_SLICES},
+own as (
+  select s.name, s.process, s.thread, s.took - ifnull((select sum(iif(c.dur < 0, trace_end() - c.ts, c.dur))
+    from slice c where c.parent_id = s.id), 0) as took, s.ts, s.ts + s.took as till
+  from s where s.process glob 'worker*' or s.process glob 'rank * worker*'
+),
+life as (select process, max(till) - min(ts) as ns from own group by process)
+select own.process as "share of a worker's time", own.thread, own.name, count() as times,
+  round(100.0 * sum(took) / life.ns, 1) as "%", sum(took) / 1e6 as ms
+from own join life using (process) group by own.process, own.thread, own.name
+order by own.process, sum(took) desc""",
+    ),
+    "blocked": Query(
+        "batches that came before their turn: how long each was in the reorder buffer, and which task it waited for",
+        f"""{_SLICES},
+seen as (
+  select id, ts, name, {_ITERATOR} as iterator, {_arg("task")} as task, {_arg("worker")} as worker,
+    {_arg("rcvd_idx")} as behind, track_id, process
+  from s where name in ('reorder_store', 'yield')
+),
+after as (select *, lead(ts) over (partition by process, iterator, task order by ts) as yielded from seen)
+select (ifnull(yielded, trace_end()) - ts) / 1e6 as "in the reorder buffer, ms", task, worker,
+  behind as "first awaited task", iif(yielded is null, 'never yielded', '') as note, process, iterator,
+  ts / 1e6 as "from, ms", id, ts, 0 as dur, track_id
+from after where name = 'reorder_store' order by ifnull(yielded, trace_end()) - ts desc limit 100""",
+    ),
+    "open": Query(
+        "steps that did not end, the innermost last",
+        f"""{_SLICES}
+select took / 1e6 as "did not end, for ms", process, thread, name,
+  ifnull({_arg("task")}, {_arg("awaited task")}) as task,
+  ifnull({_arg("worker")}, {_arg("awaited worker")}) as worker, {_arg("index")} as "index", id, ts, dur, track_id
+from s where dur < 0 or name glob '* (did not end)' order by process, thread, ts""",
+    ),
+    "alarms": Query(
+        "errors, timeouts, deaths and signals",
+        f"""select slice.ts / 1e6 as "failed at, ms", slice.name, process.name as process, {_of("task")} as task,
+  {_of("worker")} as worker, {_of("index")} as "index", {_of("text")} as text, {_of("exit_code")} as "exit code",
+  {_of("signal")} as signal, slice.id, slice.ts, slice.dur, slice.track_id
+from slice join thread_track on track_id = thread_track.id join thread using (utid) left join process using (upid)
+where slice.name in ('task_error', 'timed_out', 'found_dead', 'terminate')
+  or (slice.name = 'worker_gone' and {_of("exit_code")} != 0)
+order by slice.ts""",
+    ),
+}
+"""By name."""

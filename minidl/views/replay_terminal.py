@@ -1,0 +1,245 @@
+"""`minidl replay`: step through a recorded run with keys in the terminal, or print one state of it.
+
+Interface: `render(replay, width)` returns the lines that show a Replay's position; `run(arguments)` is the command;
+`step` moves a Replay by a key. The terminal's settings are restored however the stepping ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from minidl import terminal
+from minidl.playback import words
+from minidl.playback.stepper import Replay
+from minidl.playback.words import FieldChange
+from minidl.tracefile.reader import read_trace
+from minidl.tracefile.words import plain
+from minidl.views.replay_page import html
+
+MOST_CHANGES: Final = 6
+"""Most changes of an event that are shown."""
+
+HELP: Final = (
+    "←→ h l event   ↑↓ k j 20 events   n p batch   g G begin, end   / t time   b batch number   : event number   q quit"
+)
+
+
+# --- Drawing ----------------------------------------------------------------------------------------------------------
+def render(at: Replay, width: int = 100, *, cut: bool = True, colour: bool = False) -> list[str]:
+    """Return the replay's position as lines. cut: to `width` characters; colour: highlight what has just changed."""
+    changed = at.changed
+    new = {change.field for change in changed}
+    drawn: list[tuple[str, bool]] = [(line, False) for line in _head(at, changed)]
+    drawn.append(("─" * width, False))
+    drawn += [(str(line), not new.isdisjoint(line.fields)) for line in words.lines(at.state)]
+    drawn.append((_bar(at, width), False))
+    out = []
+    for line, is_new in drawn:
+        shown = line[: width - 1] + "…" if cut and len(line) > width else line
+        out.append(f"\x1b[1;33m{shown}\x1b[0m" if colour and is_new else shown)
+    return out
+
+
+def _head(at: Replay, changed: tuple[FieldChange, ...]) -> Iterator[str]:
+    state = at.state
+    epoch = "" if state.epoch is None else f"   epoch {state.epoch}"
+    yield (
+        f"event {at.position} of {len(at)}   {state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}   "
+        f"iterator {at.loader} of {plain(str(at.trace.path))}"
+    )
+    yield f"» {at.words}"
+    for change in changed[:MOST_CHANGES]:
+        yield f"    {change}"
+    if len(changed) > MOST_CHANGES:
+        yield f"    and {len(changed) - MOST_CHANGES} more"
+    if state.violation:
+        yield f"!! not allowed: {plain(state.violation)}"
+    if state.note:
+        yield f"!  {state.note}"
+    if at.position == len(at):
+        yield "!  the trace ends here: " + (at.ending or "the run did not end, it was killed or is still running")
+
+
+def _bar(at: Replay, width: int) -> str:
+    place = round((width - 1) * at.position / max(len(at), 1))
+    return "━" * place + "●" + "─" * (width - 1 - place)
+
+
+# --- Keys -------------------------------------------------------------------------------------------------------------
+KEYS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+"""Matches one key in a terminal's input."""
+
+_MOVES: Final[dict[str, Callable[[Replay], object]]] = {}
+for _keys, _move in (
+    (("l", "\x1b[C", "\x1bOC", " "), lambda at: at.forward()),
+    (("h", "\x1b[D", "\x1bOD"), lambda at: at.back()),
+    (("j", "\x1b[B", "\x1bOB"), lambda at: at.forward(20)),
+    (("k", "\x1b[A", "\x1bOA"), lambda at: at.back(20)),
+    (("n", "\x1b[6~"), lambda at: at.next_batch()),
+    (("p", "\x1b[5~"), lambda at: at.previous_batch()),
+    (("g", "\x1b[H", "\x1bOH", "\x1b[1~"), lambda at: at.to(0)),
+    (("G", "\x1b[F", "\x1bOF", "\x1b[4~"), lambda at: at.to(len(at))),
+):
+    _MOVES.update(dict.fromkeys(_keys, _move))
+
+_ASKS: Final[dict[str, tuple[str, Callable[[Replay, str], object]]]] = {
+    "/": ("seconds", lambda at, text: at.at(_seconds(text))),
+    "t": ("seconds", lambda at, text: at.at(_seconds(text))),
+    "b": ("batch", lambda at, text: at.to_batch(int(text))),
+    ":": ("event", lambda at, text: at.to(int(text))),
+}
+"""Keys that ask for a number: its name, and the move that it makes."""
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not abs(seconds) < 1e9:
+        raise ValueError(f"{text} is not between -1e9 and 1e9")
+    return seconds
+
+
+def step(at: Replay, key: str) -> bool:
+    """Move a Replay by a key; return False if no move has this key."""
+    move = _MOVES.get(key)
+    if move is not None:
+        move(at)
+    return move is not None
+
+
+class _Screen:
+    """State of the terminal during the stepping."""
+
+    def __init__(self, at: Replay) -> None:
+        self.at = at
+        self.colour = not os.environ.get("NO_COLOR")
+        self.asked = ""  # the key that asks for a number
+        self.typed = ""
+        self.said = HELP
+        self.over = False
+
+    def take(self, key: str) -> None:
+        """Act on one key."""
+        if self.asked:
+            self._type(key)
+        elif key in ("q", "Q", "\x04"):
+            self.over = True
+        elif key in _ASKS:
+            self.asked, self.typed = key, ""
+        else:
+            self.said = HELP
+            step(self.at, key)
+
+    def _type(self, key: str) -> None:
+        if key in ("\r", "\n"):
+            what, go = _ASKS[self.asked]
+            try:
+                go(self.at, self.typed)
+                self.said = HELP
+            except IndexError as error:
+                self.said = str(error)
+            except ValueError:
+                self.said = f"{self.typed!r}: give a number ({what})"
+            self.asked = ""
+        elif key in ("\x7f", "\b"):
+            self.typed = self.typed[:-1]
+        elif key.startswith("\x1b"):
+            self.asked = ""
+        elif key.isprintable() and len(self.typed) < 20:
+            self.typed += key
+
+    def draw(self) -> str:
+        """Return the terminal's new content, from its upper left corner on."""
+        columns, rows = shutil.get_terminal_size()
+        lines = render(self.at, max(columns, 20), colour=self.colour)
+        if len(lines) > rows - 1:
+            lines = [*lines[: max(rows - 3, 0)], f"({len(lines) - max(rows - 3, 0) - 1} more lines)", lines[-1]]
+        last = f"{_ASKS[self.asked][0]}: {self.typed}▏" if self.asked else self.said
+        lines = [*lines[: rows - 1], last[: max(columns, 1) - 1]]
+        return "\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J"
+
+
+@contextlib.contextmanager
+def _taken(fd: int, out: Any) -> Iterator[None]:
+    """Read single keys on the alternate screen; restore the terminal however the block ends."""
+    before = termios.tcgetattr(fd)
+    enter, leave = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+    def write(text: str) -> None:
+        out.write(text)
+        out.flush()
+
+    def ended(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    def stopped(number: int, frame: object) -> None:
+        write(leave)
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        tty.setcbreak(fd)
+        write(enter)
+
+    handlers = {signal.SIGTERM: ended, signal.SIGHUP: ended, signal.SIGTSTP: stopped}
+    kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        tty.setcbreak(fd)
+        write(enter)
+        yield
+    finally:
+        try:
+            write(leave)
+        finally:
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+def interact(at: Replay, fd: int, out: Any) -> None:
+    """Step through `at` with the keys read from the terminal `fd`, drawn to `out`, until q or the end of input."""
+    screen = _Screen(at)
+    with _taken(fd, out):
+        drawn = ""
+        while not screen.over:
+            picture = screen.draw()
+            if picture != drawn:
+                out.write(picture)
+                out.flush()
+                drawn = picture
+            if not select.select([fd], [], [], 0.5)[0]:
+                continue  # draw again: the window's size may have changed
+            data = os.read(fd, 1024).decode("utf-8", "replace")
+            if not data:
+                return
+            for key in KEYS.findall(data):
+                screen.take(key)
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+def run(arguments: argparse.Namespace) -> int:
+    """Run `minidl replay`; return the exit code. Raises TraceError; ValueError or IndexError for a wrong position."""
+    at = Replay(read_trace(arguments.trace), arguments.loader)
+    at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))
+    asked = [(moment, go) for moment, go in moments if moment is not None]
+    for moment, go in asked:
+        go(moment)
+    if not asked and not interactive:
+        at.to(len(at))
+    if arguments.html is not None:
+        print(html(at, arguments.html))
+    elif interactive:
+        interact(at, sys.stdin.fileno(), sys.stdout)
+    else:
+        print("\n".join(render(at, cut=False)))
+    return 0

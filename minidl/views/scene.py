@@ -1,0 +1,480 @@
+"""Everything that can be drawn of a trace: bars, marks, the paths of batches, counters. Nothing is drawn here.
+
+Interface: `scene_of(trace)` -> `Scene`, arrays and small dataclasses; `Scene.pick` and `Scene.arrows` for the batches
+that are asked for; `caption` and `alarm` say in words what a bar and a mark are; `per_pixel` sums up what is narrower
+than a pixel. Every view draws from a Scene, so that no two of them can differ.
+
+Times are ns since the trace's first event. `layout` says which lane and row a bar lies in.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
+from minidl.tracefile.events import EVENTS, Event
+from minidl.tracefile.unended import left_alive
+from minidl.views.colours import paint
+from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+Rows = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+BatchName = int | tuple[int, int, int]
+
+EDGE: Final = 0.04
+"""Share of the trace's duration that is added at its end if a span is open there, so that the open end is visible."""
+
+
+class Fate(enum.IntEnum):
+    """How a bar ends."""
+
+    ENDED = 0
+    OPEN = 1  # did not end: drawn to the edge of the trace, or to where its process was found dead
+    LOST = 2  # has ended, since the span around it has, but its end was not recorded
+    UNSEEN = 3  # its process stopped recording, and continued
+    ALIVE = 4  # the program ended by itself, and left its iterator as it was
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A value that changes in steps: values[i] from times[i] (ns) on, 0 before."""
+
+    name: str
+    unit: str
+    slot: int
+    times: Ints
+    values: Ints
+
+
+BAR = np.dtype(
+    [
+        ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("fate", "u1"), ("simulated", "?"),
+        ("begin", "<i8"), ("end", "<i8"), ("task", "<i8"), ("worker", "<i8"),
+        ("batch", "<i8"),  # index in Scene.batches; -1 = of no batch
+        ("span", "<i8"),  # index in Scene.spans
+    ]
+)  # fmt: skip
+MARK = np.dtype(
+    [
+        ("lane", "<i4"), ("code", "<u2"), ("time", "<i8"), ("task", "<i8"), ("worker", "<i8"),
+        ("batch", "<i8"), ("event", "<i8"),  # event: index in Trace.events
+        ("alarm", "?"),  # a failure
+    ]
+)  # fmt: skip
+STOP = np.dtype(
+    [
+        ("batch", "<i8"), ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("begin", "<i8"), ("end", "<i8"),
+        ("span", "<i8"), ("event", "<i8"),  # index in Scene.spans, or in Trace.events; -1 = it is the other
+    ]
+)  # fmt: skip
+"""A stop on a batch's path."""
+
+ARROW = np.dtype(
+    [
+        ("batch", "<i8"), ("from_lane", "<i4"), ("from_row", "<i4"), ("left", "<i8"),
+        ("to_lane", "<i4"), ("to_row", "<i4"), ("reached", "<i8"), ("code", "<u2"),
+    ]
+)  # fmt: skip
+"""From the end of one stop (`left`, ns) to the begin of the next (`reached`); code: what is reached."""
+
+COLUMN = np.dtype(
+    [("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("pixel", "<i8"), ("share", "<f8"), ("bars", "<i8")]
+)
+"""The bars of one kind in one pixel that are narrower than it: how many, and their share of the pixel's time."""
+
+WAY: Final = (
+    *(ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
+    *(ev.READY_GET[0], ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
+)
+"""Spans on a batch's path between its index_put and its yield; then, if it goes to a device, the spans there."""
+
+AT_END: Final = (ev.READY_GET[0], ev.DEVICE_WAIT[0])
+"""Those whose end is the stop: a wait for a batch begins before the batch is ready."""
+
+FADING: Final = (Fate.OPEN, Fate.UNSEEN, Fate.ALIVE)
+"""Bars that are drawn to the edge."""
+
+FATES: Final = {
+    Fate.OPEN: "did not end",
+    Fate.LOST: "its end is not in the trace",
+    Fate.UNSEEN: "still under way when the recording was ended",
+    Fate.ALIVE: "alive at the program's end",
+}
+"""Words for a bar whose end was not recorded."""
+
+ALARMS: Final = (ev.FOUND_DEAD, ev.TIMED_OUT, ev.TASK_ERROR, ev.TERMINATE)
+"""Marks of failures. A worker_gone with an exit code other than 0 is one too, if none of these reported the death."""
+
+_WAITS = (ev.RESULT_GET[0], ev.READY_GET[0])
+_COMES_LATE = table_of([*_WAITS, ev.INDEX_GET[0], ev.NEXT[0]])  # spans that learn their task at their end
+_COMES_EARLY = table_of([ev.SAMPLER_NEXT[0], ev.TASK_ASSIGNED])  # their batch is put after them
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def simulated_column(code: int) -> str:
+    """Return the column, "x" to "z", in which an event says that it was simulated; "" if it has no such field."""
+    return next((c for c, field in zip("xyz", EVENTS[code].fields, strict=False) if field.name == "simulated"), "")
+
+
+@cache
+def number_column(code: int) -> str:
+    """Return the column of SPAN that identifies a span of this kind: its sample, epoch, task or worker; "" if none."""
+    event = EVENTS[code]
+    if code == ev.INDEX_GET[0]:
+        return ""
+    for column, field in zip(("bx", "by", "bz"), event.fields, strict=False):
+        if field.name in ("index", "epoch"):
+            return column
+    if event.has_task:
+        return "end_task" if _COMES_LATE[code] else "task"
+    return "worker" if event.has_worker else ""
+
+
+def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
+    """Return a bar's caption in full and in short: ("sample 65", "65")."""
+    code, span = int(bar["code"]), scene.spans[bar["span"]]
+    label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
+    in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
+    if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
+        label, column = f"{label} for" if code in _WAITS else label, "task"
+    if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
+        label = f"iterator {span['loader']} epoch"
+    number = int(span[column]) if column else -1
+    return (f"{label} {number}", str(number)) if number >= 0 else (label.removesuffix(" for"), "")
+
+
+def span_name(trace: Trace, span: np.void) -> str:
+    """Return the name that the user gave the span; "" if it is not a span that the user names."""
+    named = is_named(EVENTS[int(span["code"])])
+    return trace.strings.get((int(span["process"]), int(span["bx"])), "") if named else ""
+
+
+def is_named(event: Event) -> bool:
+    """Tell whether the user names the spans of this kind: whether their first field is a text."""
+    return bool(event.fields) and event.fields[0].unit == "string"
+
+
+def alarm(scene: Scene, mark: np.void) -> str:
+    """Return what a mark of a failure says: its name, whom and what it concerns."""
+    row, event = scene.trace.events[mark["event"]], EVENTS[int(mark["code"])]
+    if mark["code"] == ev.WORKER_GONE:
+        return f"worker {row['worker']} gone: {_exit_in_words(int(row['y']))}"
+    words = [event.name.replace("_", " ")]
+    for column, field in zip("xyz", event.fields, strict=False):
+        if field.enum is not None:
+            words += [m.name.lower().replace("_", " ") for m in field.enum if m == row[column]]
+    if row["worker"] >= 0 and scene.lanes[mark["lane"]].worker < 0:
+        words.append(f"worker {row['worker']}" if words[-1] != "worker" else str(row["worker"]))
+    text = scene.trace.text(row)
+    return " ".join(words) + (f": {text}" if text else "")
+
+
+def alarming(events: Rows) -> Bools:
+    """Tell which of a trace's events report a failure, each death once."""
+    out: Bools = np.isin(events["code"], ALARMS)
+    reported = events[np.isin(events["code"], [ev.FOUND_DEAD, ev.TERMINATE])]
+    known = {(int(row["process"]), int(row["loader"]), int(row["worker"])) for row in reported}
+    for at in np.flatnonzero((events["code"] == ev.WORKER_GONE) & (events["y"] != 0)).tolist():
+        row = events[at]
+        out[at] = (int(row["process"]), int(row["loader"]), int(row["worker"])) not in known
+    return out
+
+
+def _exit_in_words(code: int) -> str:
+    """Return an exit code in words: a negative one is a signal's number."""
+    try:
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def title_of(trace: Trace) -> str:
+    """Return the last part of the trace's path, as text that every encoding can write."""
+    return trace.path.name.encode("utf-8", "backslashreplace").decode()
+
+
+# --- The scene --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Scene:
+    """Everything that can be drawn of a trace in a window.
+
+    Arrays: bars of BAR by lane, row and begin; marks of MARK by lane and time; batches of BATCH by put; stops of STOP
+    by batch and time. begin, end: the window, ns. spans: all of the trace, array of SPAN.
+    """
+
+    trace: Trace
+    start: int  # CLOCK_MONOTONIC ns of time 0
+    begin: int
+    end: int
+    slots: tuple[Slot, ...]
+    lanes: tuple[Lane, ...]
+    bars: Rows
+    marks: Rows
+    batches: Rows
+    stops: Rows
+    counters: tuple[Counter, ...]
+    spans: Rows
+
+    @property
+    def height(self) -> float:
+        return max((lane.bottom for lane in self.lanes), default=0.0)
+
+    def pick(self, names: Iterable[BatchName]) -> Ints:
+        """Return the indices of batches by name: a task's number, in any iterator and epoch, or all three.
+
+        names: tasks, or (loader, epoch, task). Raises ValueError if the trace has no such batch.
+        """
+        known = self.batches
+        out = []
+        for name in names:
+            if isinstance(name, tuple):
+                loader, epoch, task = name
+                found = (known["loader"] == loader) & (known["epoch"] == epoch) & (known["task"] == task)
+            else:
+                found = known["task"] == name
+            if not found.any():
+                have = f"tasks 0 to {known['task'].max()}" if len(known) else "no batch that was sent to a worker"
+                raise ValueError(f"batches: the trace has no batch {name}: it has {have}")
+            out.append(np.flatnonzero(found))
+        return np.unique(np.concatenate(out)) if out else np.empty(0, np.int64)
+
+    def arrows(self, batches: Ints) -> Rows:
+        """Return an array of ARROW for the batches with these indices, by batch and time."""
+        stops = self.stops[np.isin(self.stops["batch"], batches)]
+        tail, head = stops[:-1], stops[1:]
+        joined = tail["batch"] == head["batch"]
+        tail, head = tail[joined], head[joined]
+        out = np.zeros(len(tail), ARROW)
+        for name, source, column in (
+            ("batch", tail, "batch"), ("from_lane", tail, "lane"), ("from_row", tail, "row"),
+            ("to_lane", head, "lane"), ("to_row", head, "row"), ("reached", head, "begin"), ("code", head, "code"),
+        ):  # fmt: skip
+            out[name] = source[column]
+        # A reader may begin before the writer returns from the write.
+        out["left"] = np.minimum(tail["end"], head["begin"])
+        return out
+
+
+def scene_of(
+    trace: Trace, *, since: float | None = None, until: float | None = None, workers: Iterable[int] | None = None
+) -> Scene:
+    """Lay out a trace. since, until: seconds from its first event; workers: those whose lanes are wanted.
+
+    Raises ValueError if the window is empty or outside the trace, or if a worker is not in the trace.
+    """
+    maker = _Maker(trace)
+    begin, end = window_of(maker.edge, since, until)
+    lanes, bars, marks = maker.lanes, maker.bars(), maker.marks()
+    if workers is not None:
+        lanes, bars, marks = only(lanes, bars, marks, set(workers))
+    stops = _stops(bars, marks)
+    bars = bars[(bars["begin"] <= end) & (bars["end"] >= begin)]
+    marks = marks[(marks["time"] <= end) & (marks["time"] >= begin)]
+    return Scene(
+        trace, maker.start, begin, end, maker.crew.slots, lanes, bars, marks, maker.batches(), stops,
+        tuple(_clipped(counter, begin, end) for counter in maker.counters()), maker.spans,
+    )  # fmt: skip
+
+
+def window_of(edge: int, since: float | None, until: float | None) -> tuple[int, int]:
+    """Return begin and end, ns, of the window in a trace that ends at `edge`. Raises ValueError if it is empty."""
+    begin, end = 0, max(edge, 1)
+    if all(math.isfinite(second) for second in (since, until) if second is not None):
+        begin, end = (at if s is None else round(s * 1e9) for s, at in ((since, begin), (until, end)))
+        if begin < end and begin < max(edge, 1) and end > 0:
+            return begin, end
+    raise ValueError(
+        f"since={since} s, until={until} s: nothing lies between them; the trace goes from 0 to {edge / 1e9:.6g} s"
+    )
+
+
+def _clipped(counter: Counter, begin: int, end: int) -> Counter:
+    """Return the counter within the window, with its value at the window's begin."""
+    first = max(0, int(np.searchsorted(counter.times, begin, side="right")) - 1)
+    last = int(np.searchsorted(counter.times, end, side="right"))
+    return Counter(counter.name, counter.unit, counter.slot, counter.times[first:last], counter.values[first:last])
+
+
+def _stops(bars: Rows, marks: Rows) -> Rows:
+    came = (bars["fate"] == Fate.ENDED) | ~np.isin(bars["code"], AT_END)
+    spans = bars[np.isin(bars["code"], WAY) & (bars["batch"] >= 0) & came]
+    points = marks[np.isin(marks["code"], [ev.INDEX_PUT, ev.YIELD]) & (marks["batch"] >= 0)]
+    out = np.zeros(len(spans) + len(points), STOP)
+    for name in ("batch", "lane", "code"):
+        out[name] = np.concatenate([spans[name], points[name]])
+    out["row"][: len(spans)] = spans["row"]
+    out["begin"] = np.concatenate([spans["begin"], points["time"]])
+    out["end"] = np.concatenate([spans["end"], points["time"]])
+    out["span"] = np.concatenate([spans["span"], np.full(len(points), -1)])
+    out["event"] = np.concatenate([np.full(len(spans), -1), points["event"]])
+    late = np.isin(out["code"], AT_END)
+    out["begin"][late] = out["end"][late]
+    return out[np.lexsort((out["begin"], out["batch"]))]
+
+
+# --- From spans to bars -----------------------------------------------------------------------------------------------
+class _Maker:
+    """Makes a scene's parts from a trace. until, fate, row: of each span's bar its end (ns), how it ends, its row."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.events: Rows = trace.events
+        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.spans = trace.spans()
+        self.layout = Layout(trace, self.spans)
+        self.crew = self.layout.crew
+        self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
+        last = int(self.events["time"][-1]) - self.start if len(self.events) else 0
+        self.edge = min(last + max(1, round(last * EDGE)), NEVER) if is_open.any() else last
+        self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
+        self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
+        self._end_with_the_enclosing()
+        self._end_with_the_process()
+        stopped = [line["process"] for line in trace.described("trace_end")]
+        self.fate[(self.fate == Fate.OPEN) & np.isin(self.spans["process"], stopped)] = Fate.UNSEEN
+        alive = np.isin(self.spans["loader"], list(left_alive(trace))) & (self.until >= self.edge)
+        self.fate[np.isin(self.fate, FADING) & alive] = Fate.ALIVE
+        self._end_with_the_successor()
+        self.row, self.lanes = self.layout.stack(self.begin, self.until)
+        self.iterator = self.crew.iterator[self.crew.of(self.events)]
+        self.sent = Batches(self.events, self.iterator)
+
+    def _end_with_the_enclosing(self) -> None:
+        """End open spans with the innermost ended span around them."""
+        lane, is_open = self.layout.span_lane, self.fate == Fate.OPEN
+        for number in np.unique(lane[is_open]).tolist():
+            mine = np.flatnonzero(lane == number)
+            for at, limit in _enclosing(self.begin[mine], self.until[mine], is_open[mine]):
+                self.until[mine[at]] = limit
+                self.fate[mine[at]] = Fate.LOST
+
+    def _end_with_the_process(self) -> None:
+        """End a dead process's open spans when its death was seen."""
+        dead: dict[int, int] = {}
+        for code, column in ((ev.WORKER_GONE, "x"), (ev.FOUND_DEAD, "y")):
+            for row in self.events[self.events["code"] == code]:
+                seen = int(row["time"]) - self.start
+                dead[int(row[column])] = min(seen, dead.get(int(row[column]), seen))
+        for at in np.flatnonzero(self.fate == Fate.OPEN).tolist():
+            seen = dead.get(int(self.spans["pid"][at]), NEVER)
+            if seen >= self.begin[at]:
+                self.until[at] = min(self.until[at], seen)
+
+    def _end_with_the_successor(self) -> None:
+        """End an iterator's open spans when another iterator takes over its lanes."""
+        crew, is_open = self.crew, np.flatnonzero(np.isin(self.fate, FADING))
+        iterator = crew.iterator[crew.of(self.spans[is_open])]
+        for slot in np.unique(crew.slot_of[iterator]).tolist():
+            begins = np.sort(crew.begun[crew.slot_of == slot])
+            mine = crew.slot_of[iterator] == slot
+            after = np.searchsorted(begins, crew.begun[iterator[mine]], side="right")
+            limit = np.append(begins - self.start, NEVER)[after]
+            spans = is_open[mine]
+            self.fate[spans[(limit < self.until[spans]) & (self.fate[spans] != Fate.ALIVE)]] = Fate.LOST
+            self.until[spans] = np.minimum(self.until[spans], limit)
+
+    def bars(self) -> Rows:
+        spans, codes = self.spans, self.spans["code"]
+        out = np.zeros(len(spans), BAR)
+        out["lane"], out["row"], out["code"], out["fate"] = self.layout.span_lane, self.row, codes, self.fate
+        out["begin"], out["end"], out["span"] = self.begin, self.until, np.arange(len(spans))
+        came = _COMES_LATE[codes] & (spans["end"] >= 0)
+        for name in ("task", "worker"):
+            out[name] = np.where(came, spans["end_" + name], spans[name])
+        for code in np.unique(codes).tolist():
+            if column := simulated_column(code):
+                mine = codes == code
+                out["simulated"][mine] = spans["b" + column][mine] != 0
+        iterator = self.crew.iterator[self.crew.of(spans)]
+        times = np.where(came, spans["end"], spans["begin"])
+        out["batch"] = self.sent.find(iterator, out["task"], times, _COMES_EARLY[codes])
+        out["batch"][(codes == ev.SAMPLER_NEXT[0]) & (spans["ex"] == 0)] = -1  # the sampler had no more
+        return out[np.lexsort((out["begin"], out["row"], out["lane"]))]
+
+    def marks(self) -> Rows:
+        rows = self.events[self.layout.marks]
+        out = np.zeros(len(rows), MARK)
+        out["lane"], out["time"], out["event"] = self.layout.mark_lane, rows["time"] - self.start, self.layout.marks
+        for name in ("code", "task", "worker"):
+            out[name] = rows[name]
+        iterator = self.iterator[self.layout.marks]
+        out["batch"] = self.sent.find(iterator, rows["task"], rows["time"], _COMES_EARLY[rows["code"]])
+        out["alarm"] = alarming(rows)
+        return out[np.lexsort((out["time"], out["lane"]))]
+
+    def batches(self) -> Rows:
+        """Return the array of SENT, with times since the trace's first event."""
+        out = self.sent.table.copy()
+        out["put"] -= self.start
+        out["yielded"] -= np.where(out["yielded"] >= 0, self.start, 0)
+        out["end"] -= np.where(out["end"] < NEVER, self.start, 0)
+        return out
+
+    def counters(self) -> Iterator[Counter]:
+        """Yield for each slot: tasks outstanding, batches in the reorder buffer, bytes in flight."""
+        slot_of = self.crew.slot_of
+        for slot in range(len(self.crew.slots)):
+            mine = slot_of[self.iterator] == slot
+            events = self.events if mine.all() else self.events[mine]  # saves a copy
+            for name, unit, (times, values) in (
+                ("outstanding", "tasks", outstanding(events)),
+                ("reorder buffer", "batches", reorder_depth(events)),
+                ("in flight", "B", bytes_in_flight(self.sent, slot_of[self.sent.table["group"]] == slot)),
+            ):
+                if values.any():
+                    yield Counter(name, unit, slot, times - self.start, values)
+
+
+def _enclosing(begin: Ints, until: Ints, is_open: Bools) -> Iterable[tuple[int, int]]:
+    """Yield for each open span (by begin) inside an ended one its position, and the end of the innermost such span."""
+    around: list[int] = []  # ends of the ended spans that are not over yet
+    first = int(np.argmax(is_open))
+    before = np.flatnonzero(~is_open[:first] & (until[:first] > begin[first])).tolist()
+    for at in [*before, *range(first, len(begin))]:
+        while around and around[-1] <= begin[at]:
+            around.pop()
+        if not is_open[at]:
+            around.append(int(until[at]))
+        elif around:
+            yield at, around[-1]
+
+
+# --- What is narrower than a pixel ------------------------------------------------------------------------------------
+def per_pixel(bars: Rows, begin: int, end: int, pixels: int) -> tuple[Rows, Rows]:
+    """Return the bars that are a pixel wide or more, and an array of COLUMN for the rest.
+
+    Each narrow bar counts in the pixel that its middle lies in: how many there are, and how much time is theirs.
+    """
+    size = (end - begin) / pixels
+    took = bars["end"] - bars["begin"]
+    wide = (took >= size) | np.isin(bars["fate"], FADING)
+    thin = bars[~wide]
+    pixel = np.clip(((thin["begin"] + thin["end"]) / 2 - begin) // size, 0, pixels - 1).astype(np.int64)
+    order = np.lexsort((pixel, thin["code"], thin["row"], thin["lane"]))
+    thin, pixel, took = thin[order], pixel[order], took[~wide][order]
+    new = np.ones(len(thin), bool)
+    key = np.stack([thin["lane"], thin["row"], thin["code"], pixel]).astype(np.int64)
+    new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
+    first = np.flatnonzero(new)
+    out = np.zeros(len(first), COLUMN)
+    for name in ("lane", "row", "code"):
+        out[name] = thin[name][first]
+    out["pixel"] = pixel[first]
+    if len(first):
+        out["share"] = np.minimum(1.0, np.add.reduceat(took, first) / size)
+        out["bars"] = np.diff(np.append(first, len(thin)))
+    return bars[wide], out

