@@ -277,6 +277,7 @@ class TestSharedMemory:
         assert (tensor.shape, tensor.dtype, tensor.is_shared()) == (shape, dtype, True)
         assert tensor.is_contiguous()
 
+    @pytest.mark.live
     def test_in_torchs_workers(self) -> None:
         data = torch.utils.data.TensorDataset(torch.arange(4))
         loader = torch.utils.data.DataLoader(

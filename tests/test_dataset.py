@@ -247,6 +247,7 @@ class TestInterchange:
         stream = torch.utils.data.DataLoader(stream_of(MINIDL, range(5)), batch_size=2)
         assert [batch.tolist() for batch in stream] == [[0, 1], [2, 3], [4]]
 
+    @pytest.mark.live
     def test_our_worker_information_answers_in_torchs_workers(self) -> None:
         loader = torch.utils.data.DataLoader(Shard(6), batch_size=None, num_workers=2, multiprocessing_context="fork")
         assert sorted(loader) == [0, 1, 2, 3, 4, 5]

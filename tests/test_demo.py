@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from minidl import demo
-from minidl.tracing.check import check
-from minidl.tracing.reader import read_trace
+from minidl.check import check
+from minidl.tracefile.reader import read_trace
 
 PHOTOGRAPHS = Path(demo.__file__).parent / "photos"
 
@@ -71,6 +71,7 @@ def test_decoding_gives_the_files_pixels(tmp_path: Path) -> None:
     assert pixels.tolist() == [[[250] * 3] * 2, [[10] * 3] * 2, [[128] * 3] * 2]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_trains_and_what_it_recorded_is_sound(few: Path, tmp_path: Path, workers: int) -> None:
     options = demo.Options(workers=workers, epochs=2, batch_size=20, work_dir=tmp_path, images=few)
@@ -82,10 +83,6 @@ def test_it_trains_and_what_it_recorded_is_sound(few: Path, tmp_path: Path, work
     assert len(trace.select("yield")) == 12
     assert check(trace) == []
     assert torch.get_num_threads() == threads
-
-
-def test_a_second_run_takes_the_next_directory(tmp_path: Path) -> None:
-    assert [demo.free_directory(tmp_path, "trace").name for _ in range(3)] == ["trace-1", "trace-2", "trace-3"]
 
 
 @pytest.mark.parametrize("folders", [[], ["only"]])

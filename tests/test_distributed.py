@@ -166,6 +166,7 @@ class TestCppSamplers:
 
     @pytest.mark.skipif(cpp.why_not_compiled() is not None, reason=str(cpp.why_not_compiled()))
     @pytest.mark.timeout(300)
+    @pytest.mark.live
     def test_libtorch_itself(self, tmp_path: Path) -> None:
         program = cpp.compiled(tmp_path)
         assert cpp.libtorch(program, cpp.RECORDED) == list(cpp.RECORDED.values())

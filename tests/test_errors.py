@@ -21,7 +21,7 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
-from minidl import iterators, signals
+from minidl import iterators, signal_handling
 from minidl.errors import ExceptionWrapper, RemoteTracebackError
 from minidl.progress import ProgressBoard, Stage
 
@@ -84,6 +84,7 @@ PLACES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", PLACES)
 def test_an_error_names_worker_task_sample_and_place(name: str) -> None:
     options, place = PLACES[name]
@@ -132,6 +133,7 @@ TYPES: list[tuple[Callable[[], Exception], type[Exception], str]] = [
 ]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(("make", "kind", "words"), TYPES)
 def test_the_type_is_kept_where_it_can_be_and_the_words_always(
     make: Callable[[], Exception], kind: type[Exception], words: str
@@ -144,6 +146,7 @@ def test_the_type_is_kept_where_it_can_be_and_the_words_always(
     assert "Task 1 of worker 1: sample index 2 (place 1 of 2)." in whole
 
 
+@pytest.mark.live
 def test_an_error_rebuilt_as_it_was_keeps_its_attributes_and_has_the_text_as_its_cause() -> None:
     _, error = only_error(wl.Failing(4, wl.TwoArgumentsError(7, "because"), at=(0,)))
     assert isinstance(error, wl.TwoArgumentsError)
@@ -152,6 +155,7 @@ def test_an_error_rebuilt_as_it_was_keeps_its_attributes_and_has_the_text_as_its
     assert "Original Traceback" in str(error.__cause__)
 
 
+@pytest.mark.live
 def test_a_readable_key_error() -> None:
     _, error = only_error(wl.Failing(4, KeyError("no such key"), at=(0,)))
     assert "\\n" not in str(error)
@@ -166,6 +170,7 @@ def test_a_wrapper_without_what_may_not_pickle_has_the_same_text() -> None:
         wrapper.portable().reraise()
 
 
+@pytest.mark.live
 def test_an_error_does_not_keep_the_workers() -> None:
     """Neither the caught error nor a cycle through its traceback holds the iterator back."""
 
@@ -183,6 +188,7 @@ def test_an_error_does_not_keep_the_workers() -> None:
 
 
 # --- What can't be sent, or does not arrive ---------------------------------------------------------------------------
+@pytest.mark.live
 @pytest.mark.parametrize("device", ["", "1"], ids=["plain", "pinned"])
 def test_a_batch_that_cannot_be_sent(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", device)
@@ -193,6 +199,7 @@ def test_a_batch_that_cannot_be_sent(device: str, monkeypatch: pytest.MonkeyPatc
     assert "Task 1: its batch can't be sent between processes." in str(error)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("device", ["", "1"], ids=["plain", "pinned"])
 def test_a_batch_that_cannot_be_rebuilt(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", device)
@@ -203,6 +210,7 @@ def test_a_batch_that_cannot_be_rebuilt(device: str, monkeypatch: pytest.MonkeyP
     assert str(error).endswith("Task 1 of worker 1.")
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("index", "kind", "words"),
     [
@@ -219,6 +227,7 @@ def test_indices_that_cannot_be_sent(index: Any, kind: type[Exception], words: s
     assert "\nTask 1" in str(error)
 
 
+@pytest.mark.live
 def test_a_worker_that_cannot_be_started_says_why_as_torchs_does() -> None:
     def start(lib: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught:
@@ -235,6 +244,7 @@ def test_a_worker_that_cannot_be_started_says_why_as_torchs_does() -> None:
     assert len(ours[0]) == 1
 
 
+@pytest.mark.live
 def test_after_its_initialisation_failed_a_worker_says_so_task_by_task() -> None:
     errors = errors_of(minidl.DataLoader(wl.Numbers(4), num_workers=2, worker_init_fn=wl.failing_init))
     assert [type(error) for error in errors.values()] == [wl.SimpleError] * 2 + [RuntimeError] * 2
@@ -243,14 +253,17 @@ def test_after_its_initialisation_failed_a_worker_says_so_task_by_task() -> None
 
 
 # --- Hanging, dying ---------------------------------------------------------------------------------------------------
+@pytest.mark.live
 def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     wl.impatient(monkeypatch)
-    loader = minidl.DataLoader(wl.At(9, 5, wl.hang), batch_size=2, num_workers=2, timeout=0.5)
+    loader = minidl.DataLoader(wl.At(9, 5, wl.hang), batch_size=2, num_workers=2, timeout=1)
     iterator: Any = iter(loader)
+    while iterator._board.read(0).task != 2 or iterator._board.read(1).task != 3:
+        time.sleep(0.005)  # the first batches are made: on a busy machine that can take longer than the timeout
     assert [batch.tolist() for batch in (next(iterator), next(iterator))] == [[0, 1], [2, 3]]
     pid = iterator._workers[0].pid
     words = (
-        r"DataLoader timed out after 0\.5 seconds: waited \d\.\d s for task 2 of worker 0 "
+        r"DataLoader timed out after 1 seconds: waited \d\.\d s for task 2 of worker 0 "
         rf"\(pid {pid}, alive\), which is in task 2, sample index 5 \(place 2 of 2\), for \d\.\d s"
     )
     with pytest.raises(RuntimeError, match=words):
@@ -258,11 +271,56 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
     del iterator
 
 
+def hang_in_init(worker_id: int) -> None:
+    wl.hang()
+
+
+class HangsAtOnce(minidl.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        wl.hang()
+        return iter(())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": wl.Numbers(9), "worker_init_fn": hang_in_init}, r"in worker_init_fn, for \d"),
+        ({"dataset": HangsAtOnce()}, r"making its fetcher \(an iterable dataset's __iter__\), for \d"),
+    ],
+    ids=["worker_init_fn", "__iter__"],
+)
+def test_a_timeout_knows_the_stages_before_the_first_task(
+    options: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(**options, num_workers=1, timeout=0.5))
+    while iterator._board.read(0).stage is Stage.STARTING:
+        time.sleep(0.005)
+    with pytest.raises(RuntimeError, match=rf"which is {words}"):
+        next(iterator)
+    del iterator
+
+
+@pytest.mark.live
+def test_a_worker_waits_since_it_began_to_wait_and_not_since_its_last_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:  # for the worker that is forked, and not for its end
+        wl.impatient(patch, 0.01)
+        iterator: Any = iter(minidl.DataLoader(wl.Numbers(1), num_workers=1, persistent_workers=True))
+    assert len(list(iterator)) == 1
+    while iterator._board.read(0).stage is not Stage.WAITING:
+        time.sleep(0.005)
+    since = iterator._board.read(0).since
+    time.sleep(0.2)  # twenty polls
+    assert iterator._board.read(0).since == since
+    iterator.close()
+
+
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A dead worker is found by looking, every 0.3 s, and not by SIGCHLD, whose handler raises wherever it comes."""
     wl.impatient(monkeypatch)
-    monkeypatch.setattr(signals, "_SIGCHLD_handler_set", True)  # as far as the loader knows
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # as far as the loader knows
     previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGCHLD, previous)
@@ -275,6 +333,7 @@ DEATHS: list[tuple[Callable[[], None], str]] = [
 ]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("polling")
 @pytest.mark.parametrize(("death", "code"), DEATHS, ids=["killed", "exit", "segfault"])
 def test_a_dead_worker_is_named_and_the_others_batches_still_come(
@@ -294,6 +353,7 @@ def test_a_dead_worker_is_named_and_the_others_batches_still_come(
     assert [batch.tolist()[0] for batch in iterator] == [26, 30, 32, 34, 36, 38]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("polling")
 def test_a_batch_whose_worker_died_before_it_was_fetched(tmp_path: Path) -> None:
     """Its message is here, but its memory is the dead worker's to hand out: that is a death, not a broken batch."""
@@ -324,6 +384,7 @@ class Dying:
         return getattr(self.worker, name)
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("polling")
 def test_a_batch_whose_worker_is_about_to_die(tmp_path: Path) -> None:
     """The process that does not answer is given a moment to end."""
@@ -336,6 +397,7 @@ def test_a_batch_whose_worker_is_about_to_die(tmp_path: Path) -> None:
         next(iterator)
 
 
+@pytest.mark.live
 def test_a_queue_that_fails_for_want_of_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that fails for another reason says that."""
 
@@ -356,6 +418,7 @@ def test_a_queue_that_fails_for_want_of_descriptors_says_so(monkeypatch: pytest.
     assert len(list(iterator)) == 3
 
 
+@pytest.mark.live
 def test_an_interrupted_resumption_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the workers of the next epoch are waited for: those that answer late are not taken for others."""
     with minidl.DataLoader(wl.Numbers(4), num_workers=2, persistent_workers=True) as loader:
@@ -363,9 +426,9 @@ def test_an_interrupted_resumption_leaves_no_answer_for_the_next(monkeypatch: py
         list(iterator)
         get, answers = iterator._get_data, iter([True, False])
 
-        def interrupted() -> Any:
+        def interrupted(timeout: float) -> Any:
             if next(answers, True):
-                return get()
+                return get(timeout)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -375,6 +438,7 @@ def test_an_interrupted_resumption_leaves_no_answer_for_the_next(monkeypatch: py
         assert [int(batch) for batch in loader] == [0, 1, 2, 3]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("polling")
 def test_a_dead_persistent_worker_is_heard_of_when_the_next_epoch_begins() -> None:
     with minidl.DataLoader(wl.Numbers(4), num_workers=2, persistent_workers=True) as loader:
@@ -391,10 +455,9 @@ def test_a_dead_persistent_worker_is_heard_of_when_the_next_epoch_begins() -> No
 KILLED = """
 import sys
 import minidl, minidl.worker, workloads as wl
-from minidl.iterators import _MultiProcessingDataLoaderIter as Iterator
 
-minidl.worker.MP_STATUS_CHECK_INTERVAL = 10_000
-Iterator._try_get_data.__defaults__ = (10_000,)
+# Longer than a death takes to be heard of; also the bound of a join, if a worker died with the lock another one wants.
+minidl.worker.MP_STATUS_CHECK_INTERVAL = minidl.driver.MP_STATUS_CHECK_INTERVAL = 30
 for pin in (False, True):
     for death in (wl.kill_myself, wl.exit_at_once, wl.segfault):
         loader = minidl.DataLoader(wl.At(40, 25, death), 2, num_workers=2, pin_memory=pin, collate_fn=wl.as_list)
@@ -411,8 +474,9 @@ for pin in (False, True):
 """
 
 
+@pytest.mark.live
 def test_a_death_is_heard_of_by_signal_where_nobody_looks() -> None:
-    """The loader looks every 10,000 s here; the error comes from SIGCHLD's handler, in the loader or around it."""
+    """The loader looks every 30 s here; the error comes from SIGCHLD's handler, in the loader or around it."""
     done = wl.run(KILLED, MINIDL_SIMULATE_DEVICE="1")
     assert done.returncode == 0, done.stderr
     ends = ["is killed by signal: Killed", "exited unexpectedly with exit code 7", "is killed by signal: Segmentation"]
@@ -440,6 +504,7 @@ class Pinnable:
         return [*self.samples, -1]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("simulated")
 def test_a_batch_that_cannot_be_pinned() -> None:
     loader = minidl.DataLoader(wl.Numbers(6), 2, num_workers=1, pin_memory=True, collate_fn=Pinnable)
@@ -452,6 +517,7 @@ def test_a_batch_that_cannot_be_pinned() -> None:
     assert list(iterator) == [[4, 5, -1]]
 
 
+@pytest.mark.live
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_pin_threads_death_carries_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,11 +540,9 @@ def test_the_pin_threads_death_carries_its_own_exception(monkeypatch: pytest.Mon
 TORN = """
 import sys, threading, warnings
 import minidl, workloads as wl
-import minidl.pin_memory, minidl.shutdown
-from minidl.iterators import _MultiProcessingDataLoaderIter as Iter
+import minidl.driver, minidl.pin_memory
 
-minidl.shutdown.MP_STATUS_CHECK_INTERVAL = minidl.pin_memory.MP_STATUS_CHECK_INTERVAL = 0.3
-Iter._try_get_data.__defaults__ = (0.3,)
+minidl.driver.MP_STATUS_CHECK_INTERVAL = minidl.pin_memory.MP_STATUS_CHECK_INTERVAL = 0.3
 pin = sys.argv[1] == "pinned"
 iterator = iter(minidl.DataLoader(wl.At(40, 25, wl.die_in_the_middle_of_a_message), batch_size=2, num_workers=1,
                                   pin_memory=pin, collate_fn=list))  # no descriptors, whose passing tells of the death
@@ -490,9 +554,7 @@ def consume():
         print("heard:", str(error)[:60])
 
 if sys.argv[1] == "thread":  # which no signal's handler can wake
-    from minidl.signals import _remove_worker_pids
-    _remove_worker_pids(id(iterator))
-    iterator._worker_pids_set = False
+    iterator._crew._forget_pids()
     consumer = threading.Thread(target=consume)
     consumer.start()
     consumer.join()
@@ -506,6 +568,7 @@ print("exit code", iterator._workers[0].exitcode)
 """
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("how", ["plain", "pinned", "thread"])
 def test_a_message_torn_by_a_kill_hangs_nobody(how: str) -> None:
     """Its rest never comes, and no reader waits for it longer than its timeout."""
@@ -521,10 +584,9 @@ LOCKED = """
 import itertools, os, sys, threading
 import minidl, workloads as wl
 import torch.utils.data
-from minidl.iterators import _MultiProcessingDataLoaderIter as Iter
-from minidl.signals import _remove_worker_pids
+import minidl.driver
 
-Iter._try_get_data.__defaults__ = (0.3,)
+minidl.driver.MP_STATUS_CHECK_INTERVAL = 0.3
 told = sys.argv[1] == "told to leave"
 
 def die_with_the_lock():
@@ -554,8 +616,7 @@ def init(worker_id):
         die_when_done()
 
 iterator = iter(minidl.DataLoader(Stream(), batch_size=1, num_workers=2, worker_init_fn=init))
-_remove_worker_pids(id(iterator))  # a loader in a thread: no signal's handler speaks for the kernel
-iterator._worker_pids_set = False
+iterator._crew._forget_pids()  # a loader in a thread: no signal's handler speaks for the kernel
 for attempt in range(2):
     try:
         for batch in iterator:
@@ -567,6 +628,7 @@ print("exit codes", *(worker.exitcode for worker in iterator._workers))
 """
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("how", ["at work", "told to leave"])
 def test_a_worker_that_dies_with_the_queues_lock_hangs_nobody(how: str) -> None:
     """No result can come any more, not even of the others; whoever goes on after the error hears of it again."""
@@ -590,6 +652,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.live
 def test_workers_leave_when_their_loader_is_killed_in_the_middle_of_a_task() -> None:
     """A worker keeps the writing end of its own queue open, so no end of file tells it."""
     done = wl.run(ORPHANS)
@@ -618,6 +681,7 @@ print("exit code", iterator._workers[0].exitcode)
 """
 
 
+@pytest.mark.live
 def test_exhausted_descriptors_name_the_remedies() -> None:
     done = wl.run(EXHAUSTED)
     assert done.returncode == 0, done.stderr

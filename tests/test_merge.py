@@ -16,11 +16,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import minidl
 from minidl import cli
-from minidl.tracing import events as ev
-from minidl.tracing import merge as merging
-from minidl.tracing.attachments import Name, Slices, Track
-from minidl.tracing.merge import merge
-from minidl.tracing.reader import Trace, TraceError, read_trace
+from minidl.merge import merge
+from minidl.tracefile import events as ev
+from minidl.tracefile import profile as profiles
+from minidl.tracefile.attachments import Name, Slices, SliceTrack
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.reader import Trace, read_trace
 
 Json = dict[str, Any]
 LOADER = 1000  # the loader's pid in a made trace
@@ -69,6 +70,7 @@ def consumers(trace: Trace) -> list[tuple[int, int]]:
     return sorted(zip(mine["begin"].tolist(), mine["end"].tolist(), strict=True))
 
 
+@pytest.mark.live
 def test_each_training_step_lies_within_the_consumers_time(trained: Path, tmp_path: Path) -> None:
     """Six steps, each in its own consumer span: the clocks agree to less than a step."""
     merged = merge([trained / "trace", trained / "profile.json"], tmp_path / "merged")
@@ -83,20 +85,22 @@ def test_each_training_step_lies_within_the_consumers_time(trained: Path, tmp_pa
     assert all(a <= begin and end <= b for (begin, end), (a, b) in zip(operators, steps, strict=True))
 
 
+@pytest.mark.live
 def test_an_offset_of_a_step_would_be_seen(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail."""
-    offset = merging._wall_offset
+    offset = profiles._wall_offset
     trace = read_trace(trained / "trace")
     spans = consumers(trace)
     shift = spans[1][0] - spans[0][0]
-    monkeypatch.setattr(merging, "_wall_offset", lambda trace: (offset(trace)[0] + shift, 0, 0))
+    monkeypatch.setattr(profiles, "_wall_offset", lambda trace: (offset(trace)[0] + shift, 0, 0))
     one = read_trace(merge([trained / "trace", trained / "profile.json"], tmp_path / "merged")).attachments[0]
     steps = found(one.slices, "train_step")
     assert any(not (a <= begin and end <= b) for (begin, end), (a, b) in zip(steps, spans, strict=True))
 
 
+@pytest.mark.live
 def test_the_profiled_operators_stand_in_the_loaders_process(trained: Path, tmp_path: Path) -> None:
-    from minidl.tracing.export import to_chrome
+    from minidl.views.chrome import to_chrome
 
     trace = read_trace(merge([trained / "trace", trained / "profile.json"], tmp_path / "merged"))
     document = to_chrome(trace)
@@ -199,7 +203,7 @@ def test_times_are_exact_to_the_nanosecond(trace: Path, tmp_path: Path, name: st
     assert merge([trace, given]) == trace
     (one,) = read_trace(trace).attachments
     assert [(b - START, e - b) for b, e in zip(one.slices.rows["begin"], one.slices.rows["end"], strict=True)] == times
-    assert one.slices.tracks == [Track(LOADER, LOADER, "thread 1000 (python)")]
+    assert one.slices.tracks == [SliceTrack(LOADER, LOADER, "thread 1000 (python)")]
     assert (one.about["error_ns"], one.about["offset_ns"], one.about["file"]) == (7, WALL, name)
     assert one.line.startswith("profiler of pid 1000 (torch.profiler 1): 3 slices")
 
@@ -225,16 +229,16 @@ def test_kernels_and_copies_are_joined_to_what_launched_them(trace: Path, tmp_pa
     ]
     assert Name("sgemm", "kernel") in slices.names
     assert set(slices.tracks) == {
-        Track(LOADER, LOADER, "thread 1000 (python)"),
-        Track(0, 20, "stream 20", "GPU 0"),
-        Track(0, 7, "stream 7", "GPU 0"),
-        Track(0, 7, "stream 7: annotations", "GPU 0"),
+        SliceTrack(LOADER, LOADER, "thread 1000 (python)"),
+        SliceTrack(0, 20, "stream 20", "GPU 0"),
+        SliceTrack(0, 7, "stream 7", "GPU 0"),
+        SliceTrack(0, 7, "stream 7: annotations", "GPU 0"),
     }
     assert slices.args[2] == {"correlation": 8, "bytes": 64}
 
 
 def test_many_slices_are_cut_into_chunks(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_CHUNK", 2)
+    monkeypatch.setattr(profiles, "_CHUNK", 2)
     merge([trace, put(tmp_path, document(*GPU))])
     cut = read_trace(trace).attachments[0].slices
     monkeypatch.undo()
@@ -294,8 +298,8 @@ REFUSED = {
     "cut gzip": (gzip.compress(text(document(*SOME)).encode())[:-30], "is cut short or damaged"),
     "nothing in it": (document(), "holds nothing that took time"),
     "another host's": (document(*SOME, host_name="there"), "was recorded on 'there', and .* on 'here'"),
-    "later": (document(slice_of("op", 10**12, 5)), "begins 1000.0 s after .* ends: they are of different runs"),
-    "earlier": (document(slice_of("op", -(10**6), 5)), "ends 0.0 s before .* begins"),
+    "later": (document(slice_of("op", 10**12, 5)), "begins 16.7 min after .* ends: they are of different runs"),
+    "earlier": (document(slice_of("op", -(10**6), 5)), "ends 1.00 ms before .* begins"),
     "of another process": (document(slice_of("op", 10, 20, pid=77)), "is of process 77, and .* of 1000, 1100, 1101"),
     "of GPUs alone": (document(GPU[2]), "is of process none"),
 }
@@ -346,6 +350,7 @@ def test_what_is_merged_is_looked_at_first(trace: Path, tmp_path: Path) -> None:
     assert len(read_trace(unnamed).attachments) == len(read_trace(trace).attachments) == 0
 
 
+@pytest.mark.live
 def test_the_command(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = put(tmp_path, document(*SOME)), put(tmp_path, document(*SOME, trace_id="2"), "two.json.gz")
     assert cli.main(["merge", str(trace), str(one), str(two), "-o", str(tmp_path / "out.minidl")]) == 0
@@ -357,7 +362,7 @@ def test_the_command(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_offset_is_the_median_of_what_the_processes_noted(trace: Path) -> None:
-    assert merging._wall_offset(read_trace(trace)) == (WALL, 7, 10**6)
+    assert profiles._wall_offset(read_trace(trace)) == (WALL, 7, 10**6)
 
 
 def test_a_wall_clock_that_was_set_is_said(trace: Path, tmp_path: Path) -> None:
@@ -366,4 +371,4 @@ def test_a_wall_clock_that_was_set_is_said(trace: Path, tmp_path: Path) -> None:
         file.write(json.dumps(later) + "\n")
     merge([trace, put(tmp_path, document(*SOME))])
     (problem,) = read_trace(trace).attachments[0].problems
-    assert "the wall clock seems to have been set during the run: its times may be off by 2.0 s" in problem
+    assert "the wall clock seems to have been set during the run: its times may be off by 2.00 s" in problem

@@ -69,6 +69,7 @@ def answered(path: Path, answers: dict[str, object]) -> None:
     nbformat.write(notebook, path)
 
 
+@pytest.mark.live
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_a_clean_kernel_and_grades_right_answers_so(path: Path, tmp_path: Path) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch.utils.data
 import torch.utils.data.dataloader
+from programs import ROOT, python, write
+from workloads import kill_group
 
 import minidl
 from minidl import run
-from minidl.tracing.check import check
-from minidl.tracing.reader import read_trace
-
-ROOT = Path(__file__).parent.parent
+from minidl.check import check
+from minidl.tracefile.reader import read_trace
 
 TRAIN = """
     import os
@@ -54,24 +52,6 @@ TRAIN = """
 """
 
 
-def write(path: Path, program: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(program))
-    return path
-
-
-def python(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python; the package is found where the tests find it."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the script prints under plain Python with torch's own loader."""
@@ -82,6 +62,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: str, method: str) -> None:
     write(tmp_path / "train.py", TRAIN)
@@ -93,6 +74,7 @@ def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: st
     assert check(trace) == []
 
 
+@pytest.mark.live
 def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> None:
     write(tmp_path / "train.py", TRAIN)
     options = ("--functions", "--functions-main", "--functions-min-us", "0", "--trace", "trace")
@@ -108,6 +90,7 @@ def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> No
         assert one.problems == []
 
 
+@pytest.mark.live
 def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
     write(tmp_path / "job" / "__init__.py", "")
     write(tmp_path / "job" / "data.py", "numbers = list(range(6))\n")
@@ -136,6 +119,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("program", ENDINGS)
 def test_the_exit_code_is_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], program: str) -> None:
     code, said = ENDINGS[program]
@@ -145,6 +129,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "trace" / "manifest.json").is_file()
 
 
+@pytest.mark.live
 def test_a_traceback_begins_in_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = write(tmp_path / "wrong.py", "1 / 0\n")
     run.run_script([str(script)], module=False, trace=tmp_path / "trace")
@@ -152,6 +137,7 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path, capsys: pytest.Capture
     assert lines[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 1, in <module>']
 
 
+@pytest.mark.live
 def test_everything_is_put_back(tmp_path: Path) -> None:
     before = sys.argv, sys.path[:], sys.modules["__main__"], torch.utils.data.DataLoader
     script = write(tmp_path / "look.py", "import sys; sys.argv.append(1); sys.path.append('/nowhere')\n")
@@ -168,6 +154,7 @@ def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
     assert torch.utils.data.dataloader.DataLoader is torchs
 
 
+@pytest.mark.live
 def test_persistent_workers_that_the_script_leaves_are_ended_and_recorded(tmp_path: Path) -> None:
     program = """
         from torch.utils.data import DataLoader
@@ -182,6 +169,7 @@ def test_persistent_workers_that_the_script_leaves_are_ended_and_recorded(tmp_pa
     assert check(trace) == []
 
 
+@pytest.mark.live
 def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> None:
     program = """
         import os
@@ -207,7 +195,7 @@ def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> N
     ) as running:
         assert running.stdout is not None
         assert running.stdout.read(5) == b"stuck"
-        os.killpg(running.pid, signal.SIGKILL)
+        kill_group(running)
     trace = read_trace(tmp_path / "trace")
     assert check(trace) == []
     begun, ended = (trace.select("sample", phase)["y"].tolist() for phase in phases())
@@ -216,14 +204,14 @@ def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> N
 
 
 def phases() -> tuple[object, object]:
-    from minidl.tracing.events import Phase
+    from minidl.tracefile.events import Phase
 
     return Phase.BEGIN, Phase.END
 
 
 UNUSABLE = {
-    "no/such.py": "can't read the script no/such.py: No such file or directory",
-    "broken.py": "broken.py is no Python script",
+    "no/such.py": "cannot read the script no/such.py: No such file or directory",
+    "broken.py": "broken.py is not a Python script",
 }
 
 
@@ -240,3 +228,7 @@ def test_a_script_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_a_module_that_cannot_run_is_refused(tmp_path: Path, module: str) -> None:
     with pytest.raises(run.RunError, match=module):
         run.run_script([module], module=True, trace=tmp_path / "trace")
+
+
+def test_a_second_run_takes_the_next_directory(tmp_path: Path) -> None:
+    assert [run.free_directory(tmp_path, "trace").name for _ in range(3)] == ["trace-1", "trace-2", "trace-3"]

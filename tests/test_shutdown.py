@@ -11,15 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.multiprocessing
 import workloads as wl
 from torch._C import _error_if_any_worker_fails
 
 import minidl
-from minidl import shutdown, signals
+from minidl import shutdown, signal_handling
+from minidl.check import examine
+from minidl.driver import END, JoinPin
 from minidl.protocol import LoaderState
+from minidl.shutdown import Crew
+from minidl.tracefile.reader import read_trace
+
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture
@@ -36,7 +44,7 @@ def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_sigchld(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Deaths are found by looking; SIGCHLD's handler would raise in the middle of the test."""
-    monkeypatch.setattr(signals, "_SIGCHLD_handler_set", True)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
     previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGCHLD, previous)
@@ -55,8 +63,8 @@ def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
     assert iterator._lifecycle.state is LoaderState.CLOSED
     assert iterator._workers_done_event.is_set()
     assert all(queue._closed for queue in iterator._index_queues)
-    assert id(iterator) not in shutdown._held
-    assert not iterator._worker_pids_set
+    assert iterator._crew not in shutdown._running
+    assert not iterator._crew.pids_set
     _error_if_any_worker_fails()
     if iterator._pin_memory:
         assert not iterator._pin_memory_thread.is_alive()
@@ -248,17 +256,17 @@ def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_pa
 
 def test_an_interrupted_shutdown_ends_the_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a join: whoever is left is terminated, and the interrupt goes on."""
-    monkeypatch.setattr(shutdown, "join_workers", interrupt)
+    monkeypatch.setattr(shutdown.Crew, "_join_workers", interrupt)
     iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2))
     with pytest.raises(KeyboardInterrupt):
         iterator.close()
     assert not any(worker.is_alive() for worker in iterator._workers)
     assert iterator._lifecycle.state is LoaderState.CLOSED
-    assert id(iterator) not in shutdown._held
+    assert iterator._crew not in shutdown._running
     iterator.close()
 
 
-def interrupt(iterator: Any) -> None:
+def interrupt(crew: Any, timeout: float) -> None:
     raise KeyboardInterrupt
 
 
@@ -341,7 +349,9 @@ if __name__ == "__main__":
     iterator = iter(loader)
     pids = [worker.pid for worker in iterator._workers]
     for number, batch in enumerate(iterator):
-        if number == 4:  # worker 1 is in sample 5 for ever, worker 0 at its empty queue
+        if number == 4:  # worker 1 will be in sample 5 for ever, worker 0 at its empty queue
+            while "task 5, sample" not in iterator._board.read(1).describe([5]):
+                time.sleep(0.005)
             print(*pids, flush=True)
 """
 
@@ -379,3 +389,102 @@ def test_control_c(tmp_path: Path) -> None:
 def test_the_group_is_terminated(tmp_path: Path) -> None:
     code, _, left = signalled("fork", lambda pid: os.killpg(pid, signal.SIGTERM), tmp_path / "said")
     assert (code, left) == (-signal.SIGTERM, False)
+
+
+# --- Closed from inside -----------------------------------------------------------------------------------------------
+class Calls(wl.Numbers):
+    """Sends the loader's process a signal as soon as it is asked for a sample, and then waits to be let go."""
+
+    def __init__(self, let_go: Any) -> None:
+        super().__init__(3)
+        self.let_go = let_go
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        self.let_go.wait()
+        return index
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    let_go = torch.multiprocessing.get_context("fork").Event()
+    loader: minidl.DataLoader[int] = minidl.DataLoader(
+        Calls(let_go), batch_size=None, num_workers=1, pin_memory=pin_memory, multiprocessing_context="fork"
+    )
+
+    def close(number: int, frame: FrameType | None) -> None:
+        let_go.set()
+        loader.close()
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        assert list(loader) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class ClosesItsLoader:
+    """A sampler that closes its loader when it is asked for its sixth index."""
+
+    loader: minidl.DataLoader[int]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        self.loader.close()
+        yield from range(5, 10)
+
+
+@pytest.mark.parametrize(("num_workers", "before"), [(0, [0, 1, 2, 3, 4]), (1, [0, 1, 2])])
+def test_user_code_that_runs_inside_next_may_close_the_iterator(
+    num_workers: int, before: list[int], tmp_path: Path
+) -> None:
+    sampler = ClosesItsLoader()
+    with minidl.trace(tmp_path / "trace"):
+        loader: minidl.DataLoader[int] = minidl.DataLoader(
+            wl.Numbers(10), batch_size=None, sampler=sampler, num_workers=num_workers
+        )
+        sampler.loader = loader
+        assert list(loader) == before
+    report = examine(read_trace(tmp_path / "trace"))
+    assert not report.violations, report.text()
+
+
+# --- A crew alone -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    """A crew of nobody, whose driver says that there is nothing to do."""
+    driver: Any = SimpleNamespace(close=lambda: END, ended=False)
+    made = Crew(driver, None, None, None)  # type: ignore[arg-type]
+    yield made
+    shutdown._running.discard(made)
+
+
+def test_a_crew_is_kept_until_its_driver_says_that_it_has_ended(crew: Crew) -> None:
+    crew.shut_down()
+    assert crew in shutdown._running
+    crew.driver.ended = True  # type: ignore[misc]
+    crew.shut_down()
+    assert crew not in shutdown._running
+
+
+def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    crews = [SimpleNamespace(closes_at_exit=at_exit, shut_down=lambda n=n: ended.append(n)) for n, at_exit in
+             enumerate((True, False, True))]  # fmt: skip
+    monkeypatch.setattr(shutdown, "_running", crews)
+    shutdown._close_all()
+    assert ended == [0, 2]
+
+
+def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
+    with pytest.raises(AssertionError, match="END is no step of a shutdown"):
+        crew.perform(END)
+
+
+def test_a_pin_thread_that_does_not_end_is_left_behind_with_a_warning(crew: Crew) -> None:
+    crew.pin_thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: True)
+    with pytest.warns(RuntimeWarning, match=r"the pin memory thread did not end within 0\.5 s"):
+        crew.perform(JoinPin(0.5))

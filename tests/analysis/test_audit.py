@@ -1,0 +1,261 @@
+"""The audit of real gloo ranks that train in DistributedDataParallel: each planted mistake is found, and no other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_runs
+import torch
+
+import minidl
+from minidl import cli
+from minidl.analysis.audit import HARMLESS, MISTAKE, UNKNOWN, Audit, Share, audit
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.join import join, traces_in
+from minidl.tracefile.reader import Trace, read_trace
+
+
+@pytest.fixture(scope="module")
+def place() -> Path:
+    return rank_runs.recorded()
+
+
+def traces(place: Path, name: str) -> list[Trace]:
+    return [read_trace(path) for path in traces_in([place / name])]
+
+
+def rules(report: Audit, level: str) -> list[str]:
+    found = [*report.findings, *(f for subject in report.subjects for f in subject.findings)]
+    return sorted(finding.rule for finding in found if finding.level == level)
+
+
+EXPECTED: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "correct": ([], ["padding"], []),
+    "four ranks": ([], ["padding"], []),
+    "persistent": ([], [], []),
+    "dropping": ([], ["dropped"], []),
+    "no workers": ([], ["padding"], ["seeds"]),
+    "in order": ([], ["no shuffling", "padding"], []),
+    "forgotten sampler": (["forgotten DistributedSampler"], [], []),
+    "forgotten set_epoch": (["forgotten set_epoch"], ["padding"], []),
+    "persistent, forgotten set_epoch": (["forgotten set_epoch"], ["padding"], []),
+    "set_epoch on one rank": (["set_epoch on some ranks"], ["padding"], []),
+    "uneven": (["uneven batches"], [], ["set_epoch"]),
+    "same seeds, and worker_init_fn reseeds": ([], ["padding"], []),
+    "ended early": ([], ["padding"], []),
+    "ended early, no workers": ([], ["padding"], ["seeds"]),
+    "ended early, forgotten set_epoch": (["forgotten set_epoch"], ["padding"], []),
+    "same seeds": (["same seeds on several ranks"], ["padding"], []),
+    "seeded in each epoch": (["same seeds in each epoch"], ["padding"], []),
+    "one share twice": (["wrong share"], [], []),
+    "batches: correct": ([], [], ["overlap"]),
+    "batches: forgotten sampler": (["forgotten DistributedSampler"], [], []),
+    "batches: forgotten set_epoch": (["forgotten set_epoch"], [], ["overlap"]),
+}
+"""Scene -> rules of mistakes, of what is harmless, of what can't be told."""
+
+
+def test_every_scene_is_expected_to_show_something() -> None:
+    assert EXPECTED.keys() == rank_runs.SCENES.keys()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_was_planted_is_found_and_nothing_else(place: Path, name: str) -> None:
+    """One trace a rank, or joined: the same."""
+    report = audit(traces(place, name))
+    assert tuple(rules(report, level) for level in (MISTAKE, HARMLESS, UNKNOWN)) == EXPECTED[name]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["correct", "forgotten set_epoch", "uneven", "same seeds", "persistent"])
+def test_a_joined_trace_says_the_same(place: Path, tmp_path: Path, name: str) -> None:
+    joined, _ = join([place / name], tmp_path / "joined.minidl")
+    apart, together = (audit(each).to_json() for each in (traces(place, name), [read_trace(joined)]))
+    for report in (apart, together):
+        for loader in report["dataloaders"]:
+            for one in loader["passes"]:
+                del one["loader"]  # which has a number of its own in a joined trace
+    assert apart == together
+
+
+# --- What the ranks saw -----------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_the_ranks_saw_what_torchs_sampler_deals_out(place: Path) -> None:
+    """Index by index: the audit's account against torch's own sampler, for each rank and epoch."""
+    from torch.utils.data import DistributedSampler
+
+    (subject,) = audit(traces(place, "four ranks")).subjects
+    for rank in range(4):
+        sampler: Any = DistributedSampler(rank_runs.Samples(33), num_replicas=4, rank=rank)
+        for epoch, one in enumerate(subject.passes[rank]):
+            sampler.set_epoch(epoch)
+            assert one.indices == tuple(sampler)
+            assert (one.batches, one.samples, one.complete) == (3, 9, True)
+
+
+@pytest.mark.live
+def test_what_the_samplers_were_told_goes_with_its_epoch(place: Path) -> None:
+    for name in ("correct", "persistent"):
+        (subject,) = audit(traces(place, name)).subjects
+        for rank, passes in subject.passes.items():
+            assert [one.share for one in passes] == [Share(epoch, rank, 2) for epoch in (0, 1)]
+
+
+def one_rank(directory: Path, samples: int, epochs: int = 2, most: int = 99, **options: Any) -> Audit:
+    """The audit of a rank that takes `most` batches an epoch, in this process."""
+    dataset = rank_runs.Samples(samples)
+    sampler: Any = minidl.DistributedSampler(dataset, num_replicas=1, rank=0)
+    loader = minidl.DataLoader(dataset, batch_size=2, sampler=sampler, **options)
+    with minidl.trace(directory), loader:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for _ in itertools.islice(loader, most):
+                pass
+    return audit([read_trace(directory)])
+
+
+@pytest.mark.live
+def test_only_what_was_yielded_was_seen(tmp_path: Path) -> None:
+    """Of 8 batches 3 are taken; the workers had made more."""
+    report = one_rank(tmp_path / "trace", 16, most=3, num_workers=1, persistent_workers=True)
+    (subject,) = report.subjects
+    sampler: Any = minidl.DistributedSampler(rank_runs.Samples(16), num_replicas=1, rank=0)
+    for epoch, one in enumerate(subject.passes[0]):
+        sampler.set_epoch(epoch)
+        assert (one.batches, one.samples, one.complete, one.indices) == (3, 6, False, tuple(sampler)[:6])
+    assert report.mistakes == 0
+
+
+@pytest.mark.live
+def test_orders_that_are_alike_by_chance_are_no_mistake(tmp_path: Path) -> None:
+    """There is one order of one sample."""
+    report = one_rank(tmp_path / "trace", 1)
+    (subject,) = report.subjects
+    assert subject.passes[0][0].indices == subject.passes[0][1].indices == (0,)
+    assert report.mistakes == 0
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("sampler", "level"), [("random", MISTAKE), ("own", UNKNOWN), ("sequential", HARMLESS), ("advancing", "")]
+)
+def test_one_order_is_judged_by_the_sampler(tmp_path: Path, sampler: str, level: str) -> None:
+    """A generator seeded anew shuffles alike; a sampler of the user's may mean to; one without shuffling should."""
+    dataset, generator = rank_runs.Samples(12), torch.Generator()
+    made: dict[str, dict[str, Any]] = {
+        "random": {"shuffle": True, "generator": generator},
+        "own": {"sampler": range(11, -1, -1)},
+        "sequential": {},
+        "advancing": {"shuffle": True},
+    }
+    loader = minidl.DataLoader(dataset, batch_size=2, **made[sampler])
+    with minidl.trace(tmp_path / "trace"):
+        for _ in range(2):
+            generator.manual_seed(5)
+            assert len(list(loader)) == 6
+    (subject,) = audit([read_trace(tmp_path / "trace")]).subjects
+    assert [f.level for f in subject.findings if f.rule != "seeds"] == ([level] if level else [])
+
+
+@pytest.mark.live
+def test_padding_is_told_by_its_place(place: Path) -> None:
+    """33 samples on 4 ranks: the three that begin the order come again at its end."""
+    from torch.utils.data import DistributedSampler
+
+    first = [next(iter(DistributedSampler(rank_runs.Samples(33), num_replicas=4, rank=rank))) for rank in range(3)]
+    (subject,) = audit(traces(place, "four ranks")).subjects
+    (finding,) = [f for f in subject.findings if f.rule == "padding"]
+    assert f"3 samples came twice so that all ranks have as many: {', '.join(map(str, sorted(first)))}" in finding.text
+
+
+@pytest.mark.live
+def test_evidence_is_told(place: Path) -> None:
+    def the(name: str) -> str:
+        return next(f.text for s in audit(traces(place, name)).subjects for f in s.findings if f.level == MISTAKE)
+
+    assert "31 of 31 samples were seen by several of 2 ranks (0, 1, 2, 3, 4, 5, ...)" in the("forgotten sampler")
+    assert "RandomSampler" in the("forgotten sampler")
+    assert "rank 0 had the same order in epochs 0 and 1 (and in 1 more pairs)" in the("forgotten set_epoch")
+    assert "its epoch was 0 both times" in the("forgotten set_epoch")
+    assert "rank 0 5, rank 1 4" in the("uneven")
+    assert "worker 0 of rank 0 and worker 0 of rank 1 have the same seed" in the("same seeds")
+    assert "rank 0 epoch 0, rank 1 epoch 1" in the("set_epoch on one rank")
+    assert "the sampler of rank 1 of 2 deals out share 0 of 2" in the("one share twice")
+
+
+@pytest.mark.live
+def test_the_uneven_rank_was_left_alone(place: Path) -> None:
+    """The mistake is real: DistributedDataParallel failed on the rank that went on."""
+    assert (place / "uneven" / "error0").exists()
+    assert not (place / "uneven" / "error1").exists()
+
+
+# --- What is missing --------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_a_rank_that_is_missing_is_said(place: Path) -> None:
+    report = audit(traces(place, "four ranks")[:3])
+    assert rules(report, UNKNOWN) == ["ranks"]
+    assert "no trace is here of 3" in report.findings[0].text
+    assert report.mistakes == 0
+
+
+@pytest.mark.live
+def test_one_rank_twice_is_refused(place: Path) -> None:
+    one = traces(place, "correct")[0]
+    with pytest.raises(TraceError, match="audit: rank 0 twice"):
+        audit([one, one])
+
+
+@pytest.mark.live
+def test_one_rank_alone_can_be_audited(place: Path) -> None:
+    report = audit(traces(place, "forgotten set_epoch")[:1])
+    assert rules(report, MISTAKE) == ["forgotten set_epoch"]
+
+
+@pytest.mark.live
+def test_overwritten_events_are_said(place: Path) -> None:
+    one, other = traces(place, "correct")
+    one.processes[0].whole_from = 1
+    assert rules(audit([one, other]), UNKNOWN) == ["overwritten"]
+
+
+@pytest.mark.live
+def test_no_order_no_verdict(place: Path) -> None:
+    """A trace without digests, as earlier ones are, is compared by first indices; without either, it is said."""
+    both = traces(place, "batches: forgotten set_epoch")
+    for trace in both:
+        rows = trace.events["code"] == ev.SAMPLER_NEXT[1]
+        trace.events["z"][rows] = 0
+    assert rules(audit(both), MISTAKE) == ["forgotten set_epoch"]
+    for trace in both:
+        rows = trace.events["code"] == ev.SAMPLER_NEXT[1]
+        trace.events["y"][rows] = -1
+    assert rules(audit(both), UNKNOWN) == ["overlap", "set_epoch"]
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_the_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", str(place / "correct")]) == 0
+    out = capsys.readouterr().out
+    assert "2 ranks of 2, 1 DataLoader" in out
+    assert "rank 0        rank 1" in out
+    assert out.endswith("no mistake found\n")
+    assert cli.main(["audit", str(place / "same seeds" / "rank0"), str(place / "same seeds" / "rank1")]) == 1
+    assert "fix: torch.manual_seed(seed + rank)" in capsys.readouterr().out
+
+
+@pytest.mark.live
+def test_the_command_for_machines(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", "--json", str(place / "uneven")]) == 1
+    report = json.loads(capsys.readouterr().out)
+    (loader,) = report["dataloaders"]
+    assert (report["mistakes"], report["world_size"], report["ranks"]) == (1, 2, [0, 1])
+    assert [(p["rank"], p["batches"], p["complete"]) for p in loader["passes"]] == [(0, 5, False), (1, 4, True)]
+    assert {f["rule"] for f in loader["findings"]} == {"uneven batches", "set_epoch"}

@@ -1,0 +1,23 @@
+"""Accelerate with the seedable sampler; one process or, under its launcher, several."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from seen import Log, Numbers, loader_class
+
+
+def main() -> None:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    set_seed(3)
+    torch.rand(accelerator.process_index)  # ranks whose random states differ, as they do in a real program
+    loader = accelerator.prepare(loader_class()(Numbers(), batch_size=25, shuffle=True, num_workers=1))
+    log = Log()
+    for epoch in range(2):
+        for batch in loader:
+            log.batch(epoch, batch)
+    log.write(accelerator.process_index, prepared=type(loader).__name__)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

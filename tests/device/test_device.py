@@ -1,0 +1,1376 @@
+"""The device stage: order, depth, errors, ends, and what its trace says; on the simulated stream, and on a GPU if any.
+
+What needs a GPU is marked `gpu` and skipped without one. The accelerator's calls are also tested without: on a device
+module that notes them, with torch's meta device in the accelerator's place.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import gc
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import minidl
+from minidl.device import loader as device_module
+from minidl.device import streams
+from minidl.device.augment import Augment
+from minidl.device.loader import DeviceLoader, open_device
+from minidl.device.nest import map_nested, tensors_in
+from minidl.device.streams import AcceleratorDevice, SimulatedDevice, SimulatedMark
+from minidl.record import device_clock
+from minidl.record.device_clock import DeviceClock
+from minidl.record.recorder import active
+from minidl.tracefile import events as ev
+
+SIMULATED = "simulated"
+LIMIT = 10.0
+"""Seconds that something may take that takes none."""
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+
+
+class Tensors(minidl.Dataset[torch.Tensor]):
+    """i -> tensor of 8 times i; the indices in `bad` fail."""
+
+    def __init__(self, n: int, bad: tuple[int, ...] = ()) -> None:
+        self.n = n
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.bad:
+            raise KeyError(index)
+        return torch.full((8,), float(index))
+
+
+def numbers(batches: Any) -> list[float]:
+    return [float(batch.flatten()[0]) for batch in batches]
+
+
+def ones(count: int) -> Iterator[torch.Tensor]:
+    """Batches full of 0, 1, 2, ..."""
+    for number in range(count):
+        yield torch.full((4,), float(number))
+
+
+# --- Nests ------------------------------------------------------------------------------------------------------------
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    image: torch.Tensor
+    name: str
+    size: int = dataclasses.field(init=False, default=0)
+
+
+@dataclasses.dataclass
+class Checked:
+    image: torch.Tensor
+
+    def __post_init__(self) -> None:
+        raise AssertionError("made a second time")
+
+
+class ReadOnly(Mapping[str, Any]):
+    """A mapping that can only be built whole."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Unbuildable(ReadOnly):
+    def __init__(self) -> None:
+        super().__init__({"a": torch.ones(2)})
+
+
+class Tagged(dict[str, Any]):
+    tag = ""
+
+
+def negated(item: Any) -> Any:
+    return -item if isinstance(item, torch.Tensor) else NotImplemented
+
+
+def test_every_kind_of_nest_is_rebuilt_in_its_own_type() -> None:
+    one, checked, tagged = torch.ones(2), Checked.__new__(Checked), Tagged(a=torch.ones(2))
+    checked.image, tagged.tag = one, "kept"
+    nest = {
+        "list": [one, "text", b"bytes", None, 3],
+        "tuple": (one, one),
+        "pair": Pair(one, "b"),
+        "deque": collections.deque([one], maxlen=3),
+        "ordered": collections.OrderedDict(a=one),
+        "default": collections.defaultdict(list, a=one),
+        "user": collections.UserDict(a=one),
+        "read only": ReadOnly({"a": one}),
+        "unbuildable": Unbuildable(),
+        "frozen": Frozen(one, "name"),
+        "checked": checked,
+        "tagged": tagged,
+    }
+    out = map_nested(nest, negated)
+    kinds = {name: type(value) for name, value in nest.items()} | {"unbuildable": dict}
+    assert {name: type(value) for name, value in out.items()} == kinds
+    assert all(bool((tensor == -1).all()) for tensor in tensors_in(out))
+    assert len(tensors_in(out)) == len(tensors_in(nest)) == 13
+    assert out["list"][1:] == nest["list"][1:]
+    assert (out["pair"].b, out["deque"].maxlen, out["frozen"].name, out["tagged"].tag) == ("b", 3, "name", "kept")
+    assert out["default"].default_factory is list
+
+
+def test_no_container_that_came_in_is_written_to() -> None:
+    one = torch.ones(2)
+    nest = [collections.UserDict(a=one), ReadOnly({"a": one}), Frozen(one, "n"), [one], {"a": one}]
+    map_nested(nest, negated)
+    assert all(tensor is one for tensor in tensors_in(nest))
+    assert len(tensors_in(nest)) == 5
+
+
+@pytest.mark.parametrize("nest", [[1, "a"], {"a": (2, None)}, range(3), torch.Size([2, 3]), np.ones(2), Pair(1, "b")])  # type: ignore[arg-type]
+def test_a_nest_without_tensors_stays_the_same_object(nest: Any) -> None:
+    assert map_nested(nest, negated) is nest
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_tensors_in_objects_with_a_to_method_and_in_sparse_ones_are_found() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    assert [tuple(t.shape) for t in tensors_in(packed)] == [(5,), (3,)]
+    assert len(tensors_in({"a": torch.eye(3).to_sparse()})) == 2
+    assert len(tensors_in(torch.eye(3).to_sparse_csr())) == 3
+    thing = Thing(torch.ones(2))
+    thing.me = thing  # type: ignore[attr-defined]
+    assert len(tensors_in([thing])) == 1
+
+
+class Thing:
+    """Knows by itself how to go to a device, and not how to do it without blocking."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> Thing:
+        return Thing(self.x.to(device) + 1)
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("prefetch", [1, 2, 5, 50])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_batches_are_the_loaders_own_in_its_order(prefetch: int, workers: int) -> None:
+    with DeviceLoader(minidl.DataLoader(Tensors(20), 2, num_workers=workers), SIMULATED, prefetch) as loader:
+        assert len(loader) == 10
+        for _ in range(2):
+            assert numbers(loader) == [2.0 * n for n in range(10)]
+
+
+def test_torchs_loader_and_plain_iterables_are_taken() -> None:
+    assert numbers(DeviceLoader(torch.utils.data.DataLoader(Tensors(6), 2), SIMULATED)) == [0, 2, 4]
+    assert numbers(DeviceLoader(ones(3), SIMULATED)) == [0, 1, 2]
+    with pytest.raises(TypeError):
+        len(DeviceLoader(ones(3), SIMULATED))
+
+
+def test_what_is_no_tensor_passes_and_objects_go_by_their_own_method() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    given = {"name": "a", "packed": packed, "thing": Thing(torch.ones(1)), "none": None, "array": np.ones(2)}
+    (batch,) = DeviceLoader([given], SIMULATED)
+    assert isinstance(batch["packed"], PackedSequence)
+    assert batch["thing"].x.item() == 2
+    assert batch["array"] is given["array"]
+    assert (batch["name"], batch["none"]) == ("a", None)
+
+
+def test_a_batch_is_a_copy() -> None:
+    one = torch.ones(2)
+    (batch,) = DeviceLoader([one], SIMULATED)
+    assert batch.data_ptr() != one.data_ptr()
+
+
+def test_the_transform_works_on_every_batch() -> None:
+    assert numbers(DeviceLoader(ones(4), SIMULATED, transform=lambda batch: batch * 10)) == [0, 10, 20, 30]
+
+
+def test_augmentation_is_the_same_on_the_side_stream_as_on_the_cpu() -> None:
+    images = [torch.randint(0, 256, (4, 20, 24, 3), dtype=torch.uint8) for _ in range(3)]
+    there = list(DeviceLoader([(image, n) for n, image in enumerate(images)], SIMULATED, transform=Augment(16, seed=3)))
+    here = Augment(16, seed=3)
+    for number, (image, (batch, label)) in enumerate(zip(images, there, strict=True)):
+        assert label == number
+        assert torch.equal(batch, here(image))
+    assert not torch.equal(there[0][0], Augment(16, seed=4)(images[0]))
+
+
+def test_augmentation_crops_flips_and_normalises_as_it_says() -> None:
+    image = torch.randint(0, 256, (8, 10, 12, 3), dtype=torch.uint8)
+    out = Augment(7, mean=(0.5, 0.25, 0.0), std=(1.0, 2.0, 4.0), seed=0)(image)
+    assert out.shape == (8, 3, 7, 7)
+    whole = (image.float() / 255 - torch.tensor([0.5, 0.25, 0.0])) / torch.tensor([1.0, 2.0, 4.0])
+    kinds = set()
+    for number in range(8):
+        cuts = {}
+        for top, left in itertools.product(range(4), range(6)):
+            cut = whole[number, top : top + 7, left : left + 7]
+            cuts |= {(top, left, 0): cut, (top, left, 1): cut.flip(1)}
+        same = [key for key, cut in cuts.items() if torch.allclose(cut.permute(2, 0, 1), out[number], atol=1e-6)]
+        assert len(same) == 1, "it is one cut of the image, flipped or not"
+        kinds.add(same[0])
+    assert {flip for *_, flip in kinds} == {0, 1}
+    assert len(kinds) > 4
+
+
+@pytest.mark.parametrize("images", [torch.ones(2, 8, 8, 3), torch.ones(8, 8, 3).byte(), torch.ones(2, 8, 3, 3).byte()])
+def test_augmentation_says_what_it_wants(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"uint8 images \(N, H, W, C\) of at least 5 pixels"):
+        Augment(5)(images)
+
+
+# --- Depth and order --------------------------------------------------------------------------------------------------
+class Counted:
+    """Batches that count how many were taken."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in ones(self.count):
+            self.taken += 1
+            yield batch
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_at_most_prefetch_batches_are_taken_and_not_handed_out(prefetch: int) -> None:
+    source = Counted(9)
+    for handed_out, _ in enumerate(DeviceLoader(source, SIMULATED, prefetch)):
+        assert source.taken - handed_out == min(prefetch, 9 - handed_out)
+
+
+def test_a_batch_is_not_handed_out_before_its_copy_is_done() -> None:
+    gate, ready = threading.Event(), []
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        assert gate.wait(LIMIT)
+        return batch
+
+    iterator = iter(DeviceLoader(ones(2), SIMULATED, transform=transform))
+    consumer = threading.Thread(target=lambda: ready.append(next(iterator)))
+    consumer.start()
+    consumer.join(0.2)
+    assert consumer.is_alive(), "the stream has not come to the batch"
+    assert not ready
+    gate.set()
+    consumer.join(LIMIT)
+    assert numbers(ready) == [0]
+    iterator.close()
+
+
+def test_copies_run_while_the_consumer_computes() -> None:
+    """Batch 1 is on the device before the consumer has come back from batch 0."""
+    done = [threading.Event() for _ in range(3)]
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        done[int(batch[0])].set()
+        return batch
+
+    for number, _ in enumerate(DeviceLoader(ones(3), SIMULATED, transform=transform)):
+        assert done[min(number + 1, 2)].wait(LIMIT)
+
+
+def test_what_is_handed_out_and_dropped_is_let_go() -> None:
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        out = batch * 2
+        alive.add(out)
+        return out
+
+    for _ in DeviceLoader(ones(30), SIMULATED, 2, transform):
+        most = max(most, len(alive))
+    assert most <= 2 + 2, "in flight, the one in use, and the one before, which the loop's variable held"
+
+
+class LaggingMark(SimulatedMark):
+    """A mark in the consumer's stream that is reached when it is waited for."""
+
+    waits = 0
+
+    def wait(self) -> None:
+        LaggingMark.waits += 1
+        self.reach()
+
+
+def test_the_host_does_not_run_ahead_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaggingMark, "waits", 0)
+    monkeypatch.setattr(SimulatedDevice, "mark", lambda self, timed=False: LaggingMark())
+    iterator = iter(DeviceLoader(ones(9), SIMULATED, 3))
+    for number, _ in enumerate(iterator):
+        assert LaggingMark.waits == max(0, number - 3), "batch n is begun when n - 4 is through"
+        assert len(iterator._in_use) <= 3
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+def test_a_loaders_error_comes_after_the_batches_before_it() -> None:
+    def source() -> Iterator[torch.Tensor]:
+        yield from ones(3)
+        raise ValueError("no more")
+
+    iterator = iter(DeviceLoader(source(), SIMULATED, 5))
+    assert numbers(next(iterator) for _ in range(3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="no more"):
+        next(iterator)
+    assert list(iterator) == []
+
+
+@pytest.mark.live
+def test_after_a_workers_error_iteration_goes_on() -> None:
+    loader = DeviceLoader(minidl.DataLoader(Tensors(8, bad=(3,)), 2, num_workers=2), SIMULATED, 3)
+    iterator, got = iter(loader), list[Any]()
+    for _ in range(4):
+        try:
+            got.append(float(next(iterator)[0, 0]))
+        except KeyError as error:
+            got.append(type(error))
+    assert got == [0, KeyError, 4, 6]
+    assert list(iterator) == []
+
+
+def test_a_transforms_error_is_raised_in_its_batchs_place() -> None:
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        if batch[0] == 1:
+            raise RuntimeError("cannot")
+        return batch
+
+    iterator = iter(DeviceLoader(ones(4), SIMULATED, 3, transform))
+    assert float(next(iterator)[0]) == 0
+    with pytest.raises(RuntimeError, match="cannot"):
+        next(iterator)
+    assert numbers(iterator) == [2, 3]
+
+
+def test_a_batch_that_cannot_be_copied_is_an_error_in_its_place() -> None:
+    class Stubborn:
+        def to(self, device: Any) -> Any:
+            raise OSError("stays here")
+
+    iterator = iter(DeviceLoader([torch.ones(1), Stubborn(), torch.zeros(1)], SIMULATED, 3))
+    assert float(next(iterator)) == 1
+    with pytest.raises(OSError, match="stays here"):
+        next(iterator)
+    assert numbers(iterator) == [0]
+
+
+def test_an_interrupt_loses_nothing_that_is_in_flight() -> None:
+    class Interrupted(Iterator[torch.Tensor]):
+        number = -1
+
+        def __next__(self) -> torch.Tensor:
+            self.number += 1
+            if self.number == 3:
+                raise KeyboardInterrupt
+            if self.number > 5:
+                raise StopIteration
+            return torch.tensor([float(self.number)])
+
+    iterator = iter(DeviceLoader(Interrupted(), SIMULATED, 2))
+    got = numbers([next(iterator), next(iterator)])
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert got + numbers(iterator) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.live
+def test_an_interrupt_while_a_copy_is_waited_for_leaves_the_batch_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wait, interrupts = SimulatedMark.wait, [KeyboardInterrupt()]
+
+    def interrupted(mark: SimulatedMark) -> None:
+        if interrupts and mark._stream is not None:
+            raise interrupts.pop()
+        wait(mark)
+
+    monkeypatch.setattr(SimulatedMark, "wait", interrupted)
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(ones(4), SIMULATED, 2))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert numbers(iterator) == [0, 1, 2, 3]
+    assert minidl_check(minidl.read_trace(tmp_path / "t")) == []
+
+
+def test_a_simulated_stream_whose_thread_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "DEAD_CHECK", 0.02)
+    monkeypatch.setattr(streams, "_play", lambda work: None)
+    with pytest.raises(RuntimeError, match="the simulated stream's thread has ended"):
+        next(iter(DeviceLoader(ones(1), SIMULATED)))
+
+
+@pytest.mark.parametrize("prefetch", [0, -1])
+def test_a_depth_below_one_is_refused(prefetch: int) -> None:
+    with pytest.raises(ValueError, match=f"prefetch={prefetch}: choose 1 batch or more"):
+        DeviceLoader([], SIMULATED, prefetch)
+
+
+def test_without_an_accelerator_a_device_is_refused_unless_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "accelerator_type", lambda: None)
+    with pytest.raises(RuntimeError, match=r"'cuda': this machine has no accelerator .* MINIDL_SIMULATE_DEVICE=1"):
+        DeviceLoader([], "cuda")
+    assert open_device(SIMULATED).simulated
+    monkeypatch.setattr(device_module, "accelerator_type", lambda: SIMULATED)
+    assert open_device("cuda:1").simulated
+    monkeypatch.setattr(device_module, "accelerator_type", lambda: "cuda")
+    with pytest.raises(ValueError, match="'cpu': the accelerator of this machine is 'cuda'"):
+        open_device("cpu")
+
+
+# --- Ends -------------------------------------------------------------------------------------------------------------
+class Closable(Counted):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def stream_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "simulated_stream"]
+
+
+def test_close_in_the_middle_ends_the_stream_and_the_loaders_iterator() -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[torch.Tensor]:
+        try:
+            yield from ones(9)
+        finally:
+            closed.set()
+
+    iterator = iter(DeviceLoader(source(), SIMULATED, 3))
+    next(iterator)
+    iterator.close()
+    assert closed.is_set()
+    assert not stream_threads()
+    assert list(iterator) == []
+    iterator.close()
+
+
+def test_close_closes_an_iterator_that_others_hold() -> None:
+    class Held(Closable):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            self.batches = super().__iter__()
+            return self  # type: ignore[return-value]
+
+        def __next__(self) -> torch.Tensor:
+            return next(self.batches)
+
+    source = Held(5)
+    iterator = iter(DeviceLoader(source, SIMULATED))
+    next(iterator)
+    iterator.close()
+    assert source.closed == 1
+
+
+def test_with_closes_the_loader_and_what_iterates_over_it() -> None:
+    source = Closable(9)
+    with DeviceLoader(source, SIMULATED) as loader:
+        iterator = iter(loader)
+        next(iterator)
+    assert source.closed == 1
+    assert list(iterator) == []
+    assert not stream_threads()
+
+
+@pytest.mark.live
+def test_a_consumer_that_breaks_leaves_nothing_behind() -> None:
+    for _ in DeviceLoader(minidl.DataLoader(Tensors(20), 2, num_workers=2), SIMULATED, 3):
+        break
+    gc.collect()
+    assert not stream_threads()
+
+
+@pytest.mark.live
+def test_persistent_workers_survive_a_consumer_that_breaks() -> None:
+    inner = minidl.DataLoader(Tensors(8), 2, num_workers=2, persistent_workers=True)
+    with DeviceLoader(inner, SIMULATED) as loader:
+        for _ in loader:
+            break
+        assert inner._iterator is not None
+        pids = [worker.pid for worker in inner._iterator._workers]  # type: ignore[attr-defined]
+        gc.collect()
+        assert numbers(loader) == [0, 2, 4, 6]
+        assert [worker.pid for worker in inner._iterator._workers] == pids  # type: ignore[attr-defined]
+
+
+def test_an_end_waits_for_copies_under_way_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their host memory must stay until they are done."""
+    gate, reached = threading.Event(), list[float]()
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        if batch[0] == 1:
+            gate.wait(LIMIT)
+            reached.append(float(batch[0]))
+        return batch
+
+    monkeypatch.setattr(device_module, "MP_STATUS_CHECK_INTERVAL", 0.05)
+    iterator = iter(DeviceLoader(ones(3), SIMULATED, 2, transform))
+    next(iterator)
+    monkeypatch.setattr(streams, "DEAD_CHECK", 0.05)
+    begun = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - begun < LIMIT / 2
+    assert not reached
+    gate.set()
+
+
+def test_an_iterator_cannot_be_pickled() -> None:
+    with contextlib.closing(iter(DeviceLoader(ones(1), SIMULATED))) as iterator, pytest.raises(NotImplementedError):
+        iterator.__reduce_ex__(2)
+
+
+def test_its_repr_says_where_and_how_deep() -> None:
+    assert repr(DeviceLoader([], SIMULATED, 3)) == "<DeviceLoader: to simulated, prefetch 3; 0 live iterations; of []>"
+
+
+# --- The accelerator's calls, noted -----------------------------------------------------------------------------------
+class NotedStream:
+    def __init__(self, module: Module, name: str) -> None:
+        self.module, self.name, self.stream_id = module, name, 7
+
+    def wait_stream(self, other: NotedStream) -> None:
+        self.module.calls.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: NotedEvent) -> None:
+        self.module.calls.append(f"{self.name} waits for {event.name}")
+
+
+class NotedEvent:
+    def __init__(self, module: Module, timed: bool) -> None:
+        self.module, self.timed, self.name = module, timed, f"event {len(module.events)}"
+        module.events.append(self)
+
+    def record(self, stream: NotedStream) -> None:
+        self.module.calls.append(f"{self.name} in {stream.name}")
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: NotedEvent) -> float:
+        return 0.0
+
+    def synchronize(self) -> None:
+        self.module.calls.append(f"host waits for {self.name}")
+
+
+class Module:
+    """A device module that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.events: list[NotedEvent] = []
+        self.now = self.main = NotedStream(self, "main")
+
+    def Stream(self, device: torch.device) -> NotedStream:  # noqa: N802
+        return NotedStream(self, "side")
+
+    def Event(self, enable_timing: bool = False, **options: bool) -> NotedEvent:  # noqa: N802
+        return NotedEvent(self, enable_timing)
+
+    def current_stream(self, device: torch.device) -> NotedStream:
+        return self.now
+
+    @contextlib.contextmanager
+    def stream(self, stream: NotedStream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> tuple[Module, Callable[..., DeviceLoader]]:
+    """A noting module, and DeviceLoaders to the meta device by way of it."""
+    module = Module()
+    to = torch.Tensor.to
+
+    def noted_to(tensor: torch.Tensor, device: Any, **options: Any) -> torch.Tensor:
+        module.calls.append(f"copy in {module.now.name}, {options}")
+        return to(tensor, device, **options)
+
+    def record_stream(tensor: torch.Tensor, stream: NotedStream) -> None:
+        module.calls.append(f"memory kept for {stream.name}")
+
+    monkeypatch.setattr(torch.Tensor, "to", noted_to)
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(device_module, "open_device", lambda device: AcceleratorDevice(torch.device("meta")))
+    return module, lambda *arguments, **options: DeviceLoader(arguments[0], "cuda", *arguments[1:], **options)
+
+
+def test_a_batch_is_copied_aside_and_waited_for_before_it_is_used(noted: Any) -> None:
+    module, make = noted
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        module.calls.append(f"transform in {module.now.name}")
+        return batch * 2
+
+    iterator = iter(make([torch.ones(2), torch.ones(2)], 1, transform=transform))
+    assert next(iterator).device.type == "meta"
+    assert module.calls == [
+        "side waits for main",  # what the transform uses
+        "copy in side, {'non_blocking': True}",
+        "transform in side",
+        "event 0 in side",
+        "main waits for event 0",
+        "memory kept for main",
+    ]
+    module.calls.clear()
+    next(iterator)
+    assert module.calls[0] == "event 1 in main", "behind all that the consumer did with batch 0"
+    assert module.calls[1] == "host waits for event 1", "reached already: it costs nothing"
+
+
+def test_tensors_that_are_there_already_are_waited_for_and_kept(noted: Any) -> None:
+    module, make = noted
+    there = torch.ones(2, device="meta")
+    iterator = iter(make([there], 1))
+    module.calls.clear()
+    batch = next(iterator)
+    assert batch.device.type == "meta"
+    assert module.calls[:2] == ["side waits for main", "memory kept for side"]
+
+
+def test_an_object_that_cannot_copy_without_blocking_is_copied_all_the_same(noted: Any) -> None:
+    _, make = noted
+    (thing,) = make([Thing(torch.ones(2))])
+    assert thing.x.device.type == "meta"
+
+
+def test_the_side_stream_is_the_same_for_every_epoch(noted: Any) -> None:
+    """What one stream's memory pool has cached is lost to another stream."""
+    _, make = noted
+    loader = make([torch.ones(2)])
+    list(loader)
+    side = loader._device.side
+    list(loader)
+    assert loader._device.side is side
+
+
+def test_a_transforms_error_does_not_wait_for_its_turn_in_silence(noted: Any) -> None:
+    """On an accelerator the transform is called at once; its error keeps its place all the same."""
+    _, make = noted
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("cannot")
+
+    source = Counted(3)
+    iterator = iter(make(source, 3, transform=transform))
+    for number in range(1, 4):
+        with pytest.raises(RuntimeError, match="cannot"):
+            next(iterator)
+        assert source.taken == number, "nothing is taken beyond an error that is not raised yet"
+    assert list(iterator) == []
+
+
+def test_a_device_module_without_streams_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: object())
+    with pytest.raises(RuntimeError, match=r"torch\.meta has no streams"):
+        AcceleratorDevice(torch.device("meta"))
+
+
+# --- The device's clock -----------------------------------------------------------------------------------------------
+class Ticks:
+    """A host's clock that a test moves, and a device whose clock runs at `rate` of it."""
+
+    def __init__(self, rate: float = 1.0, round_trips: tuple[int, ...] = (2_000,)) -> None:
+        self.now = 1_000_000
+        self.rate = rate
+        self.round_trips = round_trips
+        self.looks = 0
+
+    name, simulated, device = "fake:0", False, torch.device("cpu")
+
+    def read(self) -> int:
+        return self.now
+
+    def at(self) -> int:
+        """What the device's clock shows now."""
+        return round(777 + self.now * self.rate)
+
+    def idle_mark(self) -> TickMark:
+        self.looks += 1
+        half = self.round_trips[self.looks % len(self.round_trips)] // 2
+        self.now += half
+        mark = TickMark(self.at())
+        self.now += half
+        return mark
+
+    def stream(self) -> Any:
+        raise NotImplementedError
+
+    def mark(self, timed: bool = False) -> TickMark:
+        return TickMark(self.at())
+
+
+class TickMark:
+    def __init__(self, at: int, done: bool = True) -> None:
+        self.at, self.is_done = at, done
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def wait(self) -> None:
+        pass
+
+    def since(self, earlier: TickMark) -> int:
+        return self.at - earlier.at
+
+
+class Pen:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, ...]] = []
+        self.at: list[tuple[int, ...]] = []
+
+    def emit(self, *values: int) -> None:
+        self.told.append(values)
+
+    def emit_at(self, *values: int) -> None:
+        self.at.append(values)
+
+    def describe(self, kind: str, **facts: Any) -> None:
+        pass
+
+
+def test_the_quickest_look_calibrates_and_half_of_it_is_the_error() -> None:
+    ticks, pen = Ticks(round_trips=(9_000, 2_000, 5_000)), Pen()
+    clock = DeviceClock(ticks, pen, 3, ticks.read)
+    assert ticks.looks == device_clock.LOOKS
+    assert clock.calibration.error == 1_000 + device_clock.RESOLUTION
+    assert abs(clock.calibration.reference - (clock.calibration.mark.at - 777)) <= 1  # type: ignore[attr-defined]
+    assert pen.told == [(ev.CLOCK_CALIBRATION, 3, -1, -1, clock.calibration.reference, 1_500, 0)]
+
+
+def test_a_drifting_clock_is_corrected_for_and_its_drift_told() -> None:
+    ticks, pen = Ticks(rate=1 + 40e-6), Pen()
+    clock = DeviceClock(ticks, pen, now=ticks.read)
+    for _ in range(30):
+        ticks.now += 1_000_000_000
+        clock.keep_time()
+    ticks.now += 900_000_000
+    assert abs(clock.calibration.host_time(ticks.mark()) - ticks.now) < 100, "uncorrected, it would be 36,000"
+    drifts = [values[6] for values in pen.told[1:]]
+    assert drifts == pytest.approx([40_000] * 30, abs=2)
+
+
+def test_calibrations_are_frequent_at_first_and_then_rare() -> None:
+    ticks, pen = Ticks(), Pen()
+    clock = DeviceClock(ticks, pen, now=ticks.read)
+    for _ in range(3000):
+        ticks.now += 1_000_000
+        clock.keep_time()
+    assert 7 <= len(pen.told) <= 12, "after 10, 20, 40, ... ms, and then each second"
+
+
+def test_marks_become_events_in_their_order_and_never_backwards() -> None:
+    ticks, pen = Ticks(), Pen()
+    clock = DeviceClock(ticks, pen, now=ticks.read)
+    track = clock.track("a", "copies")
+    assert clock.track("a", "copies") is track
+    first, second = TickMark(ticks.at(), done=False), TickMark(ticks.at() - 5_000)
+    track.note(first, ev.COPY[0], 1)
+    track.note(second, ev.COPY[1], 1)
+    assert not track.poll()
+    assert pen.at == [], "the second waits for the first"
+    first.is_done = True
+    assert track.poll()
+    assert [row[2] for row in pen.at] == [ev.COPY[0], ev.COPY[1]]
+    assert pen.at[0][0] == pen.at[1][0], "one stream's time does not run backwards"
+    assert pen.at[0][1] >= ev.DEVICE_TID
+
+
+def test_a_failed_device_does_not_break_the_tracer() -> None:
+    class Broken(TickMark):
+        def done(self) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    ticks = Ticks()
+    track = DeviceClock(ticks, Pen(), now=ticks.read).track("a", "copies")
+    track.note(Broken(0), ev.COPY[0], 1)
+    assert track.poll()
+
+
+# --- In a trace -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinning is simulated, too."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+
+
+def traced(directory: Path, source: Any, **options: Any) -> minidl.Trace:
+    with minidl.trace(directory), DeviceLoader(source, SIMULATED, **options) as loader:
+        for batch in loader:
+            with minidl.span("forward", device=SIMULATED):
+                assert batch is not None
+    return minidl.read_trace(directory)
+
+
+def of(trace: minidl.Trace, name: str) -> np.ndarray:
+    spans = trace.spans()
+    return spans[np.isin(spans["code"], [code for code, event in ev.EVENTS.items() if event.name == name])]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, simulate: None, workers: int) -> None:
+    source = minidl.DataLoader(Tensors(12), 2, num_workers=workers, pin_memory=workers > 0)
+    trace = traced(tmp_path / "t", source, transform=lambda batch: batch * 2)
+    assert minidl_check(trace) == []
+    steps = {name: of(trace, name) for name in ("h2d", "copy", "transform", "device_wait", "device_compute", "compute")}
+    loader = set(trace.select("yield")["loader"].tolist())
+    for name, spans in steps.items():
+        assert spans["task"].tolist() == list(range(6)), name
+        assert (spans["end"] >= spans["begin"]).all(), name
+        assert set(spans["loader"].tolist()) == loader, name
+    given = trace.select("yield")
+    in_order = [given["time"], *(steps[name]["begin"] for name in ("h2d", "copy", "transform"))]
+    in_order += [steps["transform"]["end"], steps["device_wait"]["end"], steps["compute"]["begin"]]
+    calibration = trace.select("clock_calibration")
+    assert (calibration["y"] > 0).all(), "the error is stated"
+    error = int(calibration["y"].max())
+    for earlier, later in itertools.pairwise(in_order):
+        assert (later - earlier >= -2 * error).all()
+
+
+def minidl_check(trace: minidl.Trace) -> list[Any]:
+    from minidl.check import check
+
+    return check(trace)
+
+
+@pytest.mark.live
+def test_bytes_and_kinds_of_memory_are_told_and_all_of_it_is_called_simulated(tmp_path: Path) -> None:
+    trace = traced(tmp_path / "t", [{"a": torch.ones(4), "b": [torch.ones(2, dtype=torch.int64), "s"]}] * 3)
+    begins, ends = (trace.select("h2d", phase) for phase in (ev.Phase.BEGIN, ev.Phase.END))
+    assert begins[["x", "y", "z"]].tolist() == [(0, 32, 2)] * 3
+    assert of(trace, "copy")["bx"].tolist() == [32] * 3
+    assert ends["z"].tolist() == [1] * 3
+    for name in ("copy", "transform", "device_wait", "device_compute", "hand_over", "device_start", "device_end"):
+        for row in trace.select(name):
+            fields = [field.name for field in ev.EVENTS[int(row["code"])].fields]
+            assert row["xyz"[fields.index("simulated")]] == 1
+    assert {name for name in trace.threads.values() if name.startswith(SIMULATED)} == {
+        "simulated copies",
+        "simulated compute",
+    }
+
+
+@pytest.mark.live
+def test_a_foreign_loader_has_a_number_of_its_own_and_running_tasks(tmp_path: Path) -> None:
+    trace = traced(tmp_path / "t", [torch.ones(1)] * 3)
+    assert of(trace, "h2d")["task"].tolist() == [0, 1, 2]
+    (number,) = set(trace.select("h2d")["loader"].tolist())
+    assert trace.loaders[number]["dataset"] == "list"
+    assert trace.described("device")[0] | {"process": 0} == {
+        "kind": "device", "process": 0, "loader": number, "device": SIMULATED, "prefetch": 2, "simulated": True,
+    }  # fmt: skip
+
+
+@pytest.mark.live
+def test_each_enqueued_batch_leaves_or_is_accounted_for(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(ones(9), SIMULATED, 3))
+        next(iterator)
+        iterator.close()
+    trace = minidl.read_trace(tmp_path / "t")
+    (end,) = trace.select("device_end")
+    assert (end["x"], end["y"]) == (1, 2)
+    assert len(of(trace, "h2d")) == 3
+    assert (of(trace, "copy")["end"] > 0).sum() == 3
+    assert trace.select("h2d", ev.Phase.END)["x"].tolist() == [1, 2, 3], "never more than the depth"
+
+
+@pytest.mark.live
+def test_a_batch_keeps_its_tasks_number_though_others_failed(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(minidl.DataLoader(Tensors(8, bad=(3,)), 2, num_workers=2), SIMULATED))
+        for _ in range(4):
+            with contextlib.suppress(KeyError):
+                next(iterator)
+        assert list(iterator) == []
+    trace = minidl.read_trace(tmp_path / "t")
+    assert of(trace, "h2d")["task"].tolist() == [0, 2, 3]
+
+
+@pytest.mark.live
+def test_what_is_under_way_when_a_trace_ends_is_in_it(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        assert batch[0] == 0 or gate.wait(LIMIT)
+        return batch
+
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(ones(3), SIMULATED, 3, transform))
+        next(iterator)
+        gate.set()
+    trace = minidl.read_trace(tmp_path / "t")
+    iterator.close()
+    assert (of(trace, "transform")["end"] > 0).sum() == 3
+
+
+@pytest.mark.live
+def test_an_error_leaves_the_stage_as_one(tmp_path: Path) -> None:
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        raise ValueError("cannot")
+
+    with minidl.trace(tmp_path / "t"), pytest.raises(ValueError, match="cannot"):
+        next(iter(DeviceLoader(ones(1), SIMULATED, transform=transform)))
+    trace = minidl.read_trace(tmp_path / "t")
+    assert trace.select("hand_over")["x"].tolist() == [ev.Outcome.ERROR]
+
+
+@pytest.mark.live
+def test_an_accelerators_error_leaves_the_stage_when_it_is_raised_there(tmp_path: Path, noted: Any) -> None:
+    _, make = noted
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        raise ValueError("cannot")
+
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(make(ones(2), 2, transform=transform))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="cannot"):
+                next(iterator)
+        assert list(iterator) == []
+    trace = minidl.read_trace(tmp_path / "t")
+    assert trace.select("hand_over")["x"].tolist() == [ev.Outcome.ERROR] * 2
+    assert trace.select("device_end")[["x", "y"]].tolist() == [(2, 0)]
+    assert trace.select("h2d", ev.Phase.BEGIN)["y"].tolist() == [16, 16]
+
+
+@pytest.mark.live
+def test_waiting_for_the_device_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(LaggingMark):
+        def since(self, earlier: Any) -> int:
+            return 0
+
+    plain = SimulatedDevice.mark
+    monkeypatch.setattr(SimulatedDevice, "mark", lambda self, timed=False: plain(self) if timed else Late())
+    trace = traced(tmp_path / "t", ones(5), prefetch=2)
+    assert len(of(trace, "host_wait")) == 5 - 2
+
+
+@pytest.mark.live
+def test_spans_of_the_user_nest_and_carry_their_names(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        for _ in minidl.DataLoader(Tensors(2)):
+            with minidl.span("step"), minidl.span("<b>"):
+                pass
+    trace = minidl.read_trace(tmp_path / "t")
+    spans = of(trace, "compute")
+    texts = [trace.text(row) for row in trace.select("compute", ev.Phase.BEGIN)]
+    assert texts == ["step", "<b>"] * 2
+    assert spans["task"].tolist() == [0, 0, 1, 1]
+    assert (spans["end"][0::2] >= spans["end"][1::2]).all()
+    assert minidl_check(trace) == []
+
+
+def test_a_span_outside_of_traces_does_nothing() -> None:
+    assert active() is None
+    with minidl.span("forward", device="cuda") as one, minidl.span("backward") as other:
+        assert one is other, "nothing is made for it"
+
+
+@pytest.mark.live
+def test_a_span_for_a_device_that_is_not_there_is_the_hosts_alone(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"), minidl.span("forward", device="nonsense"):
+        pass
+    trace = minidl.read_trace(tmp_path / "t")
+    assert len(of(trace, "compute")) == 1
+    assert len(of(trace, "device_compute")) == 0
+
+
+@pytest.mark.live
+def test_the_export_names_spans_and_leads_a_batch_to_the_device(tmp_path: Path, simulate: None) -> None:
+    from minidl.views.chrome import to_chrome
+
+    trace = traced(tmp_path / "t", minidl.DataLoader(Tensors(4), 2, num_workers=1))
+    document = to_chrome(trace)["traceEvents"]
+    names = collections.Counter(event["name"] for event in document if event["ph"] == "X")
+    assert (names["forward"], names["forward (simulated)"], names["copy (simulated)"]) == (2, 2, 2)
+    slices = [event for event in document if event["ph"] == "X"]
+    for number in (0, 1):
+        flow = sorted((e for e in document if e.get("cat") == "batch" and e.get("id") == number), key=lambda e: e["ts"])
+        last = flow[-1]
+        inside = [
+            s["name"] for s in slices
+            if (s["pid"], s["tid"]) == (last["pid"], last["tid"]) and s["ts"] <= last["ts"] <= s["ts"] + s["dur"] + 1e-3
+        ]  # fmt: skip
+        assert "device_wait (simulated)" in inside
+        assert [event["ph"] for event in flow] == ["s", *"t" * (len(flow) - 2), "f"]
+
+
+@pytest.mark.live
+def test_the_picture_has_a_lane_for_each_stream_below_the_consumer(tmp_path: Path, simulate: None) -> None:
+    from minidl.views.layout import LaneKind
+    from minidl.views.scene import scene_of
+
+    drawn = scene_of(traced(tmp_path / "t", minidl.DataLoader(Tensors(4), 2, num_workers=1)))
+    titles = [lane.title for lane in drawn.lanes]
+    at = titles.index("consumer")
+    assert titles[at : at + 3] == ["consumer", "sim. copies", "sim. compute"]
+    bars = drawn.bars[
+        np.isin(drawn.bars["lane"], [n for n, lane in enumerate(drawn.lanes) if lane.kind is LaneKind.DEVICE])
+    ]
+    assert len(bars) == 2 * 3
+    assert bars["simulated"].all()
+    way = [ev.EVENTS[int(code)].name for code in drawn.stops[drawn.stops["batch"] == 0]["code"]]
+    assert way[-3:] == ["h2d", "copy", "device_wait"]
+
+
+@pytest.mark.live
+def test_the_text_has_the_streams_lanes(tmp_path: Path) -> None:
+    from minidl.views.text import render
+
+    text = render(traced(tmp_path / "t", ones(3)))
+    assert {"sim. copies", "sim. compute"} <= {line[: len("sim. compute")].strip() for line in text.splitlines()}
+
+
+# --- What is made of it -----------------------------------------------------------------------------------------------
+def held_against(trace: minidl.Trace, change: Callable[[np.ndarray], np.ndarray]) -> set[str]:
+    """The rules on devices that the trace breaks when its events are changed."""
+    trace.events = change(trace.events.copy())
+    return {violation.rule for violation in minidl_check(trace) if violation.rule.startswith("device-")}
+
+
+def without(code: int, *numbers: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Leave out the events of this code, or those of them that have these places among them."""
+
+    def change(events: np.ndarray) -> np.ndarray:
+        rows = np.flatnonzero(events["code"] == code)
+        return np.delete(events, rows[list(numbers)] if numbers else rows)
+
+    return change
+
+
+def used_early(events: np.ndarray) -> np.ndarray:
+    """The consumer's stream goes on with its second batch 1 ms before the copy is done."""
+    used, done = (np.flatnonzero(events["code"] == code)[1] for code in (ev.DEVICE_WAIT[1], ev.COPY[1]))
+    events["time"][used] = events["time"][done] - 1_000_000
+    return events[np.argsort(events["time"], kind="stable")]
+
+
+def miscounted(events: np.ndarray) -> np.ndarray:
+    events["y"][events["code"] == ev.DEVICE_END] += 1
+    return events
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        (lambda events: events, set()),
+        (without(ev.HAND_OVER, 0), {"device-depth", "device-end"}),
+        (without(ev.H2D[0], 0), {"device-depth"}),
+        (without(ev.COPY[1], 2), {"device-end"}),
+        (used_early, {"device-order"}),
+        (miscounted, {"device-end"}),
+    ],
+)
+def test_the_rules_on_devices_find_what_breaks_them(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], rules: set[str]
+) -> None:
+    trace = traced(tmp_path / "t", [torch.ones(1)] * 6)
+    assert held_against(trace, change) == rules
+
+
+def imagined(directory: Path, *spans: tuple[tuple[int, int], int, int, tuple[int, ...]]) -> minidl.Trace:
+    """A trace of loader 1 with these spans: codes, begin, end, and the begin's fields, which the end has, too."""
+    from made_trace import START, Process
+    from made_trace import write as write_trace
+
+    process = Process(1000, "loader", loader=1, threads={1000: "MainThread"})
+    for codes, begin, end, fields in spans:
+        tid = 1000 if codes[0] in (ev.H2D[0], ev.HOST_WAIT[0]) else ev.DEVICE_TID + (codes[0] in ON_CONSUMERS)
+        process.emit(begin, tid, codes[0], 0, -1, fields)
+        process.emit(end, tid, codes[1], 0, -1, (0,) * 3)
+    write_trace(directory)
+    process.write(directory)
+    assert START > 0
+    return minidl.read_trace(directory)
+
+
+ON_CONSUMERS = (ev.DEVICE_WAIT[0], ev.DEVICE_COMPUTE[0])
+
+
+def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> None:
+    from minidl.analysis.device_use import device_use
+
+    trace = imagined(
+        tmp_path / "t",
+        (ev.H2D, 0, 10, (600, 400, 2)),
+        (ev.COPY, 100, 300, (1000, 7, 0)),
+        (ev.TRANSFORM, 300, 350, (0, 0)),
+        (ev.DEVICE_WAIT, 50, 330, (0, 0)),
+        (ev.DEVICE_COMPUTE, 340, 1340, (0, 0)),
+        (ev.DEVICE_COMPUTE, 440, 540, (0, 0)),
+        (ev.H2D, 400, 410, (1000, 0, 1)),
+        (ev.COPY, 500, 700, (1000, 7, 0)),
+        (ev.DEVICE_WAIT, 1340, 1341, (1, 0)),
+        (ev.HOST_WAIT, 1400, 1450, (0,)),
+        (ev.DEVICE_COMPUTE, 1640, 1740, (0, 0)),
+    )
+    use = device_use(trace, 1)
+    assert use is not None
+    assert (use.batches, use.bytes, use.pageable, use.simulated) == (2, 2000, 400, False)
+    assert (use.copy, use.transform, use.stalled, use.host_wait) == (400, 50, 281, 50)
+    assert use.hidden == 450 - (330 - 100), "of copy and transform, 230 ns were waited for"
+    assert (use.computed, use.idle) == (1100, 300)
+    assert use.bytes_per_second == 2000 / 400e-9
+    assert "2 copied, 2.0 KiB, 400 B of it pageable" in use.text()
+    assert device_use(trace, 2) is None
+
+
+def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
+    from minidl.analysis.ledger import Copy, Why, ledger
+
+    trace = imagined(tmp_path / "t", (ev.H2D, 0, 10, (600, 400, 2)), (ev.H2D, 20, 30, (500, 0, 1)))
+    found = ledger(trace)
+    rows = [(row["bytes"], row["tensors"], Why(row["why"])) for row in found.copies if row["kind"] == Copy.H2D]
+    assert sorted(rows) == [(400, 0, Why.PAGEABLE), (500, 1, Why.NEEDED), (600, 2, Why.NEEDED)]
+    assert "pageable: pin_memory=True" in " ".join(found.text().split())
+
+
+@pytest.mark.live
+def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> None:
+    from minidl.analysis.ledger import ledger
+    from minidl.analysis.summary import summary
+
+    trace = traced(tmp_path / "t", [torch.ones(256)] * 3)
+    assert "the device is simulated" in ledger(trace).text()
+    assert ledger(trace).batches["avoidable"].sum() == 0
+    assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def cuda() -> torch.device:
+    """The GPU, with all that its first use opens and keeps."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.ones(8, 8, device=device) @ torch.ones(8, 8).pin_memory().to(device, non_blocking=True)
+    torch.cuda.synchronize()
+    return device
+
+
+def busy(device: torch.device, times: int = 8) -> torch.Tensor:
+    """Keep the current stream busy for some milliseconds."""
+    factor = torch.ones(4096, 4096, device=device) / 4096
+    product = factor
+    for _ in range(times):
+        product = product @ factor
+    return product
+
+
+def filled(count: int, size: int, pin: bool = True) -> list[torch.Tensor]:
+    """Batches of `size` float32, all of batch n being n."""
+    batches = [torch.full((size,), float(number)) for number in range(count)]
+    return [batch.pin_memory() for batch in batches] if pin else batches
+
+
+@gpu
+@pytest.mark.parametrize("pin", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gpu_batches_are_the_loaders_own(cuda: torch.device, pin: bool, workers: int) -> None:
+    inner = minidl.DataLoader(Tensors(20), 2, num_workers=workers, pin_memory=pin)
+    with DeviceLoader(inner, "cuda", transform=lambda batch: batch + 1) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert {batch.device for batch in batches} == {cuda}
+            assert numbers(batches) == [2.0 * n + 1 for n in range(10)]
+
+
+@gpu
+def test_gpu_nests_of_every_kind(cuda: torch.device) -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    sparse = torch.eye(3).to_sparse()
+    there = torch.full((2,), 7.0, device=cuda)
+    given = {
+        "packed": packed,
+        "sparse": sparse,
+        "pair": Pair(torch.ones(2), "b"),
+        "there": there,
+        "thing": Thing(there),
+    }
+    (batch,) = DeviceLoader([given], "cuda")
+    assert {tensor.device for tensor in tensors_in(batch) if tensor is not batch["packed"].batch_sizes} == {cuda}
+    assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(3))
+    assert (float(batch["there"][0]), float(batch["thing"].x[0]), batch["pair"].b) == (7.0, 8.0, "b")
+
+
+@gpu
+@pytest.mark.parametrize("transform", [None, lambda batch: batch * 1])
+def test_gpu_a_batch_is_used_after_its_copy_and_kept_while_it_is_used(cuda: torch.device, transform: Any) -> None:
+    """The consumer's stream is busy, and each batch is dropped at once: its memory must not go to the next copy."""
+    source = filled(4, 8 << 20) * 16
+    sums = []
+    for batch in DeviceLoader(source, "cuda", transform=transform):
+        busy(cuda, 2)
+        sums.append(batch.double().mean())
+        del batch
+    assert [float(value) for value in sums] == [float(number) for number in range(4)] * 16
+
+
+@gpu
+def test_gpu_the_stream_that_is_current_at_next_is_the_one_that_waits(cuda: torch.device) -> None:
+    sums, mine = [], torch.cuda.Stream()
+    with torch.cuda.stream(mine):
+        for batch in DeviceLoader(filled(4, 8 << 20) * 4, "cuda"):
+            sums.append(batch.double().mean())
+    torch.cuda.synchronize()
+    assert [float(value) for value in sums] == [0, 1, 2, 3] * 4
+
+
+@gpu
+def test_gpu_tensors_made_there_just_now_are_waited_for(cuda: torch.device) -> None:
+    def source() -> Iterator[torch.Tensor]:
+        for _ in range(8):
+            yield busy(cuda, 8)[:1024, :1024].clone()
+
+    for batch in DeviceLoader(source(), "cuda", transform=lambda batch: batch * 2):
+        assert torch.allclose(batch, torch.full_like(batch, 2 / 4096))
+
+
+@gpu
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_gpu_memory_is_bounded_by_the_depth(cuda: torch.device, prefetch: int) -> None:
+    size = 32 << 20
+    source = [torch.ones(size // 4).pin_memory()] * 40
+    busy(cuda, 1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    work = 4 * 4096 * 4096 * 4
+    for batch in DeviceLoader(source, "cuda", prefetch):
+        busy(cuda, 4)
+        del batch
+    torch.cuda.synchronize()
+    grown = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    assert grown <= (2 * prefetch + 2) * size + work
+
+
+@gpu
+def test_gpu_breaking_off_with_copies_under_way_is_safe(cuda: torch.device) -> None:
+    for _ in range(20):
+        for batch in DeviceLoader(filled(4, 4 << 20), "cuda", 3):
+            busy(cuda, 1)
+            kept = batch
+            break
+        gc.collect()
+        assert float(kept.double().mean()) == 0
+    torch.cuda.synchronize()
+
+
+@gpu
+def test_gpu_augmentation_is_that_of_the_cpu(cuda: torch.device) -> None:
+    images = [torch.randint(0, 256, (16, 40, 44, 3), dtype=torch.uint8).pin_memory() for _ in range(4)]
+    here = Augment(32, seed=5)
+    for image, batch in zip(images, DeviceLoader(images, "cuda", transform=Augment(32, seed=5)), strict=True):
+        assert batch.device == cuda
+        assert torch.allclose(batch.cpu(), here(image), atol=1e-5)
+
+
+@gpu
+def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, tmp_path: Path) -> None:
+    from minidl.analysis.device_use import device_use
+
+    busy(cuda)
+    with minidl.trace(tmp_path / "t"):
+        inner = minidl.DataLoader(Tensors(64), 4, num_workers=2, pin_memory=True)
+        for _ in DeviceLoader(inner, "cuda", transform=lambda batch: batch * 2):
+            with minidl.span("forward", device="cuda"):
+                busy(cuda, 8)
+    trace = minidl.read_trace(tmp_path / "t")
+    assert minidl_check(trace) == []
+    steps = {name: of(trace, name) for name in ("h2d", "copy", "transform", "device_wait", "device_compute")}
+    assert all(spans["task"].tolist() == list(range(16)) for spans in steps.values())
+    assert steps["h2d"]["by"].sum() == 0, "all of it was pinned"
+    assert steps["copy"]["bx"].tolist() == [4 * 8 * 4] * 16
+    calibrations = trace.select("clock_calibration")
+    error = int(calibrations["y"].max())
+    assert 0 < error < 200_000
+    assert (steps["copy"]["begin"] >= steps["h2d"]["begin"] - 2 * error).all()
+    assert (steps["device_compute"]["begin"] >= steps["device_wait"]["end"] - 2 * error).all()
+    use = device_use(trace, int(steps["copy"]["loader"][0]))
+    assert use is not None
+    assert not use.simulated
+    assert not any("simulated" in name for name in trace.threads.values())
+
+
+@gpu
+def test_gpu_copies_are_hidden_behind_compute_that_is_long_enough(cuda: torch.device, tmp_path: Path) -> None:
+    from minidl.analysis.device_use import device_use
+
+    source = filled(4, 4 << 20) * 10
+    list(DeviceLoader(source, "cuda"))
+    busy(cuda)
+    with minidl.trace(tmp_path / "t"):
+        for _ in DeviceLoader(source, "cuda"):
+            with minidl.span("compute", device="cuda"):
+                busy(cuda, 8)
+    trace = minidl.read_trace(tmp_path / "t")
+    use = device_use(trace, int(trace.select("h2d")["loader"][0]))
+    assert use is not None
+    assert use.hidden_share > 0.9
+    assert trace.select("host_wait").size > 0, "the host was held back"
+
+
+@gpu
+def test_gpu_a_calibrated_clock_keeps_time(cuda: torch.device) -> None:
+    """A mark that is placed and waited for lies between two looks at the host's clock, wherever it is placed."""
+    clock = DeviceClock(open_device("cuda"), Pen())
+    for _ in range(50):
+        before = time.monotonic_ns()
+        mark = clock.device.mark(True)
+        mark.wait()
+        after = time.monotonic_ns()
+        at = clock.calibration.host_time(mark)
+        assert before - 2 * clock.calibration.error - 5_000 <= at <= after + 2 * clock.calibration.error + 5_000
+        time.sleep(0.002)
+        clock.keep_time()
+
+
+@gpu
+def test_gpu_an_accelerator_is_asked_for_by_name_number_or_device(cuda: torch.device) -> None:
+    assert open_device("cuda").device == open_device(cuda.index).device == open_device(cuda).device == cuda
+    with pytest.raises(ValueError, match="'cpu': the accelerator of this machine is 'cuda'"):
+        open_device("cpu")

@@ -1,0 +1,51 @@
+"""Each guard of the loader, taken out of the running code: its program ends well with it, and does not without it."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+from check_live_guards import TABLE, Outcome, outcome
+
+from minidl import driver, iterators, ports, worker
+from minidl.explore.ablations import without
+from minidl.explore.guards import GUARDS
+from minidl.transport.queues import BoundedQueue
+
+with_all_guards = functools.cache(outcome)
+
+
+@pytest.mark.live
+# exit-flag: whether the program meets the held lock depends on how far Python's exit has come; by hand, see the script.
+@pytest.mark.parametrize("name", [name for name in TABLE if name != "exit-flag"])
+def test_a_program_ends_well_with_the_guard_and_not_without_it(name: str) -> None:
+    program, wrong = TABLE[name]
+    before = set(os.listdir("/dev/shm"))
+    kept: Outcome = with_all_guards(program.__name__)
+    lost = outcome(program.__name__, name)
+    assert kept.what == "well"
+    assert lost.what.startswith(wrong)
+    left = {file for file in set(os.listdir("/dev/shm")) - before if str(os.getpid()) in file}
+    assert not left
+
+
+def test_every_guard_has_a_program() -> None:
+    assert set(TABLE) == set(GUARDS)
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_guard_comes_back(name: str) -> None:
+    def state() -> list[object]:
+        owners = (ports.Ports, BoundedQueue, worker.ManagerWatchdog, worker, iterators)
+        return [driver.Driver.__init__.__kwdefaults__, *({**vars(owner)} for owner in owners)]
+
+    before = state()
+    with without(name):
+        pass
+    assert state() == before
+
+
+def test_a_name_that_no_guard_has_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'hope' is none of sentinel"), without("hope"):
+        pass

@@ -1,0 +1,570 @@
+"""`minidl explore`: the search on toys, the model against the live loader, what is found without each guard."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workloads as wl
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minidl
+from minidl import cli, protocol, shutdown, signal_handling
+from minidl.check import examine
+from minidl.dispatcher import Assignment, Deliver, Dispatcher, Signal
+from minidl.driver import Driver, Evidence, Get, Simple
+from minidl.explore import decisions, trace
+from minidl.explore import world as at
+from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM, UPSTREAM_LACKS, Configuration, Crash
+from minidl.explore.decisions import FORBIDDEN, Driving
+from minidl.explore.follow import configuration_of, follow
+from minidl.explore.guards import GUARDS, Guard
+from minidl.explore.model import Model
+from minidl.explore.search import Bad, Run, explore, shortest
+from minidl.explore.world import World
+from minidl.messages import Result, ResumeIteration, WorkerExhausted
+from minidl.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.text import render
+
+SMALL = Configuration("small", tasks=2, prefetch=1, may_break=True)
+GOOD = (
+    Configuration("plain", may_break=True),
+    Configuration("pinned", pin=True, may_break=True),
+    Configuration("streams", streams=(0, 2)),
+    Configuration("persistent", persistent=True, epochs=2, tasks=3, may_break=True),
+    Configuration("all of it", streams=(1, 2), persistent=True, epochs=2, pin=True, may_break=True),
+    Configuration("out of order", in_order=False),
+    Configuration("narrow", tasks=6, pin=True, index_room=1, result_room=1),
+)
+by_name = pytest.mark.parametrize("configuration", GOOD, ids=lambda c: c.name)
+
+
+# --- The search, on graphs that can be seen through -------------------------------------------------------------------
+class Graph:
+    """A model whose states are letters. A state is (phase, ..., crew, ..., crashed, fault) as far as `judge` looks."""
+
+    def __init__(self, edges: dict[str, str], ends: str = "", faults: str = "") -> None:
+        self.edges, self.ends = edges, ends
+        self.faults = faults
+        self.configuration = Configuration("toy")
+        self.initial = self.state("a")
+
+    def state(self, name: str) -> Any:
+        world = World(Model(SMALL, OURS).initial)
+        world.phase, world.fault = name, "wrong" if name in self.faults else ""
+        return world.freeze()
+
+    def steps(self, state: Any) -> list[Any]:
+        return [(("somebody", "goes", -1), self.state(name)) for name in self.edges.get(state[0], "")]
+
+    def crashes(self, state: Any) -> list[Any]:
+        return []
+
+    def over(self, state: Any) -> bool:
+        return state[0] in self.ends
+
+
+def kinds(graph: Any) -> list[str]:
+    return [bad.kind for bad in explore(graph).bad]
+
+
+def test_the_search_sees_every_state_once() -> None:
+    found = explore(Graph({"a": "bc", "b": "d", "c": "d"}, ends="d"))  # type: ignore[arg-type]
+    assert (found.states, found.steps, found.ends, found.bad) == (4, 4, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("graph", "kind"),
+    [
+        (Graph({"a": "bc", "b": "d"}, ends="d"), "hang"),
+        (Graph({"a": "b", "b": "cd", "c": "a"}, ends="d"), "endless"),
+        (Graph({"a": "b", "b": "b"}), "endless"),
+        (Graph({"a": "bc", "b": "c"}, ends="c", faults="b"), "rule"),
+    ],
+)
+def test_the_search_finds(graph: Graph, kind: str) -> None:
+    assert kinds(graph) == [kind]
+
+
+def test_the_shortest_run_is_the_shortest() -> None:
+    graph: Any = Graph({"a": "bc", "b": "d", "d": "e", "c": "e", "e": "f"}, ends="f", faults="e")
+    run = shortest(graph)
+    assert run is not None
+    assert [state[0] for state in run.states] == ["a", "c", "e"]
+    assert len(run) == len(run.labels) == 2
+    assert shortest(Graph({"a": "b"}, ends="b")) is None  # type: ignore[arg-type]
+
+
+# --- The model asks the live classes ----------------------------------------------------------------------------------
+@given(st.data(), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans())
+def test_a_driver_out_of_a_tuple_answers_as_one_that_has_lived(
+    data: st.DataObject, workers: int, prefetch: int, in_order: bool, persistent: bool
+) -> None:
+    c = Configuration("any", workers=workers, prefetch=prefetch, in_order=in_order, persistent=persistent)
+    live = Driver(Dispatcher(workers, prefetch, in_order), LoaderLifecycle(), persistent=persistent, policy=OURS)
+    live.lifecycle.handle(LoaderEvent.START)
+    for _ in range(workers):
+        live.worker_started()
+    driving = Driving(c, OURS)
+    state, effect = driving.new, None
+    for _ in range(40):
+        outstanding = [idx for idx, info in live.dispatcher.task_info.items() if not info.fetched]
+        calls: list[tuple[str, Any]] = [("close", None), ("next", None), ("resume", None), ("begin", None)]
+        calls += [("drawn", None), ("sampler_ended", None)] if effect is Simple.DRAW else []
+        calls += [("done", None)] if live.plan or isinstance(effect, Assignment) else []
+        calls += [("yielded", None), ("failed", None)] if isinstance(effect, Deliver) else []
+        if isinstance(effect, Get):
+            calls += [("received", at.result(kind, idx, live.dispatcher.task_info[idx].worker_id))
+                      for idx in outstanding for kind in (at.DATA, at.EXHAUSTED)]  # fmt: skip
+            calls += [("received", at.result(at.ACK, live.epoch, worker)) for worker in range(workers)]
+            calls += [("nothing_came", (((0, -9),), True, False, False)), ("nothing_came", ((), True, True, False))]
+        call, argument = data.draw(st.sampled_from(calls))
+        try:
+            state, heard, _ = driving.ask(state, call, argument)
+        except FORBIDDEN as error:
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                give(live, call, argument)
+            return
+        effect = give(live, call, argument)
+        assert heard == effect
+        assert state.frozen == live.freeze()
+
+
+def give(driver: Driver, call: str, argument: Any) -> Any:
+    """An input, in the model's words."""
+    if call == "received":
+        kind, idx, worker = at.parts(argument)
+        result = Result(idx, worker, WorkerExhausted(worker) if kind == at.EXHAUSTED else None)
+        return driver.received(ResumeIteration(idx, worker) if kind == at.ACK else result)
+    if call == "nothing_came":
+        dead, pin_alive, timed_out, _ = argument
+        return driver.nothing_came(Evidence(dict(dead), pin_alive, timed_out))
+    return getattr(driver, call)(*([None] if call == "drawn" else []))
+
+
+def yields_at_once(self: Dispatcher, idx: int, data: Any) -> Any:
+    """`receive` of a dispatcher that forgot its reorder buffer."""
+    info = self._outstanding(idx)
+    self.tasks_outstanding -= 1
+    info.data = data
+    return self._deliver(idx)
+
+
+def test_a_dispatcher_that_decides_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatcher, "receive", yields_at_once)
+    run = shortest(Model(Configuration("plain"), OURS))
+    assert run is not None
+    assert run.bad is not None
+    assert run.bad.what == "task 0 is yielded after task 1"
+
+
+def test_a_dispatcher_that_forgets_a_task_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatcher, "next_step", lambda self: Signal.EPOCH_END)
+    found = explore(Model(Configuration("plain"), OURS))
+    assert [bad.what for bad in found.bad] == ["the epoch ends after 0 batches of 4"]
+
+
+def test_a_table_that_allows_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exhausted worker that answers what it is still sent, in place of skipping it: nobody may read the answer."""
+    row = protocol.WORKER_TABLE[WorkerState.EXHAUSTED]
+    broken = {**row, WorkerEvent.TASK: (WorkerState.FETCHING, Action.FETCH)}
+    monkeypatch.setitem(protocol.WORKER_TABLE, WorkerState.EXHAUSTED, broken)  # type: ignore[arg-type]
+    decisions.worker_decides.cache_clear()
+    try:
+        found = explore(Model(Configuration("streams", streams=(0, 2)), OURS))
+    finally:
+        decisions.worker_decides.cache_clear()
+    assert [bad.kind for bad in found.bad] == ["stall"]
+    assert "joins its feeder" in found.bad[0].what
+
+
+# --- What is found ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("configuration", [c for c in CONFIGURATIONS if c.name in QUICK], ids=lambda c: c.name)
+def test_no_run_of_ours_goes_wrong(configuration: Configuration) -> None:
+    found = explore(Model(configuration, OURS, reduced=True))
+    assert found.bad == []
+    assert found.states > 1000
+    assert found.ends > 10
+
+
+@pytest.mark.parametrize("crash", [None, *Crash])
+def test_reducing_loses_nothing(crash: Crash | None) -> None:
+    """Every step by itself, in a small configuration: no run of ours goes wrong, and there are many more."""
+    crashes = () if crash is None else (crash,)
+    small = dataclasses.replace(SMALL, pin=True, crashes=crashes, timeout=bool(crashes))
+    merged, single = (explore(Model(small, OURS, reduced=reduced)) for reduced in (True, False))
+    assert (merged.bad, single.bad) == ([], [])
+    assert single.states > 2 * merged.states
+
+
+KINDS = {
+    "sentinel": {"stall"},
+    "none-after-exhaustion": {"stall"},
+    "done-event": {"rule"},
+    "pin-done-event": {"stall"},
+    "pin-sentinel": {"stall"},
+    "watchdog": {"orphan"},
+    "get-timeout-loader": {"hang"},
+    "get-timeout-worker": {"orphan"},
+    "get-timeout-pin": {"rule"},
+    "liveness-check": {"hang"},
+    "pin-liveness-check": {"hang"},
+    "cancel-join-index": {"hang"},
+    "join-results-until-done": {"hang"},
+    "cancel-join-results-when-done": {"stall"},
+    "pin-first": {"stall"},
+    "bounded-joins": {"hang"},
+    "daemon": {"hang"},
+    "exit-flag": {"hang"},
+    "bounded-read": {"hang", "rule"},
+    "bounded-index-read": {"orphan"},
+    "lock-free-event": {"hang", "orphan"},
+    "leavers-checked": {"hang"},
+    "bounded-pin-join": {"hang"},
+    "pin-told-at-last": {"rule"},
+    "kill-at-last": {"rule"},
+    "cancel-join-results-when-orphaned": {"orphan"},
+}
+guards = pytest.mark.parametrize("guard", GUARDS.values(), ids=lambda guard: guard.name)
+
+
+@functools.cache
+def goes_well(configuration: Configuration) -> bool:
+    return not explore(Model(configuration, OURS, reduced=True)).bad
+
+
+@guards
+def test_each_guard_is_for_something(guard: Guard) -> None:
+    """With it, no run of the same configuration goes wrong; without it, one does, and how."""
+    bad = []
+    for configuration in guard.where:
+        assert goes_well(configuration)
+        run = shortest(Model(configuration, OURS.without(guard.field), reduced=True))
+        assert run is not None
+        assert run.bad is not None
+        bad.append(run.bad.kind)
+    assert set(bad) == KINDS[guard.name]
+
+
+def test_every_field_of_the_protocol_is_a_guard() -> None:
+    fields = {field.name for field in dataclasses.fields(OURS)}
+    assert {guard.field for guard in GUARDS.values()} == fields - {"closed_at_exit"}
+    assert {guard.field for guard in GUARDS.values() if not guard.upstream} == set(UPSTREAM_LACKS)
+
+
+@guards
+def test_a_guard_stands_where_the_table_says(guard: Guard) -> None:
+    for place, home in ((guard.ours, Path(minidl.__file__).parent), (guard.upstream, TORCHS)):
+        if place:
+            module, name = place.split(":")
+            text = home.joinpath(*module.split(".")).with_suffix(".py").read_text()
+            assert f"def {name}(" in text or f"class {name}" in text
+
+
+TORCHS = Path(wl.torch.utils.data.__file__).parent
+
+
+def test_torchs_protocol_has_holes() -> None:
+    """A torn message ends in an unbounded join of the pin thread; a killed loader leaves an orphan."""
+    pinned = Configuration("pinned", pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,))
+    torn = shortest(Model(pinned, UPSTREAM, reduced=True), lambda bad: "joins the pin thread" in bad.what)
+    assert torn is not None
+    assert ("pin thread", "begins to read a torn message", -1) in torn.labels
+    killed = shortest(Model(Configuration("killed", crashes=(Crash.LOADER_KILLED,), result_room=1), UPSTREAM))
+    assert killed is not None
+    assert killed.bad is not None
+    assert killed.bad.kind == "orphan"
+
+
+# --- The model's runs are runs of the protocol, and recorded runs are the model's -------------------------------------
+def walk(model: Model, chance: random.Random) -> Run:
+    """A run without a crash, its steps drawn by lot."""
+    run = Run([], [model.initial], None)
+    while steps := model.steps(run.states[-1]):
+        label, after = chance.choice(steps)
+        run.labels.append(label)
+        run.states.append(after)
+    return run
+
+
+@pytest.mark.live
+@by_name
+def test_good_runs_obey_the_checker(configuration: Configuration, tmp_path: Path) -> None:
+    model, chance = Model(configuration, OURS), random.Random(1)
+    for number in range(12):
+        read = read_trace(trace.write(tmp_path / str(number), model, walk(model, chance)))
+        report = examine(read)
+        assert (report.violations, read.problems) == ([], [])
+        assert all("to the pipe" in text for text in report.open)  # no actor waits for a feeder thread once all is done
+        assert report.loaders == 1
+        assert len(read.select("shutdown")) == 2
+
+
+@pytest.mark.live
+@by_name
+def test_the_model_follows_its_own_runs(configuration: Configuration, tmp_path: Path) -> None:
+    model = Model(configuration, OURS)
+    read = read_trace(trace.write(tmp_path / "run", model, walk(model, random.Random(2))))
+    followed = follow(read)
+    assert followed, followed.lost
+    assert followed.events > 20
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trace]:
+    """Record a live loader's epochs, the first of them left after `leave` batches."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+
+    def record(dataset: Any, *, epochs: int = 1, leave: int | None = None, **options: Any) -> Trace:
+        loader = minidl.DataLoader(dataset, num_workers=2, **options)
+        with minidl.trace(tmp_path / "live", detail="batch"), loader:
+            for epoch in range(epochs):
+                for number, _ in enumerate(loader):
+                    if epoch == 0 and number == leave:
+                        break
+        return read_trace(tmp_path / "live")
+
+    return record
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "6 tasks"),
+        ({"leave": 1, "pin_memory": True}, "6 tasks; pin thread; may break"),
+        ({"epochs": 2, "persistent_workers": True, "leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
+        ({"in_order": False}, "6 tasks; out of order"),
+        ({"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
+    ],
+    ids=["plain", "pinned and left", "persistent and left", "out of order", "prefetch 1"],
+)
+def test_the_model_follows_a_live_loader(record: Callable[..., Trace], options: dict[str, Any], words: str) -> None:
+    live = record(wl.Numbers(6), **options)
+    assert words in configuration_of(live).describe()
+    followed = follow(live)
+    assert followed, followed.lost
+    assert followed.events > 50
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("pinned", [False, True])
+def test_the_model_follows_a_live_stream(record: Callable[..., Trace], pinned: bool) -> None:
+    live = (
+        record(wl.Stream(5), epochs=2, persistent_workers=pinned, pin_memory=pinned) if pinned else record(wl.Stream(5))
+    )
+    assert "streams of 3, 2" in configuration_of(live).describe()
+    followed = follow(live)
+    assert followed, followed.lost
+
+
+@pytest.mark.live
+def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wl.impatient(monkeypatch)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
+    with minidl.trace(tmp_path / "live", detail="batch"):
+        iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), num_workers=2))
+        for _ in range(5):
+            next(iterator)
+        os.kill(iterator._workers[1].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            next(iterator)
+        iterator.close()
+    live = read_trace(tmp_path / "live")
+    assert cli.main(["explore", "--follow", str(tmp_path / "live")]) == 0
+    followed = follow(live, crashes=(Crash.WORKER_KILLED,))
+    assert followed, followed.lost
+    assert not follow(live)  # nobody dies by himself
+
+
+def test_the_model_follows_the_recorded_demo(capsys: Any) -> None:
+    """Four workers on real images, two epochs of 30 batches."""
+    assert cli.main(["explore", "--follow", str(DEMO)]) == 0
+    assert "4 workers, prefetch 2, 30 tasks; persistent, 2 epochs" in capsys.readouterr().out
+
+
+DEMO = Path(minidl.__file__).parent.parent / "traces" / "demo-cpu-4-workers.minidl"
+
+
+def changed(live: Trace, code: int, **values: int) -> Trace:
+    """The trace with the first event of a code changed."""
+    row = int((live.events["code"] == code).argmax())
+    for column, value in values.items():
+        live.events[column][row] = value
+    return live
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        (ev.YIELD, {"task": 1}),
+        (ev.TASK_ASSIGNED, {"worker": 1}),
+        (ev.FETCH[0], {"task": 3}),
+        (ev.SENTINEL_PUT, {"worker": 1}),
+        (ev.DONE_EVENT_SET, {"x": int(ev.DoneEvent.PIN_THREAD)}),
+    ],
+    ids=["yield", "worker", "fetch", "sentinel", "event"],
+)
+def test_the_model_does_not_follow_what_cannot_be(
+    record: Callable[..., Trace], code: int, values: dict[str, int]
+) -> None:
+    live = record(wl.Numbers(6))
+    assert follow(live)
+    followed = follow(changed(live, code, **values))
+    assert not followed
+    assert "task" in followed.lost
+
+
+# --- Runs as traces ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def without_watchdog(tmp_path: Path) -> Path:
+    guard = GUARDS["bounded-read"]
+    model = Model(guard.where[0], OURS.without(guard.field))
+    run = shortest(model)
+    assert run is not None
+    return trace.write(tmp_path / "run", model, run)
+
+
+@pytest.mark.live
+def test_a_run_that_goes_wrong_is_a_trace_that_says_so(without_watchdog: Path) -> None:
+    read = read_trace(without_watchdog)
+    assert read.problems == []
+    told = read.manifest["explored"]
+    assert told["without"] == ["bounded_result_read"]
+    assert "torn message" in told["wrong"]
+    assert told["times"] == "made up: 1 ms a step"
+    steps = read.described("step")
+    assert [step["number"] for step in steps] == list(range(1, len(steps) + 1))
+    assert steps[-1]["what"] == "begins to read a torn message"
+    spans = read.spans()
+    still = spans[(spans["end"] < 0) & (spans["code"] == ev.RESULT_GET[0])]
+    assert len(still) == 1
+    assert "result_get" in render(read) or len(render(read)) > 100
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["sentinel", "none-after-exhaustion", "done-event", "pin-first", "kill-at-last"])
+def test_the_checker_sees_in_the_trace_which_guard_is_gone(name: str, tmp_path: Path) -> None:
+    guard = GUARDS[name]
+    model = Model(guard.where[0], OURS.without(guard.field), reduced=True)
+    run = shortest(model)
+    assert run is not None
+    assert examine(read_trace(trace.write(tmp_path / "run", model, run))).violations
+
+
+@pytest.mark.live
+def test_a_trace_can_be_packed_and_checked(without_watchdog: Path, tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["pack", str(without_watchdog), "-o", str(tmp_path / "packed.minidl")]) == 0
+    assert json.loads(json.dumps(read_trace(tmp_path / "packed.minidl").manifest["explored"]))
+    assert cli.main(["timeline", str(without_watchdog)]) == 0
+    assert "worker 1" in capsys.readouterr().out
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+def test_the_command_finds_nothing_in_ours(capsys: Any) -> None:
+    assert cli.main(["explore", "--quick", "--only", "stuck"]) == 0
+    assert "no configuration(s) with a violation" in capsys.readouterr().out
+
+
+@pytest.mark.live
+def test_the_command_finds_the_holes_of_torch(capsys: Any, tmp_path: Path) -> None:
+    assert cli.main(["explore", "--upstream", "--only", "stuck", "-o", str(tmp_path)]) == 1
+    assert "leaves 1 worker(s) behind" in capsys.readouterr().out
+    assert set(read_trace(tmp_path / "stuck").manifest["explored"]["without"]) == set(UPSTREAM_LACKS)
+
+
+@pytest.mark.live
+def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> None:
+    assert cli.main(["explore", "--guard", "watchdog", "--guard", "daemon", "-o", str(tmp_path)]) == 0
+    assert "orphan" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon", "watchdog"]
+
+
+def test_the_command_knows_its_names(capsys: Any) -> None:
+    assert cli.main(["explore", "--guard", "hope"]) == 2
+    assert "'hope' is none of sentinel," in capsys.readouterr().err
+    assert cli.main(["explore", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in [*GUARDS, *(c.name for c in CONFIGURATIONS)])
+
+
+def test_a_guard_that_is_for_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    harmless = dataclasses.replace(GUARDS["watchdog"], where=(Configuration("nobody dies"),))
+    monkeypatch.setitem(GUARDS, "watchdog", harmless)
+    assert cli.main(["explore", "--guard", "watchdog"]) == 1
+    assert "nothing, in:" in capsys.readouterr().out
+
+
+# --- What the explorer found in the live loader -----------------------------------------------------------------------
+KILLED_WHILE_RESULTS_WAIT = """
+import time
+import minidl, minidl.worker, workloads as wl
+
+minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
+
+class Big(wl.Numbers):
+    def __getitem__(self, index):
+        return bytes(300_000)
+
+iterator = iter(minidl.DataLoader(Big(100), num_workers=2, collate_fn=list))
+next(iterator)
+while any(iterator._board.read(worker).stage.name != "WAITING" for worker in range(2)):
+    time.sleep(0.01)
+print(*(worker.pid for worker in iterator._workers), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.live
+def test_orphans_leave_though_their_results_fill_the_pipe() -> None:
+    """A feeder thread at a full pipe gets no error when the loader dies: each worker holds the pipe's reading end."""
+    with wl.started(KILLED_WHILE_RESULTS_WAIT) as program:
+        pids = wl.pids_said_by(program)
+        assert len(pids) == 2
+        program.kill()
+        program.wait(wl.BOUND)
+    wl.wait_until_gone(pids)
+
+
+@pytest.mark.live
+def test_the_pin_thread_ends_though_the_shutdown_is_interrupted_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGCHLD's handler, or by Ctrl-C: nobody would shut down a second time."""
+    wl.impatient(monkeypatch)
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=1, pin_memory=True))
+
+    def interrupt(crew: Any, effect: Any) -> None:
+        if effect is Simple.SET_PIN_DONE and not interrupted:
+            interrupted.append(True)
+            raise RuntimeError("DataLoader worker is killed")
+        perform(crew, effect)
+
+    interrupted: list[bool] = []
+    perform = shutdown.Crew.perform
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutdown.Crew, "perform", interrupt)
+        with pytest.raises(RuntimeError, match="is killed"):
+            iterator.close()
+    iterator._pin_memory_thread.join(wl.BOUND)
+    assert not iterator._pin_memory_thread.is_alive()
+
+
+def test_what_is_bad_is_told_in_words() -> None:
+    run = shortest(Model(GUARDS["watchdog"].where[0], OURS.without("watchdog")))
+    assert run is not None
+    waits = "worker 0 waits for a task, worker 1 waits for a task"
+    assert run.bad == Bad("orphan", f"the loader's process is gone, and {waits}, forever")

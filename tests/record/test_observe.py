@@ -1,0 +1,541 @@
+"""`minidl.observe()`: torch's own loader does what it does without it, and everything that it shows is in the trace."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import own_iterators
+import pytest
+import torch
+import torch.utils.data
+import workloads as wl
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+import minidl
+from minidl.check import check
+from minidl.record import observe as module
+from minidl.record import recorder
+from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators
+from minidl.record.observed_channels import joins_the_terminated
+from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.ranks import lacking
+from minidl.tracefile.reader import Trace, read_trace
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def loader(dataset: Any, *, context: Any = None, **options: Any) -> DataLoader[Any]:
+    """torch's loader, observed unless another context is given."""
+    return DataLoader(dataset, num_workers=2, multiprocessing_context=context or minidl.observe("fork"), **options)
+
+
+def clean(path: Path) -> Trace:
+    """The trace, which breaks no rule."""
+    trace = read_trace(path)
+    assert not check(trace), "\n".join(map(str, check(trace)))
+    return trace
+
+
+def order(trace: Trace, number: int, *names: str) -> list[tuple[str, int]]:
+    """The events with these names, of one loader, in order: name and task."""
+    rows = trace.events[trace.events["loader"] == number]
+    return [(EVENTS[int(r["code"])].name, int(r["task"])) for r in rows if EVENTS[int(r["code"])].name in names]
+
+
+# --- Nothing changes --------------------------------------------------------------------------------------------------
+def program(context: Any) -> list[Any]:
+    """What a run shows of itself: batches, errors with the tracebacks of the workers, warnings' places."""
+    torch.manual_seed(5)
+    seen: list[Any] = []
+    for dataset, options in (
+        (wl.Probe(7), {"shuffle": True, "batch_size": 2}),
+        (wl.Failing(5, KeyError("no such key"), at=(1, 4)), {}),
+        (wl.Numbers(6), {"batch_size": 2, "collate_fn": wl.failing_collate}),
+        (wl.Numbers(3), {"worker_init_fn": wl.failing_init}),
+        (wl.Stream(5), {"batch_size": 2, "persistent_workers": True}),
+    ):
+        used = DataLoader(dataset, num_workers=2, multiprocessing_context=context, **options)
+        iterator = iter(used)
+        for _ in range(9):
+            try:
+                seen.append(next(iterator))
+            except StopIteration:
+                break
+            except Exception as error:
+                seen.append((type(error), str(error)))
+                if "worker_init_fn" in options and len(seen) % 2:
+                    break
+        seen.append([torch.rand(1).item()])
+        if options.get("persistent_workers"):
+            iterator._shutdown_workers()
+    return seen
+
+
+@pytest.mark.live
+def test_batches_and_errors_are_those_without_it(tmp_path: Path) -> None:
+    """To the letter, the workers' tracebacks included: no frame of ours is in them."""
+    plain = repr(program("fork"))
+    with minidl.trace(tmp_path / "t"):
+        observed = repr(program(minidl.observe("fork")))
+    assert observed == plain
+    assert "failing_collate" in plain
+    clean(tmp_path / "t")
+
+
+@pytest.mark.live
+def test_without_a_trace_the_context_is_the_plain_one() -> None:
+    context = minidl.observe("fork")
+    used = iter(loader(wl.Numbers(4), context=context))
+    assert [type(used._worker_result_queue), type(used._workers[0]), type(used._workers_done_event)] == [
+        multiprocessing.queues.Queue,
+        multiprocessing.context.ForkProcess,
+        multiprocessing.synchronize.Event,
+    ]
+    assert len(list(used)) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.live
+def test_the_context_passes_for_a_context(method: str) -> None:
+    context = minidl.observe(method)
+    assert context.get_start_method() == method
+    assert context.get_context() is multiprocessing.get_context(method)
+    assert pickle.loads(pickle.dumps(context)).get_start_method() == method
+    assert repr(context) == f"minidl.observe({method!r})"
+    assert context.Value("i", 3).value == 3
+
+
+def test_a_context_of_the_programs_own_is_used() -> None:
+    own = multiprocessing.get_context("fork")
+    assert minidl.observe(own).get_context() is own
+    with pytest.raises(ValueError, match="cannot find context for 'spoon'"):
+        minidl.observe("spoon")
+
+
+@pytest.mark.live
+def test_other_users_of_the_context_get_plain_things(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        context = minidl.observe("fork")
+        queue, event = context.Queue(), context.Event()
+        process = context.Process(target=queue.put, args=(7,))
+        process.start()
+        assert queue.get(timeout=wl.BOUND) == 7
+        process.join()
+        assert not event.is_set()
+        list(minidl.DataLoader(wl.Numbers(4), num_workers=1, multiprocessing_context=context))
+        queue.close()
+    trace = clean(tmp_path / "t")
+    assert [facts.get("observed") for facts in trace.loaders.values()] == [None]
+
+
+@pytest.mark.live
+def test_a_torch_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
+    monkeypatch.setattr(module, "_TAKEN", {"a_new_argument"})
+    module._known.cache_clear()
+    with minidl.trace(tmp_path / "t"):
+        for _ in range(2):
+            assert len(list(loader(wl.Numbers(4)))) == 4
+    module._known.cache_clear()
+    assert capfd.readouterr().err.count("workers take no a_new_argument. The run goes on.") == 1
+    assert len(read_trace(tmp_path / "t").events) == 0
+
+
+# --- What is in the trace ---------------------------------------------------------------------------------------------
+def test_the_tables_name_every_event_once() -> None:
+    names = [*SEEN, *DERIVED, *UNSEEN]
+    assert len(names) == len(set(names))
+    assert set(names) == {event.name for event in EVENTS.values()} - CONSUMERS_OWN
+
+
+CONSUMERS_OWN = {event.name for event in EVENTS.values() if event.ours.startswith(("device.", "record."))}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epoch(tmp_path: Path, method: str) -> None:
+    with minidl.trace(tmp_path / "t"):
+        batches = list(loader(wl.Tensors(6), context=minidl.observe(method), batch_size=2, prefetch_factor=1))
+    assert [batch[:, 0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+    trace = clean(tmp_path / "t")
+    facts = trace.loaders[1]
+    assert (facts["observed"], facts["dataset"], facts["num_workers"]) == (True, "Tensors", 2)
+    assert not {EVENTS[int(code)].name for code in trace.events["code"]} & set(UNSEEN)
+    assert order(trace, 1, "task_assigned", "yield") == [
+        ("task_assigned", 0), ("task_assigned", 1), ("task_assigned", 2), ("yield", 0), ("yield", 1), ("yield", 2),
+    ]  # fmt: skip
+    assert [order(trace, 1, *names)[:1] for names in (("fetch",), ("shm_alloc",), ("result_write",))]
+    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.EXHAUSTED]
+    assert {process.role for process in trace.processes} == {"loader", "worker"}
+
+
+@pytest.mark.live
+def test_errors_and_copies(tmp_path: Path) -> None:
+    dataset = wl.Failing(4, ValueError("the third"), at=(2,))
+    with minidl.trace(tmp_path / "t"):
+        for collate in (None, wl.not_shared):
+            used = iter(loader(dataset if collate is None else wl.Tensors(2), collate_fn=collate))
+            with pytest.raises(ValueError, match="the third") if collate is None else pytest.raises(StopIteration):
+                while True:
+                    next(used)
+            used._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    failed = trace.select("task_error")
+    assert [trace.text(row) for row in failed] == ["ValueError: the third"]
+    assert list(failed["task"]) == [2]
+    assert Outcome.ERROR in trace.select("yield")["x"]
+    assert {int(size) for size in trace.select("shm_copy", Phase.BEGIN)["x"]} == {8, 16}
+
+
+@pytest.mark.live
+def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A batch that can't be pickled: torch's feeder thread says so, and drops it; the loader waits in vain."""
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.At(6, 1, wl.Unpicklable), timeout=1, collate_fn=wl.as_list))
+        assert next(used) == [0]
+        with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+            next(used)
+        used._shutdown_workers()
+    assert "TypeError: this object does not travel" in capfd.readouterr().err
+    trace = read_trace(tmp_path / "t")
+    assert {violation.rule for violation in check(trace)} == {"fifo"}
+    pickled = trace.select("result_pickle", Phase.END)
+    assert list(pickled[pickled["x"] == 0]["task"]) == [1]
+
+
+@pytest.mark.live
+def test_persistent_workers_broken_off_and_resumed(tmp_path: Path) -> None:
+    """Only what was handed out is told as yielded, though the reorder buffer held more."""
+    with minidl.trace(tmp_path / "t"):
+        used = loader(wl.Tensors(8), persistent_workers=True)
+        for taken in (3, 8, 8):
+            for number, _ in enumerate(used, 1):
+                if number == taken:
+                    break
+        used._iterator._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    ends = trace.select("epoch", Phase.END)
+    assert list(ends["y"]) == [3, 8, 8]
+    assert list(ends["z"]) == [Ending.CLOSED, Ending.EXHAUSTED, Ending.EXHAUSTED]
+    assert order(trace, 1, "yield") == [("yield", n) for n in [*range(3), *range(8), *range(8)]]
+
+
+@pytest.mark.live
+def test_two_loaders_nested_share_a_context(tmp_path: Path) -> None:
+    context = minidl.observe("fork")
+    with minidl.trace(tmp_path / "t"):
+        outer = loader(wl.Numbers(3), context=context)
+        inner = loader(wl.Numbers(4), context=context)
+        assert sum(int(a) * 10 + int(b) for a in outer for b in inner) == 120 + 18
+    trace = clean(tmp_path / "t")
+    assert [facts["observed"] for facts in trace.loaders.values()] == [True] * 4
+    assert [len(order(trace, number, "yield")) for number in sorted(trace.loaders)] == [3, 4, 4, 4]
+
+
+class Wrapped:
+    """Passes batches on, as trainers' wrappers do, from a loader that it builds anew from another's attributes."""
+
+    def __init__(self, given: DataLoader[Any]) -> None:
+        names = set(inspect.signature(DataLoader.__init__).parameters) & set(vars(given))
+        names -= {"self", "batch_size", "shuffle", "sampler", "drop_last"}
+        self.loader: DataLoader[Any] = DataLoader(
+            **{name: getattr(given, name) for name in names}, multiprocessing_context=given.multiprocessing_context
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+@pytest.mark.live
+def test_wrappers_that_pass_loaders_on(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        assert len(list(Wrapped(loader(wl.Tensors(6), batch_size=2)))) == 3
+    assert clean(tmp_path / "t").loaders[1]["observed"]
+
+
+@pytest.mark.live
+def test_an_iterator_that_outlives_its_trace(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.Numbers(6)))
+        next(used)
+    assert len(list(used)) == 5
+    clean(tmp_path / "t")
+
+
+@pytest.mark.live
+def test_a_directory_of_its_own(tmp_path: Path) -> None:
+    used = loader(wl.Numbers(4), context=minidl.observe("fork", trace=tmp_path / "t"))
+    try:
+        assert [len(list(used)), len(list(used))] == [4, 4]
+        assert recorder.active() is not None
+    finally:
+        recorder.stop()
+    assert sorted(clean(tmp_path / "t").loaders) == [1, 2]
+    with pytest.raises(TraceError, match="already holds a trace"):
+        minidl.observe(trace=tmp_path / "t")
+
+
+# --- Pinned memory ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def pretended_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator whose pinned memory is a copy, so that torch starts its pin thread on any machine."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="pretended"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("pretended_device")
+@pytest.mark.parametrize(("persistent", "dataset"), [(False, wl.Tensors(8)), (True, wl.Stream(7))])
+def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> None:
+    """torch's pin thread receives; what the loader gets from it is seen by what it no longer keeps."""
+    with minidl.trace(tmp_path / "t"):
+        used = loader(dataset, pin_memory=True, persistent_workers=persistent, batch_size=2, collate_fn=wl.as_list)
+        seen = [len(list(used)) for _ in range(2)]
+        if persistent:
+            used._iterator._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    assert seen == [4, 4]
+    assert list(trace.select("epoch", Phase.END)["y"]) == [4, 4]
+    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.EXHAUSTED] * 2
+    assert len(trace.select("worker_exhausted")) == (4 if persistent else 0)
+    assert [int(row["x"]) for row in trace.select("done_event_set")][:2] == [DoneEvent.PIN_THREAD, DoneEvent.WORKERS]
+    (main,) = {int(tid) for tid in trace.select("index_put")["tid"]}
+    assert main not in trace.select("result_get", Phase.END)["tid"]
+    seen_kinds = {EVENTS[int(code)].name for code in trace.events["code"]}
+    assert not seen_kinds & set(trace.loaders[1]["unseen"])
+
+
+# --- How it ends ------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_nothing_is_kept_of_an_iterator(tmp_path: Path) -> None:
+    """What an iterator holds is let go with it, without the collector's help."""
+    used = loader(wl.Tensors(4))
+    with minidl.trace(tmp_path / "t"):
+        list(used)
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(4):
+                list(used)
+            deadline = time.monotonic() + 20  # a queue's feeder thread closes its end as it ends
+            while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(os.listdir("/proc/self/fd")) <= before
+        finally:
+            gc.enable()
+
+
+@pytest.mark.live
+def test_an_iterator_in_a_cycle_is_ended_by_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may take the queues first: then torch waits in vain for its workers, and terminates them."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.Tensors(12)))
+        next(used)
+        used.itself = used
+        del used
+        gc.collect()
+    trace = clean(tmp_path / "t")
+    assert len(trace.select("shutdown", Phase.END)) == 1
+    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.CLOSED]
+
+
+@pytest.mark.live
+def test_a_killed_worker(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly"):
+            list(loader(wl.At(6, 0, wl.kill_myself)))
+        gc.collect()
+    trace = clean(tmp_path / "t")
+    assert [int(row["z"]) for row in trace.select("found_dead")] == [-signal.SIGKILL]
+    assert [int(row["y"]) for row in trace.select("worker_gone")] == [-signal.SIGKILL, 0]
+    assert Outcome.ERROR in trace.select("next", Phase.END)["y"]
+
+
+def touch_and_hang(path: Path) -> None:
+    path.touch()
+    wl.hang()
+
+
+@pytest.mark.live
+def test_a_worker_that_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.At(4, 1, functools.partial(touch_and_hang, tmp_path / "hangs"))))
+        next(used)
+        while not (tmp_path / "hangs").exists():
+            time.sleep(0.002)
+        used._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    assert list(trace.select("terminate")["worker"]) == [1]
+    (left,) = trace.select("shutdown", Phase.END)["x"]
+    assert left == 0 or not joins_the_terminated()  # then nobody has waited for it
+
+
+@pytest.mark.live
+def test_a_start_that_fails(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        with pytest.warns(UserWarning, match="Got pickle error"), pytest.raises(TypeError, match="does not travel"):
+            iter(loader(wl.Numbers(3), context=minidl.observe("spawn"), collate_fn=wl.Unpicklable()))
+        gc.collect()
+    trace = clean(tmp_path / "t")
+    assert len(trace.select("shutdown", Phase.END)) == 1
+    assert len(trace.select("epoch")) == 0
+
+
+SCRIPT = """
+    import os, signal, sys
+    import workloads as wl
+    import minidl
+    from torch.utils.data import DataLoader
+
+    how, context = sys.argv[1], minidl.observe("fork") if os.environ.get("OBSERVED") else "fork"
+    loader = DataLoader(wl.Tensors(400), num_workers=2, multiprocessing_context=context, persistent_workers=True)
+    for number, batch in enumerate(loader):
+        if number == 5 and how == "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
+        if number == 5 and how == "exit":
+            sys.exit(3)
+        if number == 5 and how == "killed":
+            print("killed", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 5 and how == "error":
+            raise ValueError("mine")
+    print("done")
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("how", ["to the end", "interrupted", "exit", "error", "killed"])
+def test_programs_end_as_without_it(tmp_path: Path, how: str) -> None:
+    script = textwrap.dedent(SCRIPT)
+    plain = wl.run(script, how) if how != "killed" else subprocess.CompletedProcess([], -9, "killed\n", "")
+    seen = wl.run(script, how, OBSERVED="1", MINIDL_TRACE=str(tmp_path / "t"))
+    assert (seen.returncode, seen.stdout) == (plain.returncode, plain.stdout)
+    last = [line for line in plain.stderr.splitlines() if line][-1:]
+    assert [line for line in seen.stderr.splitlines() if line and "minidl: recording" not in line][-1:] == last
+    trace = clean(tmp_path / "t")
+    assert len(trace.select("yield")) >= 5
+
+
+# --- Programs that nobody touches -------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
+    kinds = (_BaseDataLoaderIter, _MultiProcessingDataLoaderIter)
+    before = [kind.__init__ for kind in kinds]
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        signature = inspect.signature(kinds[0].__init__)
+        loader = DataLoader(wl.Numbers(4), num_workers=1)
+        assert len(list(loader)) == 4
+        assert loader.multiprocessing_context is None
+        assert len(list(DataLoader(wl.Numbers(4), 2))) == 2
+        assert len(list(minidl.DataLoader(wl.Numbers(4), 2))) == 2
+        own = DataLoader(wl.Numbers(4), num_workers=1, multiprocessing_context="spawn")
+        assert own.multiprocessing_context.get_start_method() == "spawn"
+        assert len(list(own)) == 4
+    assert [kind.__init__ for kind in kinds] == before
+    assert signature == inspect.signature(before[0])
+    trace = clean(tmp_path / "t")
+    assert [facts.get("observed") for facts in trace.loaders.values()] == [True, None, True]
+    (passed,) = trace.described("passed over")
+    assert passed["iterator"] == "torch.utils.data.dataloader._SingleProcessDataLoaderIter"
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_subclass_with_an_iterator_of_its_own(tmp_path: Path, workers: int) -> None:
+    """Its messages carry states, as torchdata's StatefulDataLoader's do."""
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        for dataset in (wl.Numbers(10), Stream(7)):
+            batches = list(own_iterators.StatefulLoader(dataset, batch_size=2, num_workers=workers))
+            assert sorted(torch.cat(batches).tolist()) == list(range(len(dataset)))
+    trace = clean(tmp_path / "t")
+    assert len(trace.loaders) == 2
+    puts = trace.select("index_put")
+    assert puts["x"][puts["loader"] == 1].tolist() == [2] * 5
+    outcomes = trace.select("yield")["x"].tolist()
+    assert outcomes == [Outcome.DATA] * len(outcomes)
+    assert len(outcomes) == 5 + 4
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """0, 1, ..., dealt out to the workers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        return iter(range(self.length) if info is None else range(info.id, self.length, info.num_workers))
+
+
+@pytest.mark.live
+def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
+    """torch's iterator over a stand-in whose context can't be set, as fastai has it."""
+    batches = [torch.full((2,), n) for n in range(6)]
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        for workers in (2, 0):
+            assert [b.tolist() for b in own_iterators.FastLoader(batches, workers)] == [[n, n] for n in range(6)]
+    trace = clean(tmp_path / "t")
+    assert len(trace.loaders) == 1
+    assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 6
+    (text,) = lacking(trace.manifest, trace.lines)
+    assert text.startswith("not recorded: torch.utils.data.dataloader._SingleProcessDataLoaderIter iterates without")
+
+
+TRAIN = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Squares(Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            return index * index
+
+    if __name__ == "__main__":
+        torch.manual_seed(3)
+        loader = DataLoader(Squares(), batch_size=3, shuffle=True, num_workers=2)
+        print(type(loader).__module__, [batch.tolist() for batch in loader], [len(DataLoader(Squares()))])
+"""
+
+
+@pytest.mark.live
+def test_run_observes_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        )
+
+    plain = python("train.py")
+    seen = python("-m", "minidl", "run", "--observe", "--trace", "t", "train.py")
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert (seen.returncode, seen.stdout) == (0, plain.stdout)
+    assert clean(tmp_path / "t").loaders[1]["observed"]

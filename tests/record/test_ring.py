@@ -1,0 +1,99 @@
+"""A ring keeps a process's newest events: every view of such a trace works, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import workloads as wl
+
+import minidl
+from minidl import cli
+from minidl.record.recorder import FIRST_SLOTS, RING_BYTES, TraceConfig
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import SLOT_BYTES, Header
+
+BATCHES = 400
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 400 batches; the loader, by far the most talkative, and its two workers keep 1024 events each."""
+    path = tmp_path_factory.mktemp("ring") / "trace"
+    with minidl.trace(path, ring_bytes=FIRST_SLOTS * SLOT_BYTES):
+        assert sum(1 for _ in minidl.DataLoader(wl.Tensors(2 * BATCHES), batch_size=2, num_workers=2)) == BATCHES
+    return path
+
+
+def test_a_ring_is_what_one_gets() -> None:
+    assert TraceConfig("x").ring_bytes == RING_BYTES
+    assert TraceConfig("x").ring_slots == 1_048_576
+    assert TraceConfig("x", ring_bytes=None).ring_slots == 0
+
+
+@pytest.mark.live
+def test_the_newest_events_of_each_process_are_there(ring: Path) -> None:
+    trace = minidl.read_trace(ring)
+    assert [(p.events, p.lost > 0, p.whole_from > 0) for p in trace.processes] == [(FIRST_SLOTS, True, True)] * 3
+    assert len(trace) == 3 * FIRST_SLOTS
+    begin = trace.whole_from(1)
+    assert begin == max(trace.events["time"][trace.events["process"] == index][0] for index in range(3))
+    whole = trace.events[trace.events["time"] >= begin]
+    tasks = whole["task"][whole["code"] == ev.YIELD].tolist()
+    assert 10 < len(tasks) < BATCHES
+    assert tasks == list(range(BATCHES))[-len(tasks) :]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "command", ["summary", "check", "ledger", "timeline", "export", "pack", "before --batch 399", "replay"]
+)
+def test_every_command_reads_it(command: str, ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *more = command.split()
+    more += ["-o", str(tmp_path / "out.minidl")] if name in ("export", "pack") else []
+    assert cli.main([name, str(ring), *more]) == 0, capsys.readouterr().out
+    if name in ("summary", "check", "timeline"):
+        said = capsys.readouterr().out
+        assert said.count("overwritten (the ring holds 1024)") == 3, said
+
+
+@pytest.mark.live
+def test_pictures_of_it(ring: Path, tmp_path: Path) -> None:
+    assert minidl.timeline(ring) is not None
+    assert "overwritten (the ring holds 1024)" in json.dumps(str(minidl.html(ring)))
+
+
+@pytest.mark.live
+def test_the_verdict_asks_only_the_time_that_everybody_tells_of(ring: Path) -> None:
+    trace = minidl.read_trace(ring)
+    from minidl.analysis.verdict import waiting
+
+    split = waiting(trace, 1)
+    assert split.workers == 2
+    assert sum(split.causes.values()) + split.consumer <= int(trace.events["time"][-1]) - trace.whole_from(1)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("full", "ring_bytes"), [([], RING_BYTES), (["--full"], None)])
+def test_run_keeps_every_event_when_asked_to(full: list[str], ring_bytes: int | None, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nprint(list(DataLoader(range(3))))\n")
+    trace = tmp_path / "trace"
+    assert cli.main(["run", "--trace", str(trace), *full, str(tmp_path / "script.py")]) == 0
+    assert minidl.read_trace(trace).manifest["ring_bytes"] == ring_bytes
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("said", "slots"), [("", 1_048_576), ("full", 0), ("1", 16384), ("none", -1), ("0", -1), ("-3", -1)]
+)
+def test_the_environment_sizes_the_ring(said: str, slots: int, tmp_path: Path) -> None:
+    program = "import minidl; list(minidl.DataLoader(range(3)))"
+    done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_RING=said)
+    assert done.returncode == 0, done.stderr
+    if slots < 0:
+        assert f"MINIDL_TRACE_RING is 'full' or a whole number of MiB from 1, not {said!r}" in done.stderr
+        assert not (tmp_path / "trace").exists()
+        return
+    header = next((tmp_path / "trace").glob("*.events")).read_bytes()
+    assert Header.read(header).ring == slots

@@ -1,0 +1,427 @@
+"""Small programs that end well with all guards, and do not without one: what each guard of the loader is for.
+
+`python -c "import guard_programs; guard_programs.main()" PROGRAM [GUARD]` runs one of its functions, without GUARD if
+one is given. It says "waits" and the workers' pids when it comes to the step that the guard is for, and at the end
+"well" or what is wrong. A program that never gets there hangs; a program may also kill itself, and leave workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import workloads as wl
+
+import minidl
+from minidl import driver, pin_memory, shutdown, signal_handling, worker
+from minidl.explore.ablations import without
+from minidl.progress import Stage
+
+KEPT: list[Any] = []
+"""Guards that are taken away until the program has ended."""
+
+ENDED: list[str] = []
+"""Signals that the loader has sent its workers."""
+
+WARNED: list[str] = []
+"""Warnings that the loader has given: all of them are about a pin thread that did not end."""
+
+
+def intervals(others: float = 0.3, *, pin: float = 0.3) -> None:
+    """Set the seconds of each wait, the loader's and the workers', and the pin thread's; then take the guard away."""
+    driver.MP_STATUS_CHECK_INTERVAL = worker.MP_STATUS_CHECK_INTERVAL = others
+    pin_memory.MP_STATUS_CHECK_INTERVAL = pin
+    for guard in sys.argv[2:]:
+        KEPT.append(without(guard))  # for good: what is taken away stays away while Python exits
+        KEPT[-1].__enter__()
+
+
+def start(dataset: Any, workers: int = 2, **options: Any) -> Any:
+    iterator = iter(minidl.DataLoader(dataset, num_workers=workers, **options))
+    for process in iterator._workers:
+        process.terminate = functools.partial(_ended, process.terminate)
+        process.kill = functools.partial(_ended, process.kill)
+    return iterator
+
+
+def _ended(end: Callable[[], None]) -> None:
+    ENDED.append(end.__name__)
+    end()
+
+
+def keep(iterator: Any) -> None:
+    """Let the program's main module hold the iterator until Python takes it down."""
+    vars(sys.modules["__main__"])["iterator"] = iterator
+
+
+def waits(iterator: Any) -> None:
+    """Say that the step which counts begins now."""
+    print("waits", *(process.pid for process in iterator._workers), flush=True)
+
+
+def say(iterator: Any, *problems: str, may_end: bool = False) -> None:
+    """Say how the shutdown was: "well", or what is wrong."""
+    wrong = [problem for problem in problems if problem]
+    codes = [process.exitcode for process in iterator._workers]
+    wrong += [f"{len(ENDED)} signals to workers"] if ENDED and not may_end else []
+    wrong += [f"exit codes {codes}"] if any(codes) and not may_end else []
+    wrong += ["a worker is alive"] if any(process.is_alive() for process in iterator._workers) else []
+    wrong += ["the pin thread did not end in time"] if WARNED else []
+    thread = iterator._crew.pin_thread
+    wrong += ["the pin thread is alive"] if thread is not None and thread.is_alive() else []
+    print("well" if not wrong else "bad: " + ", ".join(wrong), flush=True)
+
+
+def until_idle(iterator: Any) -> None:
+    """Wait until every worker waits for a task."""
+    while any(iterator._board.read(n).stage is not Stage.WAITING for n in range(len(iterator._workers))):
+        time.sleep(0.01)
+
+
+def error_of(iterator: Any) -> str:
+    """The error that `next` raises, as text; "" if it raises none."""
+    try:
+        for _ in iterator:
+            pass
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+class Wakeless(wl.Numbers):
+    """Batches that no pipe holds."""
+
+    def __getitem__(self, index: int) -> Any:
+        return bytes(300_000)
+
+
+# --- The end of an epoch ----------------------------------------------------------------------------------------------
+def closes() -> None:
+    intervals(2.0)
+    iterator = start(wl.Numbers(20))
+    next(iterator)
+    until_idle(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator)
+
+
+def ends_streams() -> None:
+    intervals(2.0)
+    iterator = start(wl.Stream(3))
+    list(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator)
+
+
+def closes_pinned() -> None:
+    """The pin thread looks at its done event only when a message comes."""
+    intervals(1.0, pin=60.0)
+    iterator = start(wl.Numbers(4), pin_memory=True)
+    for _ in range(4):
+        next(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator)
+
+
+class Torn(wl.Numbers):
+    """Sample 1 leaves half a message, as a worker may that leaves: once it is told to."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            wl.wait_for_the_end()
+            half_a_message()
+            os._exit(0)
+        return index
+
+
+def half_a_message() -> None:
+    """Write the first bytes of a message, with the lock of all writers."""
+    wl.worker_spec().result_queue._wlock.acquire()
+    os.write(wl.worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+
+
+def closes_while_a_worker_tears() -> None:
+    intervals(1.0, pin=60.0)
+    iterator = start(Torn(2), pin_memory=True)
+    next(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator)
+
+
+def closes_with_full_pipe() -> None:
+    intervals(2.0)
+    iterator = start(Wakeless(100), collate_fn=list)
+    next(iterator)
+    until_idle(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator)
+
+
+def closes_while_a_worker_is_stuck() -> None:
+    intervals()
+    iterator = start(wl.At(10, 1, wl.hang))
+    next(iterator)
+    while iterator._board.read(1).stage is not Stage.FETCHING:
+        time.sleep(0.01)
+    waits(iterator)
+    iterator.close()
+    say(iterator, may_end=True)
+
+
+def closes_while_a_worker_ignores_sigterm() -> None:
+    intervals()
+    iterator = start(wl.At(10, 1, wl.hang_without_sigterm))
+    next(iterator)
+    while iterator._board.read(1).stage is not Stage.FETCHING:
+        time.sleep(0.01)
+    time.sleep(0.3)  # from the sample's beginning to its first line
+    waits(iterator)
+    iterator.close()
+    say(iterator, may_end=True)
+
+
+class Sticky:
+    """A batch whose pin_memory() does not end."""
+
+    def pin_memory(self) -> Any:
+        wl.hang()
+
+
+def closes_while_the_pin_thread_is_stuck() -> None:
+    intervals()
+    iterator = start(wl.Numbers(4), pin_memory=True, timeout=1, collate_fn=lambda samples: Sticky())
+    with contextlib.suppress(RuntimeError):
+        next(iterator)
+    waits(iterator)
+    iterator.close()
+    print("well" if not any(process.is_alive() for process in iterator._workers) else "bad: a worker is alive")
+
+
+def is_interrupted_before_the_pin_thread_is_told() -> None:
+    intervals()
+    iterator = start(wl.Numbers(4), pin_memory=True)
+    plain, crew = shutdown.Crew.perform, iterator._crew
+
+    def perform(self: Any, effect: Any) -> None:
+        shutdown.Crew.perform = plain  # type: ignore[method-assign]
+        raise RuntimeError("DataLoader worker is killed")
+
+    shutdown.Crew.perform = perform  # type: ignore[method-assign,assignment]
+    waits(iterator)
+    with contextlib.suppress(RuntimeError):
+        iterator.close()
+    crew.pin_thread.join(3.0)
+    say(iterator, may_end=True)
+
+
+# --- A worker dies ----------------------------------------------------------------------------------------------------
+def a_worker_is_killed() -> None:
+    intervals()
+    iterator = start(wl.At(10, 3, wl.kill_myself))
+    waits(iterator)
+    error = error_of(iterator)
+    iterator.close()
+    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+def a_worker_is_killed_in_a_message() -> None:
+    intervals()
+    iterator = start(wl.At(10, 3, wl.die_in_the_middle_of_a_message))
+    waits(iterator)
+    error = error_of(iterator)
+    iterator.close()
+    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+def a_worker_is_killed_in_a_message_pinned() -> None:
+    intervals(1.0)
+    iterator = start(wl.At(10, 3, wl.die_in_the_middle_of_a_message), pin_memory=True)
+    error = error_of(iterator)
+    waits(iterator)
+    iterator.close()
+    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+def die_in_the_done_events_lock() -> None:
+    """As one dies that asks an Event: inside its lock, if it has one."""
+    condition = getattr(wl.worker_spec().done_event, "_cond", None)
+    if condition is not None:
+        condition.acquire()
+    wl.kill_myself()
+
+
+def a_worker_is_killed_asking_the_done_event() -> None:
+    intervals()
+    iterator = start(wl.At(10, 3, die_in_the_done_events_lock))
+    waits(iterator)
+    error = error_of(iterator)
+    iterator.close()
+    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+class SlowLock:
+    """A lock that its holder lets go of late, or never: the process is killed before."""
+
+    def __init__(self, lock: Any, kill: bool) -> None:
+        self.lock, self.kill = lock, kill
+
+    def acquire(self, *arguments: Any, **options: Any) -> Any:
+        return self.lock.acquire(*arguments, **options)
+
+    def release(self) -> None:
+        if self.kill:
+            wl.kill_myself()
+        time.sleep(1.0)
+        self.lock.release()
+
+    __enter__ = acquire
+
+    def __exit__(self, *error: Any) -> None:
+        self.release()
+
+
+class EmptyFirst(minidl.IterableDataset[int]):
+    """Worker 0 has no samples, and its feeder is slow to let go of the result queue's lock."""
+
+    def __init__(self, kill: bool) -> None:
+        self.kill = kill
+
+    def __iter__(self) -> Iterator[int]:
+        mine, _, _ = wl.worker()
+        queue = wl.worker_spec().result_queue
+        if mine == 0:
+            queue._wlock = SlowLock(queue._wlock, self.kill)
+            return iter(())
+        return self.late(queue)
+
+    def late(self, queue: Any) -> Iterator[int]:
+        while queue._wlock.acquire(block=False):  # until worker 0 writes
+            queue._wlock.release()
+            time.sleep(0.001)
+        yield from range(3)
+
+
+def a_stream_ends_while_its_feeder_writes() -> None:
+    intervals()
+    iterator = start(EmptyFirst(kill=False))
+    waits(iterator)
+    batches = len(list(iterator))
+    say(iterator, "" if batches == 3 else f"{batches} batches")
+
+
+def a_worker_is_killed_after_its_stream() -> None:
+    intervals()
+    iterator = start(EmptyFirst(kill=True))
+    waits(iterator)
+    error = error_of(iterator)
+    iterator.close()
+    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+def the_pin_thread_dies() -> None:
+    intervals()
+
+    def fail(*arguments: Any) -> Any:
+        raise SystemExit("pin thread")
+
+    pin_memory._pinned = fail
+    iterator = start(wl.Numbers(4), pin_memory=True)
+    waits(iterator)
+    error = error_of(iterator)
+    iterator.close()
+    say(iterator, "" if "Pin memory thread exited unexpectedly" in error else f"error {error!r}", may_end=True)
+
+
+# --- The loader dies --------------------------------------------------------------------------------------------------
+def the_loader_is_killed() -> None:
+    intervals()
+    iterator = start(wl.Numbers(100))
+    next(iterator)
+    until_idle(iterator)
+    waits(iterator)
+    wl.kill_myself()
+
+
+def the_loader_is_killed_with_full_pipe() -> None:
+    intervals()
+    iterator = start(Wakeless(100), collate_fn=list)
+    next(iterator)
+    until_idle(iterator)
+    waits(iterator)
+    wl.kill_myself()
+
+
+def the_loader_is_killed_in_a_message() -> None:
+    intervals()
+    iterator = start(wl.Numbers(100))
+    next(iterator)
+    until_idle(iterator)
+    for queue in iterator._index_queues:
+        queue._wlock.acquire()
+        os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    time.sleep(0.5)  # the workers read it
+    waits(iterator)
+    wl.kill_myself()
+
+
+# --- Python exits -----------------------------------------------------------------------------------------------------
+def exits_unclosed() -> None:
+    intervals()
+    iterator = start(wl.Numbers(100))
+    keep(iterator)
+    next(iterator)
+    until_idle(iterator)
+    waits(iterator)
+    print("well", flush=True)
+
+
+def exits_unclosed_with_a_full_index_queue() -> None:
+    intervals()
+    iterator = start(wl.At(400_000, 0, wl.hang), batch_size=100_000, prefetch_factor=4, workers=1)
+    keep(iterator)
+    while not iterator._index_queues[0]._buffer:  # the feeder writes what no worker reads
+        time.sleep(0.01)
+    waits(iterator)
+    print("well", flush=True)
+
+
+def exits_while_a_lock_is_held() -> None:
+    """A thread that Python stops inside a queue's lock keeps it; here the lock is taken for good."""
+    intervals()
+    iterator = start(wl.Numbers(100))
+    keep(iterator)
+    next(iterator)
+    until_idle(iterator)
+    iterator._index_queues[0]._sem = multiprocessing.Semaphore(0)
+    waits(iterator)
+    print("well", flush=True)
+
+
+PROGRAMS = {name: value for name, value in globals().items() if callable(value)}
+
+
+def main() -> None:
+    """Run the program that the command names."""
+    signal_handling._SIGCHLD_handler_set = True  # a death is found by looking
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ["MINIDL_SIMULATE_DEVICE"] = "1"
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("always", RuntimeWarning)
+    warnings.showwarning = lambda message, *rest, **options: WARNED.append(str(message))
+    torch.set_num_threads(1)
+    PROGRAMS[sys.argv[1]]()

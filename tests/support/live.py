@@ -1,0 +1,59 @@
+"""Tests that start processes are marked `live`; here a test that is not marked is stopped from starting one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+STARTERS = (
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.posix_spawnp",
+    "os.system",
+    "_posixsubprocess.fork_exec",
+    "subprocess._fork_exec",
+    "multiprocessing.popen_forkserver.Popen._launch",
+)
+"""The functions through which `os`, `subprocess` and `multiprocessing` start a process; a Python may lack some."""
+
+TRACKER = b"from multiprocessing.resource_tracker import main"
+"""How multiprocessing starts its resource tracker, once, for the first semaphore that has a name: it is allowed."""
+
+
+class ProcessStartedError(BaseException):
+    """A test without the mark `live` starts a process. No `except Exception` of the code under test catches it."""
+
+
+@contextlib.contextmanager
+def no_process(test: str) -> Iterator[list[str]]:
+    """Make each of STARTERS raise in this process; yields the list of those that were called."""
+    called: list[str] = []
+
+    def guard(name: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            if os.getpid() != own or TRACKER in b" ".join(_words(arguments)):
+                return start(*arguments, **options)
+            called.append(name)
+            raise ProcessStartedError(f"{test} starts a process ({name}): mark it with pytest.mark.live")
+
+        return refuse
+
+    own = os.getpid()
+    with contextlib.ExitStack() as patches:
+        for name in STARTERS:
+            home, _, function = name.rpartition(".")
+            module = pkgutil.resolve_name(home)
+            if (start := getattr(module, function, None)) is not None:
+                patches.enter_context(mock.patch.object(module, function, guard(name, start)))
+        yield called
+
+
+def _words(arguments: tuple[Any, ...]) -> Iterator[bytes]:
+    """The command that a fork_exec is given."""
+    for word in arguments[0] if arguments and isinstance(arguments[0], (list, tuple)) else ():
+        yield os.fsencode(word)

@@ -1,0 +1,299 @@
+"""Traces of runs that never happened, to the nanosecond: what the views are tested on.
+
+`write(directory, ...)` lets an imagined loader run (fixed costs, no clock, no processes) and writes its events in the
+recorder's own file format. The same arguments give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oracle_trace import write_process
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import FORMAT_VERSION, MANIFEST
+from minidl.tracefile.reader import Trace, read_trace
+
+START = 5_000_000_000_000  # monotonic ns of the first event: a machine that has been up for 5,000 s
+LOADER_PID = 1000
+MIB = 1 << 20
+NEVER = 10**15
+
+
+@dataclass
+class Process:
+    """A process of the imagined run: its facts, its threads, its events so far."""
+
+    pid: int
+    role: str
+    parent: int = 1
+    worker: int = -1
+    loader: int = 0
+    threads: dict[int, str] = field(default_factory=dict)
+    strings: list[str] = field(default_factory=list)
+    events: list[tuple[int, ...]] = field(default_factory=list)
+
+    def emit(self, at: int, tid: int, code: int, task: int = -1, worker: int = -1, xyz: tuple[int, ...] = ()) -> None:
+        """Note one event at `at` ns after START."""
+        self.events.append((START + at, code, self.loader, tid, task, worker, *(*xyz, 0, 0, 0)[:3]))
+
+    def write(self, directory: Path) -> None:
+        """Write the two files that the recorder would have written."""
+        names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
+        lines: list[dict[str, object]] = [
+            {"kind": "thread", "tid": t, "name": name} for t, name in self.threads.items()
+        ]
+        lines += [{"kind": "string", "id": n, "text": text} for n, text in enumerate(self.strings, 1)]
+        write_process(
+            directory,
+            [dict(zip(names, event, strict=True)) for event in sorted(self.events, key=lambda event: event[0])],
+            pid=self.pid,
+            start_ns=START,
+            lines=lines,
+            role=self.role,
+            worker=self.worker,
+            loader=self.loader,
+            ppid=self.parent,
+        )
+
+
+@dataclass
+class Run:
+    """An imagined loader of `workers` workers that serves `batches` batches of `batch_size` samples.
+
+    cost(task): ns that its fetch takes, NEVER for one that hangs in its third sample. step: ns of a training step.
+    """
+
+    batches: int
+    workers: int = 2
+    prefetch_factor: int = 2
+    batch_size: int = 4
+    step: int = 300_000
+    cost: Callable[[int], int] = lambda task: 900_000 + 150_000 * (task % 3)
+    epochs: int = 1
+    pin: bool = False
+    simulated: bool = False
+    loader: int = 1
+    first_pid: int = LOADER_PID
+    killed_at: int = 0
+    polls: int = 0  # empty waits of the loader, 1 ms each, before a hang's kill
+
+    def __post_init__(self) -> None:
+        pid = self.first_pid
+        self.main = Process(pid, "loader", loader=self.loader, threads={pid: "MainThread"})
+        self.main.threads |= {pid + 1 + w: f"QueueFeederThread-{w}" for w in range(self.workers)}
+        self.pin_tid = pid + 50
+        if self.pin:
+            self.main.threads[self.pin_tid] = "pin_memory"
+        self.crew = [
+            Process(pid + 100 + w, "worker", pid, w, self.loader,
+                    {pid + 100 + w: "MainThread", pid + 150 + w: "QueueFeederThread"})
+            for w in range(self.workers)
+        ]  # fmt: skip
+        self.free = [0] * self.workers
+        self.written = [0] * self.workers  # when the feeder of each index queue is idle again
+        self.done: dict[int, tuple[int, int]] = {}  # task -> when its result is written, bytes
+        self.now = 0
+        self.pinned = False
+
+    def say(self, code: int, task: int = -1, worker: int = -1, *xyz: int) -> None:
+        """An event of the loader's main thread, now; the clock moves on by a microsecond."""
+        self.main.emit(self.now, self.main.pid, code, task, worker, xyz)
+        self.now += 1_000
+
+    def run(self) -> list[Process]:
+        """Let it run; the processes with their events."""
+        for w, process in enumerate(self.crew):
+            self.say(ev.WORKER_START[0], -1, w)
+            self.now += 200_000
+            self.say(ev.WORKER_START[1], -1, w, process.pid)
+            self.free[w] = self.now + 100_000
+            process.emit(self.free[w], process.pid, ev.WORKER_READY, -1, w, (process.pid, self.main.pid, 42 + w))
+        if all(self.epoch(number) for number in range(self.epochs)):
+            self.shut_down()
+        else:
+            for w, process in enumerate(self.crew):
+                if self.free[w] < NEVER:
+                    process.emit(self.free[w], process.pid, ev.INDEX_GET[0], -1, w)
+        return [self.main, *self.crew]
+
+    def shut_down(self) -> None:
+        self.say(ev.SHUTDOWN[0])
+        self.say(ev.DONE_EVENT_SET, -1, -1, ev.DoneEvent.WORKERS)
+        for w, process in enumerate(self.crew):
+            self.say(ev.SENTINEL_PUT, -1, w, ev.QueueId.INDEX)
+            process.emit(self.now + 30_000, process.pid, ev.SENTINEL_GET, -1, w, (ev.QueueId.INDEX,))
+            process.emit(self.now + 40_000, process.pid, ev.WORKER_EXIT, -1, w, (ev.Ending.SENTINEL,))
+        for w, process in enumerate(self.crew):
+            self.say(ev.JOIN[0], -1, w, ev.Actor.WORKER, 5_000_000_000)
+            self.now += 200_000
+            self.say(ev.JOIN[1], -1, w, ev.Actor.WORKER, 1)
+            self.say(ev.WORKER_GONE, -1, w, process.pid, 0)
+        self.say(ev.SHUTDOWN[1], -1, -1, 0)
+
+    def epoch(self, number: int) -> bool:
+        """One epoch; False if it hangs."""
+        self.sent = self.outstanding = 0
+        self.done.clear()
+        self.stored: set[int] = set()
+        self.say(ev.EPOCH[0], -1, -1, number, self.workers, self.prefetch_factor)
+        for _ in range(self.workers * self.prefetch_factor):
+            self.assign()
+        for rcvd in range(self.batches):
+            self.say(ev.NEXT[0], -1, -1, rcvd)
+            if not self.next(rcvd):
+                return False
+            self.say(ev.NEXT[1], rcvd, -1, rcvd + 1)
+            self.say(ev.CONSUMER[0], rcvd, -1, rcvd + 1)
+            self.now += self.step
+            self.say(ev.CONSUMER[1], rcvd, -1)
+        self.say(ev.EPOCH[1], -1, -1, number, self.batches)
+        return True
+
+    def assign(self) -> None:
+        if self.sent == self.batches:
+            return
+        task, worker = self.sent, self.sent % self.workers
+        self.say(ev.SAMPLER_NEXT[0], task)
+        self.say(ev.SAMPLER_NEXT[1], task, -1, self.batch_size, task * self.batch_size)
+        self.sent += 1
+        self.outstanding += 1
+        self.say(ev.TASK_ASSIGNED, task, worker, self.sent, self.outstanding)
+        self.say(ev.INDEX_PUT, task, worker, self.batch_size)
+        feeder, begin = self.main.pid + 1 + worker, max(self.now + 20_000, self.written[worker])
+        self.written[worker] = begin + 10_000
+        self.main.emit(begin, feeder, ev.INDEX_WRITE[0], task, worker, (60,))
+        self.main.emit(begin + 9_000, feeder, ev.INDEX_WRITE[1], task, worker, (60,))
+        self.work(task, worker, begin + 5_000)
+
+    def work(self, task: int, worker: int, put: int) -> None:
+        process, t = self.crew[worker], self.free[worker]
+        if t >= NEVER:
+            return
+        process.emit(t, process.pid, ev.INDEX_GET[0], -1, worker)
+        t = max(t, put) + 10_000
+        process.emit(t, process.pid, ev.INDEX_GET[1], task, worker, (ev.Message.TASK, self.batch_size))
+        process.emit(t + 2_000, process.pid, ev.FETCH[0], task, worker, (self.batch_size,))
+        end = self.fetch(process, task, worker, t + 4_000)
+        self.free[worker] = end + 8_000 if end < NEVER else NEVER
+        if end >= NEVER:
+            return
+        process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA,))
+        process.emit(end + 4_000, process.pid, ev.RESULT_PUT, task, worker, (ev.Outcome.DATA,))
+        feeder, size = process.pid + 50, 900
+        process.emit(end + 20_000, feeder, ev.RESULT_PICKLE[0], task, worker)
+        process.emit(end + 60_000, feeder, ev.RESULT_PICKLE[1], task, worker, (size, 2, 0))
+        process.emit(end + 62_000, feeder, ev.RESULT_WRITE[0], task, worker, (size,))
+        process.emit(end + 72_000, feeder, ev.RESULT_WRITE[1], task, worker, (size,))
+        self.done[task] = (end + 80_000, size)
+
+    def fetch(self, process: Process, task: int, worker: int, t: int) -> int:
+        """Samples, then collation; when it is over, or NEVER."""
+        cost = self.cost(task)
+        each = (400_000 if cost >= NEVER else cost * 3 // 4) // self.batch_size
+        for position in range(self.batch_size):
+            key = (position, task * self.batch_size + position)
+            process.emit(t, process.pid, ev.SAMPLE[0], task, worker, key)
+            if cost >= NEVER and position == 2:
+                return NEVER
+            t += each
+            process.emit(t - 1_000, process.pid, ev.SAMPLE[1], task, worker, key)
+        process.emit(t, process.pid, ev.COLLATE[0], task, worker, (self.batch_size,))
+        where = (MIB, ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT)
+        process.emit(t + cost // 16, process.pid, ev.SHM_ALLOC, task, worker, where)
+        t += cost // 4
+        process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker)
+        return t
+
+    def next(self, rcvd: int) -> bool:
+        """Receive until task `rcvd` is here; False if it never comes."""
+        if rcvd in self.stored:
+            self.stored.remove(rcvd)
+            self.say(ev.REORDER_POP, rcvd, rcvd % self.workers, rcvd, len(self.stored))
+        else:
+            while (task := self.receive(rcvd)) != rcvd:
+                if task < 0:
+                    return False
+                self.stored.add(task)
+                self.say(ev.REORDER_STORE, task, task % self.workers, rcvd, len(self.stored))
+        self.say(ev.RCVD_ADVANCE, -1, -1, rcvd + 1, self.outstanding)
+        self.assign()
+        self.say(ev.YIELD, rcvd, rcvd % self.workers, ev.Outcome.DATA, rcvd + 1)
+        return True
+
+    def receive(self, rcvd: int) -> int:
+        """Wait for whichever result comes first; its task, or -1 for a hang."""
+        get = ev.READY_GET if self.pin else ev.RESULT_GET
+        while not self.done:
+            if not self.polls:
+                self.say(get[0], rcvd, rcvd % self.workers, 5_000_000_000)
+                return -1
+            self.polls -= 1
+            self.say(get[0], rcvd, rcvd % self.workers, 1_000_000)
+            self.now += 1_000_000
+            self.say(get[1], -1, -1, ev.Message.EMPTY)
+        task = min(self.done, key=self.done.__getitem__)
+        came, size = self.done.pop(task)
+        self.say(get[0], rcvd, rcvd % self.workers, 5_000_000_000)
+        self.now = max(self.now, came)
+        if self.pin:
+            self.pin_batch(task, size)
+        else:
+            self.rebuild(self.main.pid, task, size)
+        self.say(get[1], task, task % self.workers, ev.Message.RESULT, ev.Outcome.DATA)
+        self.outstanding -= 1
+        return task
+
+    def rebuild(self, tid: int, task: int, size: int) -> None:
+        def say(code: int, who: int, *xyz: int) -> None:
+            self.main.emit(self.now, tid, code, task if who >= 0 else -1, who, xyz)
+            self.now += 1_000
+
+        say(ev.RESULT_READ, -1, size)
+        say(ev.RESULT_REBUILD[0], task % self.workers, size)
+        self.now += 40_000
+        say(ev.RESULT_REBUILD[1], task % self.workers, 2, MIB)
+
+    def pin_batch(self, task: int, size: int) -> None:
+        """What the pin thread does while the loader waits."""
+        worker = task % self.workers
+        if not self.pinned:
+            self.main.emit(self.now - 60_000, self.pin_tid, ev.PIN_START, -1, -1, (int(self.simulated),))
+            self.pinned = True
+        self.main.emit(self.now - 50_000, self.pin_tid, ev.RESULT_GET[0], -1, -1, (5_000_000_000,))
+        self.rebuild(self.pin_tid, task, size)
+        come = (ev.Message.RESULT, ev.Outcome.DATA)
+        for code, took, xyz in (
+            (ev.RESULT_GET[1], 1_000, come),
+            (ev.PIN[0], 120_000, (MIB, int(self.simulated))),
+            (ev.PIN[1], 1_000, (MIB, int(self.simulated))),
+            (ev.READY_PUT, 5_000, (ev.Outcome.DATA,)),
+        ):
+            self.main.emit(self.now, self.pin_tid, code, task, worker, xyz)
+            self.now += took
+
+
+def write(directory: Path, *runs: Run) -> Path:
+    """Write the trace of the runs (several = several loaders of one machine) into `directory`; its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    manifest = {"format": FORMAT_VERSION, "versions": {"minidl": "0", "torch": "2.13.0"}, "command": ["train.py"],
+                "host": "imaginary", "detail": "sample", "ring_bytes": None, "pid": LOADER_PID,
+                "realtime_ns": 10**18, "monotonic_ns": START}  # fmt: skip
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    for run in runs:
+        for process in run.run():
+            process.write(directory)
+    return directory
+
+
+def made(directory: Path, *runs: Run, **run: Any) -> Trace:
+    """Write the trace of the runs, or of `Run(**run)`, into `directory` and read it."""
+    return read_trace(write(directory, *(runs or (Run(**run),))))
+
+
+HEALTHY = {"batches": 12}
+HUNG = {"batches": 30, "cost": lambda task: NEVER if task == 9 else 900_000 + 150_000 * (task % 3), "polls": 6}

@@ -1,0 +1,22 @@
+"""Fixtures that test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import made_trace
+import pytest
+
+from minidl.tracefile.reader import Trace
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Trace:
+    """The trace of an imagined run that ends."""
+    return made_trace.made(tmp_path / "trace", **made_trace.HEALTHY)
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Trace:
+    """The trace of an imagined run that hangs in sample 38."""
+    return made_trace.made(tmp_path / "trace", **made_trace.HUNG)

@@ -1,0 +1,118 @@
+"""The package's modules and which of them import which, read from its source.
+
+`test_architecture.py` tests the structure; `draw_structure.py` draws it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "minidl"
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What one module imports from the package, as module names without the package's own name.
+
+    A package's `__init__.py` has a name of its own (`check.__init__`), so that a folder never imports itself.
+    """
+
+    at_run_time: frozenset[str]
+    """Also those inside functions."""
+    for_types: frozenset[str]
+    """Those under `if TYPE_CHECKING:` only."""
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Find each module of the package that has code; an `__init__.py` of a docstring only is left out."""
+    paths = (path for path in sorted(package.rglob("*.py")) if path.name != "__init__.py" or _has_code(path))
+    return {".".join(path.relative_to(package).with_suffix("").parts): path for path in paths}
+
+
+def _has_code(path: Path) -> bool:
+    return any(not isinstance(node, ast.Expr) for node in ast.parse(path.read_text()).body)
+
+
+def imported_names(path: Path, *, for_types: bool = False) -> Iterator[str]:
+    """Yield the absolute names that a file imports at run time, or with `for_types` those under TYPE_CHECKING."""
+    todo: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+    while todo:
+        node, typing = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += [(child, True) for child in node.body]
+            todo += [(child, typing) for child in node.orelse]
+            continue
+        if isinstance(node, ast.Import) and typing == for_types:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and typing == for_types:
+            if node.level:
+                raise ValueError(f"{path}:{node.lineno}: relative import; write the absolute name")
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        todo += [(child, typing) for child in ast.iter_child_nodes(node)]
+
+
+def read_imports(package: Path) -> dict[str, Imports]:
+    """Read what each module of the package imports from the package."""
+    found = modules(package)
+
+    def within(path: Path, *, for_types: bool) -> frozenset[str]:
+        names = (name.split(".") for name in imported_names(path, for_types=for_types))
+        return frozenset(target for name in names if name[0] == NAME and (target := _module_of(name[1:], found)))
+
+    imports = {}
+    for module, path in found.items():
+        at_run_time = within(path, for_types=False) - {module}
+        imports[module] = Imports(at_run_time, within(path, for_types=True) - at_run_time - {module})
+    return imports
+
+
+def _module_of(parts: list[str], found: Iterable[str]) -> str:
+    """Name the module that an imported name is or lies in; "" if that is a package without code."""
+    while True:
+        for candidate in (".".join(parts), ".".join([*parts, "__init__"])):
+            if candidate in found:
+                return candidate
+        if not parts:
+            return ""
+        parts = parts[:-1]
+
+
+def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
+    """Find the groups of modules that import each other in a circle (strongly connected components, Tarjan)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        numbers[module] = lowest[module] = len(numbers)
+        stack.append(module)
+        for target in sorted(edges[module]):
+            if target not in numbers:
+                visit(target)
+                lowest[module] = min(lowest[module], lowest[target])
+            elif target in stack:
+                lowest[module] = min(lowest[module], numbers[target])
+        if lowest[module] == numbers[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in sorted(edges):
+        if module not in numbers:
+            visit(module)
+    return found
+
+
+def classes(package: Path) -> dict[str, list[str]]:
+    """List for each class name of the package the modules that define it, classes inside classes included."""
+    found: dict[str, list[str]] = {}
+    for module, path in modules(package).items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return found

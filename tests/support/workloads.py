@@ -1,0 +1,493 @@
+"""Datasets, collate functions and worker_init_fns for the loader's tests; importable, as spawned workers import them.
+
+All of them run in torch's workers and in ours: they ask `torch.utils.data.get_worker_info`, which answers in both.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data
+
+import minidl
+import minidl.worker as worker_module
+
+
+def worker() -> tuple[int, int, int]:
+    """(id, num_workers, seed) of this worker; (-1, 0, 0) in the loader's own process."""
+    info = torch.utils.data.get_worker_info()
+    return (-1, 0, 0) if info is None else (info.id, info.num_workers, info.seed)
+
+
+def chances() -> tuple[float, float, float]:
+    """One draw from each global generator."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+# --- Datasets that answer ---------------------------------------------------------------------------------------------
+class Numbers:
+    """Map-style by duck typing: i -> i."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Probe(Numbers):
+    """i -> i, who serves it, and a draw from each generator."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, worker(), chances()
+
+
+class Batched(Probe):
+    """Serves a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Tensors(Numbers):
+    """i -> a float tensor of `width` elements, all i."""
+
+    def __init__(self, n: int, width: int = 4) -> None:
+        super().__init__(n)
+        self.width = width
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(index))
+
+
+class Mixed(Numbers):
+    """i -> a nest of everything that default_collate knows."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "tensor": torch.arange(3) + index,
+            "array": np.arange(2.0) * index,
+            "number": index,
+            "float": index / 2,
+            "text": f"sample {index}",
+            "bytes": b"%d" % index,
+            "list": [index, -index],
+            "point": Point(index, torch.tensor(index)),
+        }
+
+
+class Point(NamedTuple):
+    x: int
+    y: torch.Tensor
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """torch's kind of stream: each worker serves its share of range(n)."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        mine, workers, _ = worker()
+        for index in range(self.n)[max(mine, 0) :: max(workers, 1)]:
+            yield index, worker(), chances()
+
+
+class SizedStream(Stream):
+    """Says a length of its own, right or wrong."""
+
+    def __init__(self, n: int, length: int) -> None:
+        super().__init__(n)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"SizedStream({self.n}, {self.length})"
+
+
+class OurStream(minidl.IterableDataset[Any]):
+    """minidl's kind of stream, sharded by minidl's worker information."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        info = minidl.get_worker_info()
+        mine, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(self.n)[mine::workers]:
+            yield index, worker(), chances()
+
+
+class OurNumbers(minidl.Dataset[int]):
+    """minidl's kind of map-style dataset."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+# --- Collate functions and worker_init_fns ----------------------------------------------------------------------------
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def with_chances(samples: Any) -> Any:
+    return samples, worker(), chances()
+
+
+def draw_once(worker_id: int) -> None:
+    """Knows its id already, and leaves a trace in all three generators."""
+    assert worker_id == worker()[0]
+    chances()
+
+
+# --- Everything that fails --------------------------------------------------------------------------------------------
+class SimpleError(Exception):
+    """Rebuilt from its text."""
+
+
+class TwoArgumentsError(Exception):
+    """Can't be built from a text; pickles because its arguments are what its constructor wants."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+
+class MessageError(Exception):
+    """Wants its text as `message`."""
+
+    message = "the class has one too"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class UnpicklableError(Exception):
+    """Neither its text nor its pickle rebuilds it."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code} {reason}")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this error does not travel")
+
+
+ERRORS: dict[str, BaseException] = {
+    "simple": SimpleError("said once"),
+    "value": ValueError("a", "b"),
+    "key": KeyError("no such key"),
+    "stop": StopIteration("not an end"),
+    "os": FileNotFoundError(2, "No such file", "photo.jpg"),
+    "message": MessageError("in a message"),
+    "empty": RuntimeError(),
+    "index": IndexError("out of range"),
+    "memory": MemoryError("too big"),
+    "assertion": AssertionError("not so"),
+    "not implemented": NotImplementedError(),
+}
+"""Errors that both loaders raise again as the same type."""
+
+
+class Failing(Numbers):
+    """Raises `error` at the indices of `at`."""
+
+    def __init__(self, n: int, error: BaseException, at: tuple[int, ...] = (3,)) -> None:
+        super().__init__(n)
+        self.error = error
+        self.at = at
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.at:
+            raise self.error
+        return index
+
+
+class FailingBatch(Numbers):
+    """Raises where a whole batch is asked for."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        raise SimpleError(f"none of {indices}")
+
+
+class FailingStream(Stream):
+    """Fails at its `place` ("iter", "next"); goes no further afterwards, as generators do."""
+
+    def __init__(self, n: int, place: str) -> None:
+        super().__init__(n)
+        self.place = place
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.place == "iter":
+            raise SimpleError("no iterator")
+        return self.samples()
+
+    def samples(self) -> Iterator[Any]:
+        yield 0
+        yield 1
+        raise SimpleError("no third sample")
+
+
+def failing_collate(samples: Any) -> Any:
+    if samples == [2, 3]:
+        raise SimpleError("these two don't go together")
+    return samples
+
+
+def failing_init(worker_id: int) -> None:
+    raise SimpleError(f"worker {worker_id} does not begin")
+
+
+class FailingSampler:
+    """Gives its items, then raises."""
+
+    def __init__(self, items: list[Any], error: type[Exception] = SimpleError) -> None:
+        self.items = items
+        self.error = error
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.items
+        raise self.error(f"no item after the first {len(self.items)}")
+
+    def __len__(self) -> int:
+        return len(self.items) + 1
+
+
+class NotIterable:
+    """A sampler whose __iter__ fails."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise SimpleError("no order")
+
+
+class Unpicklable:
+    """Can't be sent."""
+
+    def __getstate__(self) -> Any:
+        raise TypeError("this object does not travel")
+
+
+class Unbuildable:
+    """Can be sent, and not rebuilt on the other side."""
+
+    def __reduce__(self) -> Any:
+        return _refuse_to_be_built, ()
+
+
+def _refuse_to_be_built() -> Any:
+    raise ValueError("this object does not arrive")
+
+
+class At(Numbers):
+    """i -> i, but `thing` at index `at`."""
+
+    def __init__(self, n: int, at: int, thing: Any) -> None:
+        super().__init__(n)
+        self.at = at
+        self.thing = thing
+
+    def __getitem__(self, index: int) -> Any:
+        return self.thing() if index == self.at else index
+
+
+# --- Workers that die, hang and keep a journal ------------------------------------------------------------------------
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once() -> None:
+    os._exit(7)
+
+
+def hang() -> None:
+    """Nothing but a signal ends it."""
+    while True:
+        time.sleep(3600)
+
+
+def hang_without_sigterm() -> None:
+    """Not even SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang()
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def die_in_the_middle_of_a_message() -> None:
+    """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind.
+
+    With the lock that every writer takes, so that no other message, be it a sentinel, gets through any more.
+    """
+    worker_spec().result_queue._wlock.acquire()
+    os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    kill_myself()
+
+
+def killed_in_a_sample(directory: Path) -> Any:
+    """An iterator after five batches whose worker is killed in its next sample, and not in a write.
+
+    A worker that is killed in a write takes along the lock that the other one needs.
+    """
+    iterator = iter(minidl.DataLoader(Gate(20, directory / "die", at=5, thing=kill_myself), num_workers=2))
+    for _ in range(5):
+        next(iterator)
+    (directory / "die").touch()
+    return iterator
+
+
+class Journal(Numbers):
+    """Writes a line for each sample that it has served, whole and at once, before it serves it."""
+
+    def __init__(self, n: int, path: Path, pause: float = 0.0) -> None:
+        super().__init__(n)
+        self.path = str(path)
+        self.pause = pause
+
+    def __getitem__(self, index: int) -> int:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, f"{worker()[0]} {os.getpid()} {index}\n".encode())
+        finally:
+            os.close(fd)
+        time.sleep(self.pause)
+        return index
+
+
+class Gate(At):
+    """As At, but sample `at` waits until the file `path` exists: the test decides when it goes on."""
+
+    def __init__(self, n: int, path: Path, at: int = 0, thing: Any = int) -> None:
+        super().__init__(n, at, thing)
+        self.path = str(path)
+
+    def __getitem__(self, index: int) -> Any:
+        while index == self.at and not os.path.exists(self.path):
+            time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+def worker_spec() -> Any:
+    """The arguments of the worker loop that runs this code, found on its stack."""
+    frame: Any = sys._getframe()
+    while "spec" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["spec"]
+
+
+def wait_for_the_end() -> int:
+    """A sample that is served only when the loader has told its workers to skip the rest."""
+    while not worker_spec().done_event.is_set():
+        time.sleep(0.002)
+    return 0
+
+
+def touch(path: str) -> int:
+    Path(path).touch()
+    return 0
+
+
+def not_shared(samples: list[Any]) -> Any:
+    """A batch in the worker's private memory."""
+    return torch.stack(samples).clone()
+
+
+def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
+    """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which somebody is stuck."""
+    from minidl import driver, pin_memory
+
+    for module in (driver, pin_memory, worker_module):
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", seconds)
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+BOUND = 110.0
+"""Seconds within which an end counts as bounded: far above any that is meant, even on a machine where each import of
+torch takes 20 s; below the limit of a test."""
+
+
+def command_and_environment(script: str, *arguments: object, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """Python code in a process of its own, with the tests importable."""
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)]
+    return command, os.environ | {"PYTHONPATH": paths} | environment
+
+
+def run(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; what it says comes back as text."""
+    command, env = command_and_environment(script, *arguments, **environment)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=BOUND, check=False)
+
+
+class Program(subprocess.Popen[str]):
+    """A program that is killed with its group if the test fails in its `with`, which would wait for it otherwise."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None and self.poll() is None:
+            kill_group(self)
+        super().__exit__(kind, error, trace)
+
+
+def started(script: str, *arguments: object, stderr: Any = subprocess.DEVNULL) -> Program:
+    """Start it in a process group of its own."""
+    command, env = command_and_environment(script, *arguments)
+    return Program(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
+
+
+def kill_group(program: subprocess.Popen[Any]) -> None:
+    """Kill a program with its process group, and remove the shared memory that it could no longer unlink."""
+    members = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _group_of(path) == program.pid]
+    os.killpg(program.pid, signal.SIGKILL)
+    program.communicate()
+    for left in (left for pid in members for left in Path("/dev/shm").glob(f"torch_{pid}_*")):
+        left.unlink(missing_ok=True)
+
+
+def _group_of(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rsplit(")")[-1].split()[2])
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return -1
+
+
+def pids_said_by(program: subprocess.Popen[str]) -> list[int]:
+    """The numbers in the next line of what the program says."""
+    assert program.stdout is not None
+    return [int(pid) for pid in program.stdout.readline().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until all of these processes have ended."""
+    deadline = time.monotonic() + BOUND
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+        time.sleep(0.01)

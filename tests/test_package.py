@@ -1,0 +1,89 @@
+"""`import minidl`: what it loads, that every public name is found, and what the environment starts."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minidl
+
+PACKAGE = Path(minidl.__file__).parent
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Each name that the imports under TYPE_CHECKING bind, with its module."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {
+        alias.name: str(node.module).removeprefix("minidl.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def loaded_after(statements: str, **environment: str) -> set[str]:
+    """Names of the modules that a fresh interpreter has loaded after `statements`."""
+    program = f"{statements}\nimport sys; print(*sys.modules, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment | {"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_the_three_lists_of_public_names_agree() -> None:
+    assert names_for_type_checkers() == minidl._MODULE_OF
+    assert sorted(minidl.__all__) == sorted(minidl._MODULE_OF)
+
+
+@pytest.mark.parametrize("name", minidl.__all__)
+def test_each_public_name_is_its_modules_own(name: str) -> None:
+    value = getattr(minidl, name)
+    assert value.__module__ == f"minidl.{minidl._MODULE_OF[name]}"
+    assert vars(minidl)[name] is value
+    assert name in dir(minidl)
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """`import minidl.trace` would make `minidl.trace` a module; it is a function."""
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    assert not modules & set(minidl.__all__)
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'minidl' has no attribute 'Dataloader'"):
+        minidl.Dataloader  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Dataloader'"):
+        exec("from minidl import Dataloader")
+
+
+@pytest.mark.live
+def test_a_module_is_an_attribute_without_an_import_of_its_own() -> None:
+    assert "minidl.sampler" in loaded_after("import minidl; minidl.sampler.RandomSampler")
+
+
+def test_a_star_import_gives_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from minidl import *", names)
+    assert set(minidl.__all__) <= set(names)
+
+
+@pytest.mark.live
+def test_the_bare_import_loads_neither_torch_nor_numpy() -> None:
+    assert not {"torch", "numpy"} & loaded_after("import minidl")
+
+
+@pytest.mark.live
+def test_minidl_trace_in_the_environment_starts_a_recording(tmp_path: Path) -> None:
+    program = "import minidl; list(minidl.DataLoader(range(3)))"
+    loaded_after(program, MINIDL_TRACE=str(tmp_path / "trace"))
+    assert len(minidl.read_trace(tmp_path / "trace").select("yield")) == 3

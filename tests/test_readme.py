@@ -1,0 +1,79 @@
+"""The README files: each link leads to a file, each command and option exists, each import works."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from minidl import cli
+
+ROOT = Path(__file__).parents[1]
+READMES = ("README.md", "traces/README.md", "minidl/photos/README.md")
+TEXT = "\n".join((ROOT / name).read_text() for name in READMES)
+
+
+def links() -> list[tuple[str, str]]:
+    return [
+        (name, target)
+        for name in READMES
+        for target in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text())
+        if "://" not in target
+    ]
+
+
+@pytest.mark.parametrize(("readme", "target"), sorted(set(links())))
+def test_each_link_leads_somewhere(readme: str, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    place = (ROOT / readme).parent / path if path else ROOT / readme
+    assert place.exists()
+    if anchor:
+        headings = re.findall(r"^#+ (.*)$", place.read_text(), re.M)
+        assert anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def command_lines() -> list[str]:
+    """Each `minidl ...` in code, without its comment."""
+    spans = re.findall(r"`([^`\n]+)`", TEXT)
+    blocks = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
+    found = [re.search(r"(?:^|&& |-m )minidl (?!COMMAND)(.*)", text.split(" #")[0]) for text in spans + blocks]
+    return sorted({match.group(1).strip() for match in found if match})
+
+
+def test_command_lines_are_found() -> None:
+    assert {"demo", "summary traces/first", "run --observe train.py"} <= set(command_lines())
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_each_command_line_parses(line: str) -> None:
+    if line in ("--help", "--version"):
+        return
+    words = shlex.split(line)
+    if words[1:] or words[0] in ("demo", "events"):
+        assert cli.parser().parse_args(words).act is cli.COMMANDS[words[0]].act
+    assert words[0] in cli.COMMANDS
+
+
+def test_each_option_that_is_named_alone_exists() -> None:
+    options = {name for command in cli.COMMANDS.values() for names, _ in command.arguments for name in names}
+    options |= {"--help", "--version", "--list", "--only", "--device"}  # the last three also of minidl.recordings
+    for option in re.findall(r"`(--[a-z-]+)[ `]", TEXT):
+        assert option in options, option
+
+
+def test_each_command_is_named_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in cli.COMMANDS if f"minidl {name}" not in text] == []
+
+
+def test_each_python_name_exists() -> None:
+    for path in set(re.findall(r"\b(minidl(?:\.[A-Za-z_]+)+)\(", TEXT)):
+        assert callable(pkgutil.resolve_name(path)), path
+
+
+def test_each_file_that_a_command_runs_exists() -> None:
+    for path in set(re.findall(r"\bpython (?:-m pytest )?(tests/[\w/.]+)", TEXT)):
+        assert (ROOT / path).is_file(), path

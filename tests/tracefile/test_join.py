@@ -1,0 +1,359 @@
+"""Several ranks: their traces joined into one that every view reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import numpy as np
+import pytest
+import rank_runs
+from made_trace import Run
+from oracle_trace import write_process
+
+from minidl import cli
+from minidl.analysis.summary import summary
+from minidl.check import examine
+from minidl.tracefile import attachments, reader
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX, TraceError
+from minidl.tracefile.join import FIRST_NEW_PID, Clock, join
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views import page
+from minidl.views.chrome import process_titles, to_chrome
+from minidl.views.scene import scene_of
+from minidl.views.text import render
+
+HOUR = 3_600_000_000_000
+
+
+@pytest.fixture(scope="module")
+def place() -> Path:
+    return rank_runs.recorded()
+
+
+def test_between_readings_the_offset_is_interpolated_and_outside_it_holds() -> None:
+    clock = Clock("process group", 5, (1_000, 3_000), (HOUR, HOUR + 20))
+    assert clock.shifted(np.array([0, 1_000, 1_100, 2_000, 3_000, 9_000])).tolist() == [
+        HOUR, HOUR + 1_000, HOUR + 1_101, HOUR + 2_010, HOUR + 3_020, HOUR + 9_020,
+    ]  # fmt: skip
+    assert clock.drift_ppm == pytest.approx(10_000)
+    assert Clock("process group", 5, (1_000,), (7,)).drift_ppm is None
+
+
+def test_times_far_from_0_stay_exact_to_the_nanosecond() -> None:
+    """A machine that has been up for ten years, and another one for as long less."""
+    up = 10 * 365 * 24 * HOUR
+    clock = Clock("process group", 0, (up, up + HOUR), (1 - up, 1 - up))
+    assert clock.shifted(np.array([up, up + 1, up + 12_345_678_901])).tolist() == [1, 2, 12_345_678_902]
+
+
+# --- Joining real traces ----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def joined(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    path, lacks = join([place / "four ranks"], tmp_path_factory.mktemp("joined") / "trace")
+    assert lacks == []
+    return read_trace(path)
+
+
+def members(place: Path) -> list[Trace]:
+    return [read_trace(place / "four ranks" / f"rank{rank}") for rank in range(4)]
+
+
+@pytest.mark.live
+def test_a_joined_trace_has_every_event_at_its_time(place: Path, joined: Trace) -> None:
+    """One machine: not a nanosecond is changed, and nothing but the loaders' numbers."""
+    apart = members(place)
+    assert joined.problems == []
+    assert len(joined) == sum(map(len, apart))
+    kept = [name for name in joined.events.dtype.names or () if name not in ("loader", "process")]
+    for rank, trace in enumerate(apart):
+        of_rank = [index for index, process in enumerate(joined.processes) if process.rank == rank]
+        mine = joined.events[np.isin(joined.events["process"], of_rank)]
+        for name in kept:
+            assert (mine[name] == trace.events[name]).all(), name
+        shift = mine["loader"].astype(int) - trace.events["loader"]
+        assert set(shift[trace.events["loader"] > 0].tolist()) == {2 * rank}  # two epochs: two iterators a rank
+
+
+@pytest.mark.live
+def test_the_manifest_says_what_was_joined(joined: Trace) -> None:
+    told = joined.manifest["ranks"]
+    assert [one["rank"] for one in told] == [0, 1, 2, 3]
+    assert {(one["clock"], one["offset_ns"], one["error_ns"]) for one in told} == {("same machine", 0, 0)}
+    assert (joined.manifest["world_size"], "rank" in joined.manifest) == (4, False)
+    assert {facts["rank"] for facts in joined.loaders.values()} == {0, 1, 2, 3}
+
+
+@pytest.mark.live
+def test_a_joined_trace_keeps_the_protocol(joined: Trace) -> None:
+    assert examine(joined).violations == []
+
+
+@pytest.mark.live
+def test_every_view_has_a_group_of_lanes_for_each_rank(joined: Trace) -> None:
+    drawn = scene_of(joined)
+    assert [slot.title for slot in drawn.slots] == [
+        f"rank {rank} · iterators {2 * rank + 1}, {2 * rank + 2}" for rank in range(4)
+    ]
+    assert [lane.slot for lane in drawn.lanes if lane.title == "worker 0"] == [0, 1, 2, 3]
+    titles = [title.rsplit(" ", 1)[0] for title in process_titles(joined)]
+    assert titles[0] == "rank 0 · loader"
+    assert titles == [
+        f"rank {rank} · {what}"
+        for rank in range(4)
+        for what in ("loader", *(f"worker 0 of iterator {2 * rank + number}" for number in (1, 2)))
+    ]
+    assert [f"rank {rank} · iterators" in render(joined) for rank in range(4)] == [True] * 4
+    assert [f"iterator {2 * rank + 1} of rank {rank}:" in summary(joined).text() for rank in range(4)] == [True] * 4
+    assert page.describe(drawn, "")["slots"][3] == "rank 3 · iterators 7, 8"
+    assert {e["pid"] for e in to_chrome(joined)["traceEvents"]} == {process.pid for process in joined.processes}
+
+
+@pytest.mark.live
+def test_packed_or_not_it_is_the_same(place: Path, joined: Trace, tmp_path: Path) -> None:
+    packed = [trace.pack(tmp_path / f"rank{rank}") for rank, trace in enumerate(members(place))]
+    other = read_trace(join(packed, tmp_path / "joined.minidl")[0])
+    assert other.path.is_file()
+    assert (other.events == joined.events).all()
+    assert [p.rank for p in other.processes] == [p.rank for p in joined.processes]
+
+
+@pytest.mark.live
+def test_no_rank_was_changed(place: Path, joined: Trace) -> None:
+    assert all(trace.problems == [] and "ranks" not in trace.manifest for trace in members(place))
+
+
+# --- Machines of their own --------------------------------------------------------------------------------------------
+Maker = Callable[..., Path]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
+    """Writes an imagined rank's trace, its clock `ahead` ns ahead of the truth. What is None is not in the manifest."""
+
+    def make(number: int, ahead: int = 0, name: str = "", lines: tuple[dict[str, Any], ...] = (), **facts: Any) -> Path:
+        start = made_trace.START
+        with monkeypatch.context() as patch:
+            patch.setattr(made_trace, "START", start + ahead)
+            path = made_trace.write(tmp_path / (name or f"rank{number}"), Run(batches=4))
+        manifest = json.loads((path / MANIFEST).read_text())
+        own = {"rank": number, "world_size": 2, "host": f"host{number}", "boot_id": f"boot {number}"} | facts
+        (path / MANIFEST).write_text(json.dumps(manifest | {k: v for k, v in own.items() if v is not None}))
+        if lines:
+            side = next(path.glob("1000-*" + SIDE_SUFFIX))
+            side.write_text(side.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return make
+
+
+def read(at: int, offset: int, error: int = 1_000, rank: int = 1) -> dict[str, Any]:
+    """A line of a side file: one reading."""
+    return {"kind": "clock", "rank": rank, "at_ns": at, "offset_ns": offset, "error_ns": error, "reference": 0}
+
+
+def times(trace: Trace, rank: int) -> list[int]:
+    of_rank = [index for index, process in enumerate(trace.processes) if process.rank == rank]
+    return trace.events["time"][np.isin(trace.events["process"], of_rank)].tolist()
+
+
+def test_a_skewed_machines_events_come_to_their_true_times(made: Maker, tmp_path: Path) -> None:
+    """The same imagined run on two machines, one clock an hour ahead: joined, all happens at the same time."""
+    start = made_trace.START
+    one, other = made(0), made(1, ahead=HOUR, lines=(read(start + HOUR, -HOUR), read(start + HOUR + 10**9, -HOUR)))
+    path, lacks = join([one, other], tmp_path / "joined")
+    trace = read_trace(path)
+    assert (lacks, trace.problems) == ([], [])
+    assert times(trace, 0) == times(trace, 1) == read_trace(one).events["time"].tolist()
+    told = trace.manifest["ranks"][1]
+    assert (told["clock"], told["offset_ns"], told["error_ns"], told["drift_ppm"]) == ("process group", -HOUR, 1_000, 0)
+
+
+def test_a_clock_that_drifts_is_corrected_between_the_readings(made: Maker, tmp_path: Path) -> None:
+    """100 us further ahead at the end of 10 ms than at their beginning."""
+    start = made_trace.START
+    lines = (read(start, 0), read(start + 10_000_000, -100_000))
+    trace = read_trace(join([made(0), made(1, lines=lines)], tmp_path / "joined")[0])
+    true, was = np.array(times(trace, 1)), np.array(times(trace, 0))
+    assert (true == was - np.clip(np.rint((was - start) / 100), 0, 100_000)).all()
+
+
+def test_pids_that_both_machines_used_are_told_apart(made: Maker, tmp_path: Path) -> None:
+    """Both have a loader 1000 and workers 1100 and 1101, and events that name them."""
+    start = made_trace.START
+    trace = read_trace(join([made(0), made(1, lines=(read(start, 0), read(start + 10**9, 0)))], tmp_path / "joined")[0])
+    pids = {rank: [p.pid for p in trace.processes if p.rank == rank] for rank in (0, 1)}
+    assert sorted(pids[0]) == [1000, 1100, 1101]
+    assert sorted(pids[1]) == [FIRST_NEW_PID + n for n in range(3)]
+    assert trace.manifest["ranks"][1]["pid"] == FIRST_NEW_PID
+    for name, column in (("worker_start", "x"), ("worker_gone", "x"), ("worker_ready", "x"), ("worker_ready", "y")):
+        rows = trace.select(name)
+        named = {rank: set(rows[column][np.isin(rows["pid"], pids[rank])].tolist()) - {0} for rank in (0, 1)}
+        assert named[0]
+        assert all(named[rank] <= set(pids[rank]) for rank in (0, 1)), (name, named)
+    assert {p.ppid for p in trace.processes if p.rank == 1 and p.worker >= 0} == {FIRST_NEW_PID}
+    assert [slot.title for slot in scene_of(trace).slots] == ["rank 0 · iterator 1", "rank 1 · iterator 2"]
+    assert len(trace.threads) == 2 * len(read_trace(tmp_path / "rank0").threads)
+
+
+def test_two_ranks_of_one_machine_share_the_better_reading(made: Maker, tmp_path: Path) -> None:
+    """They have one clock; what they read of it differs by the error. Between them, nothing moves."""
+    start = made_trace.START
+    paths = [made(0, world_size=3)]
+    for rank, (offset, error) in {1: (-HOUR + 900, 1_000), 2: (-HOUR + 2, 10)}.items():
+        lines = (read(start + HOUR, offset, error, rank), read(start + HOUR + 10**9, offset, error, rank))
+        paths.append(made(rank, ahead=HOUR, boot_id="the other", world_size=3, lines=lines))
+    trace = read_trace(join(paths, tmp_path / "joined")[0])
+    assert times(trace, 1) == times(trace, 2) == [time + 2 for time in times(trace, 0)]
+    assert [one["error_ns"] for one in trace.manifest["ranks"]] == [0, 10, 10]
+
+
+def test_rank_0_may_be_missing(made: Maker, tmp_path: Path) -> None:
+    """Then the lowest rank's clock is the reference, and both errors add up."""
+    start = made_trace.START
+    paths = []
+    for rank, ahead in ((1, HOUR), (2, 3 * HOUR)):
+        lines = (read(start + ahead, -ahead, rank=rank), read(start + ahead + 10**9, -ahead, rank=rank))
+        paths.append(made(rank, ahead=ahead, world_size=3, lines=lines))
+    path, lacks = join(paths, tmp_path / "joined")
+    trace = read_trace(path)
+    assert lacks == trace.problems == ["of 3 ranks, these are not here: 0"]
+    assert times(trace, 1) == times(trace, 2)
+    assert trace.manifest["ranks"][1]["error_ns"] == 2_000
+
+
+def test_an_unaligned_clock_is_said(made: Maker, tmp_path: Path) -> None:
+    """By the time of day where the traces tell it, else not at all; once read, its drift is not known."""
+
+    def wall(ahead: int) -> dict[str, int]:
+        return {"realtime_minus_monotonic_ns": 10**18 - ahead}
+
+    one = made(0, clock=wall(0))
+    (said,) = join([one, made(1, ahead=HOUR, clock=wall(HOUR))], tmp_path / "a")[1]
+    assert "the clock of rank 1 (host1) was never compared with rank 0's: its times are by the time of day" in said
+    trace = read_trace(tmp_path / "a")
+    assert trace.problems == [said]
+    assert times(trace, 0) == times(trace, 1)
+    assert trace.manifest["ranks"][1]["error_ns"] is None
+    (said,) = join([one, made(1, ahead=HOUR, name="rank1-b")], tmp_path / "b")[1]
+    assert said == "the clock of rank 1 (host1) cannot be compared with rank 0's: its times are its own"
+    once = made(1, ahead=HOUR, name="rank1-c", lines=(read(made_trace.START, -HOUR),))
+    assert join([one, once], tmp_path / "c")[1] == [
+        "the clock of rank 1 (host1) was compared once only: its drift is unknown"
+    ]
+
+
+def test_moments_that_events_name_move_too(tmp_path: Path) -> None:
+    """The device's mark is bracketed by the host's clock, whose time is in the event."""
+    for rank in (0, 1):
+        directory = tmp_path / "in" / f"rank{rank}"
+        rows = [{"code": ev.CLOCK_CALIBRATION, "time": 500 + rank * HOUR, "x": 490 + rank * HOUR, "y": 7}]
+        write_process(directory, rows, lines=[read(1 + rank * HOUR, -rank * HOUR, rank=rank)])
+        facts = {"format": 1, "rank": rank, "boot_id": str(rank)}
+        (directory / MANIFEST).write_text(json.dumps(facts))
+    trace = read_trace(join([tmp_path / "in"], tmp_path / "joined")[0])
+    assert trace.events[["time", "x", "y"]].tolist() == [(500, 490, 7)] * 2
+
+
+def test_attachments_move_and_are_renamed(made: Maker, tmp_path: Path) -> None:
+    start = made_trace.START
+    paths = [made(0), made(1, ahead=HOUR, lines=(read(start, -HOUR), read(start + 2 * HOUR, -HOUR)))]
+    for path, ahead in zip(paths, (0, HOUR), strict=True):
+        rows = np.array([(start + ahead + 5, start + ahead + 9, 0, 0)], attachments.SLICE)
+        about = attachments.description("profiler", "p", "1", 1000, "c", 0, loader=1)
+        track = attachments.SliceTrack(1000, 1000, "main")
+        data = (
+            about + attachments.chunk([track], [attachments.Name("op")], rows) + b"nonsense\n" + attachments.closing()
+        )
+        (path / "profiler-1.attachment.jsonl").write_bytes(data)
+    trace = read_trace(join(paths, tmp_path / "joined")[0])
+    assert [one.name for one in trace.attachments] == ["profiler-1.attachment.jsonl", "profiler-2.attachment.jsonl"]
+    for one, pid, loader in zip(trace.attachments, (1000, FIRST_NEW_PID), (1, 2), strict=True):
+        assert one.slices.rows[["begin", "end"]].tolist() == [(start + 5, start + 9)]
+        assert (one.slices.tracks[0].pid, one.about["pid"], one.about["loader"]) == (pid, pid, loader)
+
+
+def test_a_damaged_line_or_file_is_taken_along(made: Maker, tmp_path: Path) -> None:
+    one, other = made(0), made(1, boot_id="boot 0")
+    side = next(other.glob("1000-*" + SIDE_SUFFIX))
+    side.write_bytes(side.read_bytes() + b"{nonsense\n")
+    next(other.glob("1101-*.events")).write_bytes(b"not of ours" + bytes(5000))
+    trace = read_trace(join([one, other], tmp_path / "joined")[0])
+    said = " ".join(trace.problems)
+    assert "1 line of" in said
+    assert "is no events file" in said
+
+
+# --- What cannot be joined --------------------------------------------------------------------------------------------
+def test_what_does_not_go_together_is_refused(made: Maker, tmp_path: Path) -> None:
+    one, other = made(0, boot_id="b"), made(1, boot_id="b")
+    out = tmp_path / "joined"
+    cases = {
+        "merge: rank 1 twice: ": [one, other, made(1, name="rank1.2", boot_id="b")],
+        "one trace alone cannot be joined: give those of all ranks": [one],
+        "are of runs with different numbers of ranks: ": [one, made(1, name="four", boot_id="b", world_size=4)],
+        "min before .*later begins: they are of different runs": [one, made(1, name="later", boot_id="b", ahead=HOUR)],
+        "does not say which rank it is of": [one, made(1, name="nameless", boot_id="b", rank=None)],
+    }
+    for message, paths in cases.items():
+        with pytest.raises(TraceError, match=message):
+            join(paths, out)
+        assert not out.exists()
+    join([one, other], out)
+    with pytest.raises(TraceError, match="is there already: give another place with -o"):
+        join([one, other], out)
+    with pytest.raises(TraceError, match="holds several ranks already"):
+        join([out, one], tmp_path / "more")
+    with pytest.raises(TraceError, match="nowhere: No such file or directory"):
+        join([one, tmp_path / "nowhere"], tmp_path / "more")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_traces_of_different_formats_are_refused(made: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one format so far; a later reader reads two."""
+    monkeypatch.setattr(reader, "FORMAT_VERSION", 2)
+    with pytest.raises(TraceError, match="of different formats: record with one minidl"):
+        join([made(0), made(1, format=2)], tmp_path / "joined")
+
+
+def test_a_rank_that_began_when_another_had_ended_is_said(made: Maker, tmp_path: Path) -> None:
+    _, (said,) = join([made(0, boot_id="b"), made(1, boot_id="b", ahead=10**9)], tmp_path / "joined")
+    assert re.search(r"rank0 ends 996 ms before .*rank1 begins: are they of one run\?", said)
+
+
+def test_a_rank_may_be_told_by_the_directory_or_the_process_group(made: Maker, tmp_path: Path) -> None:
+    by_name = made(0, rank=None, boot_id="b")
+    by_group = made(1, name="other", rank=None, boot_id="b", lines=(read(made_trace.START, 0),))
+    assert [process.rank for process in read_trace(join([by_name, by_group], tmp_path / "j")[0]).processes].count(
+        1
+    ) == 3
+
+
+def test_different_commands_are_said(made: Maker, tmp_path: Path) -> None:
+    _, lacks = join([made(0, boot_id="b"), made(1, boot_id="b", command=["another.py"])], tmp_path / "joined")
+    assert lacks == ["the ranks were started by different commands: are they of one run?"]
+
+
+@pytest.mark.live
+def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "joined"
+    assert cli.main(["merge", str(place / "correct"), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert (
+        cli.main(
+            ["merge", str(place / "four ranks" / "rank0"), str(place / "four ranks" / "rank2"), "-o", str(out) + "2"]
+        )
+        == 0
+    )
+    assert "of 4 ranks, these are not here: 1, 3" in capsys.readouterr().err
+    assert cli.main(["merge", str(place / "correct")]) == 2
+    assert "say with -o where the joined trace of the ranks should go" in capsys.readouterr().err
+    for command in ("summary", "ledger", "check", "timeline"):
+        assert cli.main([command, str(out)]) == 0
+    assert cli.main(["diff", str(out), str(out)]) == 0
+    assert cli.main(["export", str(out), "-o", str(tmp_path / "x.json")]) == 0

@@ -1,0 +1,47 @@
+"""What a trace says of ranks and iterators that it does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minidl.tracefile.ranks import lacking, words_of
+
+
+def rank(process: str, number: int, of: int = 2, iterators: int = 1) -> list[dict[str, Any]]:
+    """The lines of a process that is a rank."""
+    lines: list[dict[str, Any]] = [{"kind": "process", "process": process, "rank": number, "world_size": of}]
+    return lines + [{"kind": "loader", "process": process, "loader": n + 1} for n in range(iterators)]
+
+
+ONE: dict[str, Any] = {"kind": "loader", "process": "a", "loader": 1}
+
+
+def test_a_run_that_has_all_lacks_nothing() -> None:
+    assert lacking({}, [ONE]) == []
+    assert lacking({}, rank("a", 0) + rank("b", 1)) == []
+
+
+def test_ranks_that_are_missing() -> None:
+    (text,) = lacking({}, rank("a", 0, of=4) + rank("b", 2, of=4, iterators=0))
+    assert text.startswith("the process group had 4 ranks, 1 recorded; missing: 1, 2, 3. rank 2 joined the group and")
+    assert "ranks 1, 3 left nothing" in text
+
+
+def test_where_each_rank_has_its_trace_the_others_are_not_missed() -> None:
+    assert lacking({"rank": 0}, rank("a", 0)) == []
+    assert lacking({"ranks": [{"rank": 0}]}, rank("a", 0)) == []
+
+
+def test_no_iterator_and_why() -> None:
+    (text,) = lacking({}, [{"kind": "process", "process": "a"}])
+    assert text.startswith("no iterator was recorded: neither the program nor a Python process")
+    passed = {"kind": "passed over", "process": "a", "iterator": "Own", "why": "without workers"}
+    (text,) = lacking({}, [passed, passed])
+    assert text == "no iterator was recorded: Own iterates without workers"
+    assert lacking({}, [passed, ONE]) == ["not recorded: Own iterates without workers"]
+
+
+def test_words_of_a_directory_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "1-1.meta.jsonl").write_bytes(b'{"kind": "loader", "loader": 1}\n[1]\nno line\n"text"\n')
+    assert words_of(tmp_path) == ({}, [{"kind": "loader", "loader": 1, "process": "1-1.meta.jsonl"}])

@@ -1,0 +1,678 @@
+"""The reader: what can be read is read, the rest is said, and no file makes it fail in any other way."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_trace import recorded, write_process
+
+from minidl.record.recorder import Recorder, TraceConfig, create
+from minidl.tracefile import events as ev
+from minidl.tracefile.batches import Batches
+from minidl.tracefile.format import HEADER_BYTES, MANIFEST, PACK, ROW, STATE_AT, Header, TraceError
+from minidl.tracefile.process import Process
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import duration
+
+RARELY = settings(max_examples=60, deadline=None)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A trace of two processes: a loader with three events, a worker with two; one text."""
+    place = tmp_path / "small"
+    loader = [
+        {"code": ev.WORKER_START[0], "time": 10, "worker": 0},
+        {"code": ev.WORKER_START[1], "time": 30, "worker": 0, "x": 7},
+        {"code": ev.YIELD, "time": 90, "task": 0, "worker": 0, "x": 1, "y": 1},
+    ]
+    worker = [
+        {"code": ev.FETCH[0], "time": 50, "task": 0, "worker": 0, "x": 4},
+        {"code": ev.TASK_ERROR, "time": 60, "task": 0, "worker": 0, "x": 2, "y": 5, "z": 1},
+    ]
+    names: list[dict[str, object]] = [{"kind": "thread", "tid": 5, "name": "MainThread"}]
+    texts: list[dict[str, object]] = [
+        {"kind": "string", "id": 1, "text": "KeyError: 'x'"},
+        {"kind": "loader", "loader": 1, "batch_size": 4},
+    ]
+    write_process(place, loader, pid=5, start_ns=1, role="loader", ppid=1, lines=names)
+    write_process(place, worker, pid=7, start_ns=2, role="worker", worker=0, loader=1, ppid=5, lines=texts)
+    return place
+
+
+def words(trace: Trace) -> str:
+    return "\n".join(trace.problems)
+
+
+def same(a: Trace, b: Trace) -> bool:
+    """Whether two traces say the same, wherever they were read from."""
+    return (
+        np.array_equal(a.events, b.events)
+        and a.processes == b.processes
+        and (a.manifest, a.threads, a.strings, a.loaders, a.problems)
+        == (b.manifest, b.threads, b.strings, b.loaders, b.problems)
+    )
+
+
+# --- What a trace says ------------------------------------------------------------------------------------------------
+def test_a_small_trace(small: Path) -> None:
+    trace = read_trace(small)
+    assert trace.problems == []
+    assert len(trace) == 5
+    assert trace.events.dtype == ROW
+    assert trace.events["time"].tolist() == [10, 30, 50, 60, 90]
+    assert trace.events["pid"].tolist() == [5, 5, 7, 7, 5]
+    assert trace.events["process"].tolist() == [0, 0, 1, 1, 0]
+    assert [p.name for p in trace.processes] == ["loader (pid 5)", "worker 0 (pid 7)"]
+    assert [(p.ppid, p.events, p.lost, p.file) for p in trace.processes] == [(1, 3, 0, "5-1"), (5, 2, 0, "7-2")]
+    assert trace.threads == {(5, 5): "MainThread"}
+    assert trace.loaders == {1: {"batch_size": 4}}
+    took = duration(int(trace.events["time"][-1] - trace.events["time"][0]))
+    assert repr(trace) == f"<Trace {small}: 1 loader, 1 worker; 5 events in {took}>"
+
+
+def test_reprs(small: Path) -> None:
+    trace = read_trace(small)
+    assert repr(trace.processes[1]) == f"<Process worker 0 (pid 7): {trace.processes[1].events} events>"
+    trace.processes[1].note = "the oldest 3 events overwritten"
+    assert repr(trace.processes[1]).endswith("; the oldest 3 events overwritten>")
+    assert repr(trace.order).startswith("<Order of 5 events in 2 processes: ")
+    assert repr(Batches(trace.events)) == "<Batches: 0 sent, 0 yielded>"
+    assert repr(ev.EVENTS[ev.FETCH[1]]) == "<Event 23 fetch end: outcome:Outcome>"
+    assert repr(ev.EVENTS[ev.SHUTDOWN[0]]) == "<Event 90 shutdown begin>"
+    assert repr(ev.EVENTS[ev.TASK_ERROR]) == "<Event 84 task_error instant: position index text:string>"
+
+
+def test_an_event_in_words(tmp_path: Path) -> None:
+    events = [
+        {"code": ev.FETCH[1], "time": 5, "task": 3, "worker": 0, "x": ev.Outcome.ERROR},
+        {"code": ev.TASK_ERROR, "time": 1_200_005, "task": 3, "worker": 0, "x": 1, "y": -1, "z": 7},
+    ]
+    lines = [{"kind": "string", "id": 7, "text": "ValueError: \x1b[2J"}]
+    write_process(tmp_path, events, pid=71, role="worker", worker=0, lines=lines)
+    trace = read_trace(tmp_path)
+    assert [trace.in_words(row) for row in trace.events] == [
+        "+0.000000 s  worker 0 (pid 71)  fetch end  task 3  worker 0  outcome=error",
+        "+0.001200 s  worker 0 (pid 71)  task_error  task 3  worker 0  position=1  index=-1  "
+        "text='ValueError: \\x1b[2J'",
+    ]
+
+
+def test_text_of_an_event(small: Path) -> None:
+    trace = read_trace(small)
+    assert trace.text(trace.select("task_error")[0]) == "KeyError: 'x'"
+    assert trace.text(trace.select("yield")[0]) == ""
+    trace.strings.clear()
+    assert trace.text(trace.select("task_error")[0]) == ""
+
+
+def test_select(small: Path) -> None:
+    trace = read_trace(small)
+    assert trace.select("worker_start")["code"].tolist() == list(ev.WORKER_START)
+    assert trace.select("worker_start", ev.Phase.END)["x"].tolist() == [7]
+    assert len(trace.select("fetch", ev.Phase.END)) == 0
+    with pytest.raises(KeyError, match="no event is called 'fetsch'"):
+        trace.select("fetsch")
+    with pytest.raises(KeyError, match=r"no event is called 'yield' with phase Phase\.BEGIN"):
+        trace.select("yield", ev.Phase.BEGIN)
+
+
+def test_equal_times_keep_the_order_of_emission(tmp_path: Path) -> None:
+    for pid in (3, 2):
+        write_process(tmp_path, [{"code": ev.YIELD, "time": n % 3 + 1} for n in range(3000)], pid=pid, start_ns=pid)
+    events = read_trace(tmp_path).events
+    assert events[["time", "process", "seq"]].tolist() == sorted(events[["time", "process", "seq"]].tolist())
+    assert events["pid"].tolist() == ([2] * 1000 + [3] * 1000) * 3
+
+
+def test_to_pandas(small: Path) -> None:
+    frame = read_trace(small).to_pandas()
+    assert list(frame.columns) == [
+        "name", "phase", "track", "time_ns", "pid", "tid", "process", "role", "task", "worker", "loader",
+        "count", "outcome", "yielded", "event_pid", "position", "index", "text",
+    ]  # fmt: skip
+    start, failed, yielded = frame.iloc[1], frame.iloc[3], frame.iloc[4]
+    assert (start["name"], start["phase"], start["track"], start["role"]) == ("worker_start", "E", "loader", "loader")
+    assert (start["pid"], start["event_pid"]) == (5, 7)
+    assert (failed["position"], failed["index"], failed["text"]) == (2, 5, "KeyError: 'x'")
+    assert (yielded["outcome"], yielded["yielded"], yielded["time_ns"], yielded["task"]) == ("ERROR", 1, 90, 0)
+    assert frame["event_pid"].isna().tolist() == [True, False, True, True, True]
+    assert frame["text"].isna().tolist() == [True, True, True, False, True]
+    assert frame.groupby("name", observed=True).size()["worker_start"] == 2
+
+
+@pytest.mark.live
+def test_to_pandas_of_no_events(tmp_path: Path) -> None:
+    assert len(read_trace(create(tmp_path / "t")).to_pandas()) == 0
+
+
+def test_to_pandas_without_pandas(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="to_pandas needs pandas: pip install pandas"):
+        read_trace(small).to_pandas()
+
+
+@pytest.mark.live
+@given(st.lists(st.text(), max_size=8))
+@RARELY
+def test_texts_come_back(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        pen = Recorder(TraceConfig(str(create(Path(directory) / "t"))))
+        numbers = [pen.string(text) for text in texts]
+        pen.close()
+        strings = read_trace(Path(directory) / "t").strings
+    assert [strings[0, n] for n in numbers] == texts
+
+
+@pytest.mark.live
+def test_texts_that_no_encoding_can_write_are_escaped(tmp_path: Path) -> None:
+    pen = Recorder(TraceConfig(str(create(tmp_path / "t"))))
+    pen.string("lone \ud800 surrogate")
+    pen.close()
+    assert read_trace(tmp_path / "t").strings == {(0, 1): r"lone \ud800 surrogate"}
+
+
+# --- Packing ----------------------------------------------------------------------------------------------------------
+def test_packed_and_read_again(small: Path, tmp_path: Path) -> None:
+    trace = read_trace(small)
+    path = trace.pack(tmp_path / "out")
+    assert path == tmp_path / "out.minidl"
+    assert path.read_bytes()[4:8] == bytes(4)  # gzip's time stamp
+    assert same(read_trace(path), trace)
+    assert trace.pack(tmp_path / "again.minidl").read_bytes() == path.read_bytes()
+    assert read_trace(path).pack(tmp_path / "third").read_bytes() == path.read_bytes()
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == [MANIFEST, "5-1.meta.jsonl", "7-2.meta.jsonl", "5-1.events", "7-2.events"]
+        assert tar.getmember("5-1.events").size == HEADER_BYTES + 3 * 64
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert same(read_trace(tmp_path / "unpacked"), trace)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "again.minidl",
+        "out.minidl",
+        "small",
+        "third.minidl",
+        "unpacked",
+    ]
+
+
+@pytest.mark.live
+def test_packing_keeps_a_ring_and_unknown_codes(tmp_path: Path) -> None:
+    events = [(ev.YIELD, 1, n) for n in range(3000)] + [(999, 1, 0)]
+    trace = recorded(tmp_path / "t", events, ring_bytes=1024 * 64)
+    assert (len(trace), trace.processes[0].lost) == (1023, 3001 - 1024)
+    assert words(trace).endswith("1 event with code 999, which this minidl does not know, left out")
+    path = trace.pack(tmp_path / "t.minidl")
+    assert same(read_trace(path), trace)
+
+
+def test_packing_that_fails_leaves_what_was_there(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out.minidl").write_text("older")
+    monkeypatch.setattr(Trace, "_rows_of", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read_trace(small).pack(tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.minidl", "small"]
+    assert (tmp_path / "out.minidl").read_text() == "older"
+
+
+def tarred(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w:gz", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_names_in_a_packed_file_are_never_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = json.dumps({"format": 1}).encode()
+    wrong = [
+        "../5-1.events",
+        "/tmp/5-1.events",
+        "a/5-1.meta.jsonl",
+        "..",
+        "5-1.events.py",
+        "x\n5-1.events",
+        "99999999999-1.events",
+    ]
+    members = [(tarfile.TarInfo(MANIFEST), manifest)] + [(tarfile.TarInfo(name), b"evil") for name in wrong]
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.XHDTYPE):
+        member = tarfile.TarInfo("9-9.events")
+        member.type, member.linkname = kind, "/etc/passwd"
+        members.append((member, b""))
+    path = tarred(tmp_path / "evil.minidl", members)
+    monkeypatch.chdir(tmp_path)
+    trace = read_trace(path)
+    assert (len(trace), trace.processes) == (0, [])
+    assert len(trace.problems) == len(members) - 1 + 1  # each of the wrong ones, and that no process is left
+    assert all("was left out" in problem for problem in trace.problems[:-1])
+    assert os.listdir(tmp_path) == ["evil.minidl"]
+
+
+def test_a_size_that_leads_backwards_is_no_endless_loop(tmp_path: Path) -> None:
+    member = tarfile.TarInfo(MANIFEST)
+    block = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
+    block[124:136] = b"\xff" * 10 + b"\xfe\x00"  # base-256: -512
+    block[148:156] = b"%06o\0 " % (256 + sum(block[:148]) + sum(block[156:]))
+    path = tmp_path / "loop.minidl"
+    path.write_bytes(gzip.compress(bytes(block) * 2))
+    assert "cannot be read" in words(read_trace(path))
+
+
+# --- What is missing or damaged ---------------------------------------------------------------------------------------
+@given(data=st.data())
+@RARELY
+def test_events_file_cut_anywhere(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_process(Path(directory), [{"code": ev.YIELD, "x": n} for n in range(1, 21)], slots=32)
+        edges = [0, 1, 8, STATE_AT, HEADER_BYTES, HEADER_BYTES + 20 * 64, HEADER_BYTES + 32 * 64]
+        size = data.draw(st.sampled_from(edges) | st.integers(0, edges[-1]))
+        os.truncate(path, size)
+        trace = read_trace(directory)
+    assert trace.events["x"].tolist() == list(range(1, min(20, max(0, (size - HEADER_BYTES) // 64)) + 1))
+    assert bool(trace.problems) == (size < edges[-1])
+    if HEADER_BYTES <= size < edges[-1]:
+        assert (
+            words(trace)
+            == f"other (pid 100): its events file is truncated: {(size - HEADER_BYTES) // 64} of 32 slots are there"
+        )
+
+
+@pytest.mark.parametrize("ring", [0, 512])
+def test_a_torn_record_is_no_record(tmp_path: Path, ring: int) -> None:
+    """A record of which only some bytes arrived before a kill; the slot had been emptied first."""
+    last = 0x0303 if ring else 0x0203  # more than one byte of the number is not zero
+    events = [{"code": ev.YIELD, "x": n, "seq": n} for n in range(max(1, last + 1 - (ring or last)), last + 1)]
+    path = write_process(tmp_path, events, ring=ring)
+    whole = path.read_bytes()
+    at = HEADER_BYTES + (last - 1) % (ring or last) * 64
+    for written in range(64):
+        path.write_bytes(whole[: at + written] + bytes(64 - written) + whole[at + 64 :])
+        found = read_trace(tmp_path).events["x"].tolist()
+        assert found == [e["x"] for e in events[: len(found)]]
+        assert len(found) == len(events) - (written < 58), written  # from byte 58 on, this record is zero anyway
+    for emptied in (16, 32, 48):  # the record was there, and its slot was being emptied for the ring's next
+        path.write_bytes(whole[:at] + bytes(emptied) + whole[at + emptied :])
+        trace = read_trace(tmp_path)
+        assert len(trace) == len(events) - 1
+        assert "code 0" not in words(trace)
+
+
+@functools.cache
+def noise() -> tuple[bytes, npt.NDArray[np.int64], int]:
+    """A packed trace that hardly compresses, so that a cut falls among its events; their x; where they start."""
+    with tempfile.TemporaryDirectory() as directory:
+        values = np.random.default_rng(0).integers(0, 1 << 62, 500)
+        write_process(Path(directory) / "t", [{"code": ev.YIELD, "x": x} for x in values.tolist()])
+        path = read_trace(Path(directory) / "t").pack(Path(directory) / "t")
+        with tarfile.open(path) as tar:
+            return path.read_bytes(), values, tar.getmember("100-1.events").offset_data + HEADER_BYTES
+
+
+@given(data=st.data())
+@RARELY
+def test_packed_file_cut_anywhere(data: st.DataObject) -> None:
+    whole, values, start = noise()
+    size = data.draw(st.integers(0, len(whole) - 1))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "cut.minidl"
+        path.write_bytes(whole[:size])
+        unzipped = len(zlib.decompressobj(wbits=31).decompress(whole[:size]))
+        if unzipped < tarfile.BLOCKSIZE:
+            with pytest.raises(TraceError):
+                read_trace(path)
+            return
+        trace = read_trace(path)
+    assert trace.events["x"].tolist() == values[: max(0, unzipped - start) // 64].tolist()
+    manifest = {"format": 1, "versions": {"minidl": "test"}}
+    assert trace.manifest == (manifest if unzipped >= tarfile.BLOCKSIZE + len(json.dumps(manifest)) else {})
+    assert trace.problems[0] == "cut.minidl: truncated: what is there was read"
+
+
+@pytest.mark.live
+def test_events_before_a_cut_are_salvaged(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    trace = recorded(tmp_path / "t", [(ev.YIELD, 1, n, 0, int(rng.integers(1 << 60))) for n in range(2000)])
+    path = trace.pack(tmp_path / "t")
+    os.truncate(path, path.stat().st_size * 3 // 4)
+    cut = read_trace(path)
+    assert 1200 < len(cut) < 1800
+    assert cut.events["task"].tolist() == list(range(len(cut)))
+    assert cut.manifest == trace.manifest
+    assert "t.minidl: truncated: what is there was read" in cut.problems
+    assert "its events file is truncated" in words(cut)
+
+
+@pytest.mark.live
+def test_packed_file_with_flipped_bits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    trace = recorded(tmp_path / "t", [(ev.YIELD, 1, n, 0, int(rng.integers(1 << 60))) for n in range(2000)])
+    path = trace.pack(tmp_path / "t")
+    content = bytearray(path.read_bytes())
+    content[-4000] ^= 0xFF
+    path.write_bytes(content)
+    damaged = read_trace(path)
+    assert "damaged" in words(damaged)
+    assert damaged.manifest == trace.manifest
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_damage_fails_in_another_way(data: st.DataObject) -> None:
+    """Any bytes anywhere: a trace, perhaps with problems, or a TraceError."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "t"
+        lines: list[dict[str, object]] = [
+            {"kind": "string", "id": 1, "text": "a"},
+            {"kind": "thread", "tid": 3, "name": "n"},
+        ]
+        write_process(place, [{"code": code, "x": 100} for code in ev.EVENTS], lines=lines, role="loader", ring=128)
+        if data.draw(st.booleans()):
+            target = read_trace(place).pack(place)
+            victims = [target]
+            content = bytearray(gzip.decompress(target.read_bytes()))
+        else:
+            target = place
+            victims = sorted(place.iterdir())
+            victims = [data.draw(st.sampled_from(victims))]
+            content = bytearray(victims[0].read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, min(len(content) - 1, 5000)))
+            piece = data.draw(st.binary(min_size=1, max_size=9))
+            content[at : at + len(piece)] = piece
+        victims[0].write_bytes(gzip.compress(content) if target.is_file() else content)
+        try:
+            trace = read_trace(target)
+        except TraceError:
+            return
+        trace.spans()
+        trace.to_pandas()
+        repr(trace)
+        again = read_trace(trace.pack(Path(directory) / "again"))
+        assert np.array_equal(again.events, trace.events)
+
+
+HOSTILE_LINES = [
+    b"{", b"[]", b"null", b"3", b'"kind"', b"{}", b'{"kind": []}', b'{"kind": {}, "a": 1}', b'{"kind": "thread"}',
+    b'{"kind": "thread", "tid": [], "name": 1}', b'{"kind": "string", "id": Infinity, "text": 1}',
+    b'{"kind": "string", "id": NaN, "text": 1}', b'{"kind": "process", "worker": "two"}', b'{"kind": "loader"}',
+    b'{"kind": "process", "pid": 1e999, "ppid": 1e999}', b'{"kind": "refused"}', b"\xff\xfe", b"[" * 100_000,
+    b'{"kind": "string", "id": ' + b"9" * 5000 + b', "text": "a"}',
+]  # fmt: skip
+
+
+def test_a_side_file_may_hold_anything(small: Path) -> None:
+    side = small / "5-1.meta.jsonl"
+    whole = side.read_bytes()
+    for line in HOSTILE_LINES:
+        side.write_bytes(whole + line + b'\n{"kind": "thread", "tid": 6, "name": "still read"}\n{"cut off')
+        trace = read_trace(small)
+        assert len(trace) == 5, line[:80]
+        assert trace.threads[5, 6] == "still read", line[:80]
+        assert words(trace) == "pid 5: 2 lines of 5-1.meta.jsonl cannot be read", line[:80]
+
+
+def test_unknown_kinds_of_lines_are_kept(tmp_path: Path) -> None:
+    write_process(tmp_path, [], lines=[{"kind": "weather", "sun": True, "process": "mine"}])
+    trace = read_trace(tmp_path)
+    assert trace.described("weather") == [{"kind": "weather", "sun": True, "process": 0}]
+    assert trace.problems == []
+
+
+def test_unknown_codes_are_left_out_and_said(tmp_path: Path) -> None:
+    write_process(tmp_path, [{"code": code} for code in (ev.YIELD, 9999, 9998, 9999, ev.YIELD)])
+    trace = read_trace(tmp_path)
+    assert trace.events["time"].tolist() == [1, 5]
+    assert trace.problems == [
+        "1 event with code 9998, which this minidl does not know, left out",
+        "2 events with code 9999, which this minidl does not know, left out",
+    ]
+    assert repr(trace).endswith("2 events in 4 ns, 2 problems>")
+
+
+@pytest.mark.live
+def test_a_trace_of_no_process(tmp_path: Path) -> None:
+    trace = read_trace(create(tmp_path / "t"))
+    assert (len(trace), len(trace.spans()), trace.problems) == (0, 0, ["no process has recorded anything"])
+    assert repr(trace) == f"<Trace {tmp_path / 't'}: no processes; 0 events in 0 ns, 1 problem>"
+
+
+def test_a_worker_that_left_nothing_is_missed(small: Path) -> None:
+    for path in small.glob("7-2.*"):
+        path.unlink()
+    assert words(read_trace(small)) == "the worker with pid 7 was started and has recorded nothing"
+
+
+def test_a_worker_that_could_not_be_started_is_not_missed(tmp_path: Path) -> None:
+    """Its start ended without a process: the pid in the event is 0."""
+    write_process(tmp_path, [{"code": ev.WORKER_START[0], "worker": 0}, {"code": ev.WORKER_START[1], "worker": 0}])
+    assert not [problem for problem in read_trace(tmp_path).problems if "was started" in problem]
+
+
+@pytest.mark.parametrize(
+    ("missing", "problem"),
+    [
+        (MANIFEST, "there is no manifest.json: the run's versions, machine and command are unknown"),
+        ("5-1.events", "pid 5: 5-1.events is missing: none of its events are here"),
+        ("5-1.meta.jsonl", "pid 5: 5-1.meta.jsonl is missing: role, thread names and texts are unknown"),
+    ],
+)
+def test_each_missing_file_is_named(small: Path, missing: str, problem: str) -> None:
+    (small / missing).unlink()
+    trace = read_trace(small)
+    assert trace.problems == [problem]
+    assert len(trace.processes) == 2
+    assert trace.events["pid"].tolist().count(7) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000])
+def test_a_broken_manifest_is_said(small: Path, content: str) -> None:
+    (small / MANIFEST).write_text(content)
+    trace = read_trace(small)
+    assert (len(trace), trace.manifest) == (5, {})
+    assert trace.problems == ["manifest.json cannot be read: the run's versions, machine and command are unknown"]
+
+
+def test_a_later_format_is_refused_with_a_remedy(small: Path) -> None:
+    (small / MANIFEST).write_text(json.dumps({"format": 2, "versions": {"minidl": "7.1"}}))
+    with pytest.raises(TraceError, match=r"written by minidl 7\.1, format 2; .* reads up to format 1: read it with"):
+        read_trace(small)
+    (small / MANIFEST).write_text(json.dumps({"format": "new", "versions": 3}))
+    with pytest.raises(TraceError, match=r"written by minidl \?, format new;"):
+        read_trace(small)
+
+
+def test_one_file_of_a_later_format_is_left_out(small: Path) -> None:
+    path = small / "5-1.events"
+    content = bytearray(path.read_bytes())
+    content[:HEADER_BYTES] = Header(5, 1, 1, version=2).page()
+    path.write_bytes(content)
+    trace = read_trace(small)
+    assert (
+        words(trace) == "pid 5: 5-1.events is of format 2, and this minidl reads format 1: read it with a later minidl"
+    )
+    assert trace.events["pid"].tolist() == [7, 7]
+    path.write_bytes(b"GARBAGE!" + bytes(HEADER_BYTES))
+    assert "starts with b'GARBAGE!', and is no events file" in words(read_trace(small))
+
+
+def test_lost_events_and_their_reason(small: Path) -> None:
+    path = small / "5-1.events"
+    content = bytearray(path.read_bytes())
+    content[:HEADER_BYTES] = Header.read(content)._replace(slots=3, lost_events=12, lost_lines=1, errno=1 << 40).page()
+    path.write_bytes(content)
+    trace = read_trace(small)
+    assert trace.problems == [
+        "loader (pid 5): 12 events could not be recorded: reason unknown",
+        "loader (pid 5): 1 description could not be recorded: reason unknown",
+    ]
+    assert (trace.processes[0].lost, trace.processes[0].note.count(";")) == (12, 1)
+
+
+def test_a_hole_is_said(tmp_path: Path) -> None:
+    write_process(tmp_path, [{"code": ev.YIELD, "seq": n} for n in (1, 2, 4, 7)])
+    trace = read_trace(tmp_path)
+    assert trace.events["seq"].tolist() == [1, 2, 4, 7]
+    assert words(trace) == ("other (pid 100): 3 events missing: begun and never completed, or changed while being read")
+
+
+def test_what_is_left_of_an_older_round_of_the_ring_does_not_count(tmp_path: Path) -> None:
+    """A thread that was stopped between its number and its record leaves the slot's former record in place."""
+    rows = [{"code": ev.YIELD, "seq": n} for n in (*range(513, 1025), 2) if n != 514]
+    write_process(tmp_path, rows, ring=512)
+    trace = read_trace(tmp_path)
+    assert trace.events["seq"].tolist() == [513, *range(515, 1025)]
+    assert "1 event missing: begun and never completed" in words(trace)
+
+
+# --- What is no trace -------------------------------------------------------------------------------------------------
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nowhere: No such file or directory: give the directory or the packed file"):
+        read_trace(tmp_path / "nowhere")
+
+
+def test_directories_that_are_no_trace(tmp_path: Path, small: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match=r"empty is an empty directory: .*Record one with minidl run --trace .*empty"):
+        read_trace(tmp_path / "empty")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.jpg").touch()
+    with pytest.raises(TraceError, match=r"other is not a trace: it has no manifest.json, only photo.jpg"):
+        read_trace(tmp_path / "other")
+    shutil.copytree(small, tmp_path / "ranks" / "rank0")
+    shutil.copytree(small, tmp_path / "ranks" / "rank1")
+    read_trace(small).pack(tmp_path / "ranks" / "kept")
+    with pytest.raises(
+        TraceError, match=r"ranks is not a trace but holds 3: give one of them: rank0, rank1, kept\.minidl"
+    ):
+        read_trace(tmp_path / "ranks")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "an empty file"),
+        (b'{"traceEvents": []}', r"a file that starts with b'\{\"traceEvents\": "),
+        (b"PK\x03\x04", "a file that starts with b'PK"),
+        (b"\x80\x04\x95", "a file that starts with b'"),
+        (b"\x1f", "a file that starts with"),
+        (b"\x1f\x8b", "compressed by gzip, but holds no minidl trace"),
+        (gzip.compress(b"hello" * 1000, mtime=0), "compressed by gzip, but holds no minidl trace"),
+        (gzip.compress(b"\0" * 5000, mtime=0), "compressed by gzip, but holds no minidl trace"),
+        (b"\x1f\x8bgarbage that is no gzip", "compressed by gzip, but holds no minidl trace"),
+    ],
+)
+def test_foreign_files(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "thing.minidl"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=found):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("name", ["5-1.events", "5-1.meta.jsonl", MANIFEST])
+def test_one_file_of_a_trace_points_to_its_directory(small: Path, name: str) -> None:
+    with pytest.raises(TraceError, match=f"{name} is one file of a trace: give the directory that it is in: {small}$"):
+        read_trace(small / name)
+
+
+# --- While it is written ----------------------------------------------------------------------------------------------
+WRITTEN = 400_000
+
+
+@pytest.fixture(params=[None, 2048 * 64], ids=["full", "ring"])
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A trace that a child process is writing WRITTEN events to, as fast as it can."""
+    place = create(tmp_path / "live")
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            pen = Recorder(TraceConfig(str(place), ring_bytes=request.param))
+            for n in range(WRITTEN):
+                pen.emit(ev.YIELD, n % 60_000, n, -n, n * 7, n, n)
+                if n == 10:
+                    os.write(tell, b"!")
+        finally:
+            signal.pause()
+    os.read(ready, 1)
+    yield place
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(tell)
+
+
+@pytest.mark.live
+def test_reading_while_a_process_writes(writer: Path) -> None:
+    newest = 0
+    while newest < WRITTEN:
+        trace = read_trace(writer)
+        number = trace.events["seq"].astype(np.int64) - 1
+        values = {
+            "loader": number % 60_000,
+            "task": number,
+            "worker": -number,
+            "x": number * 7,
+            "y": number,
+            "z": number,
+        }
+        for column, value in values.items():
+            assert (trace.events[column] == value).all(), column
+        assert (np.diff(trace.events["time"]) >= 0).all()
+        assert "truncated" not in words(trace)
+        seen = int(trace.events["seq"].max(initial=newest))  # a whole ring may be rewritten between two readings
+        assert seen >= newest
+        newest = seen
+
+
+def test_a_slot_that_is_rewritten_while_it_is_read_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read first may be half the old record and half the new; a second reading tells."""
+    path = write_process(tmp_path, [{"code": ev.YIELD, "seq": n, "x": n} for n in range(1, 9)], ring=8)
+    real = Path.read_bytes
+
+    def read_while_it_is_written(self: Path) -> bytes:
+        data = real(self)
+        if self == path:
+            with path.open("r+b") as file:
+                file.seek(HEADER_BYTES + 2 * 64)
+                file.write(PACK.pack(9, ev.YIELD, 1, 100, -1, -1, 11, 0, 0, 11))
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_while_it_is_written)
+    trace = read_trace(tmp_path)
+    assert trace.events["x"].tolist() == [1, 2, 4, 5, 6, 7, 8]
+    assert words(trace).endswith("1 event missing: begun and never completed, or changed while being read")
+    assert read_trace(tmp_path).events["x"].tolist() == [4, 5, 6, 7, 8, 11]
+
+
+def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_process(tmp_path, [{"code": ev.YIELD, "x": n} for n in range(1, 9)])
+    whole = path.read_bytes()
+    sizes = iter(
+        [HEADER_BYTES + 64 * 5, HEADER_BYTES + 64 * 8, HEADER_BYTES + 64 * 8, HEADER_BYTES + 64 * 5, 9000, 0, 0, 9000]
+    )
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: whole[: next(sizes)] if self == path else real(self))
+    assert [len(read_trace(tmp_path)) for _ in range(4)] == [5, 5, 8, 0]
+
+
+def test_process_names() -> None:
+    assert Process(pid=3).name == "other (pid 3)"
+    assert Process(pid=3, role="worker", worker=1).name == "worker 1 (pid 3)"

@@ -1,0 +1,86 @@
+"""Steps without an end: of a program that was killed, or that ended by itself and left its iterators as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import python, write
+
+from minidl.analysis.summary import summary
+from minidl.check import examine
+from minidl.playback.stepper import Replay
+from minidl.tracefile.reader import read_trace
+from minidl.tracefile.unended import left_alive
+from minidl.views.text import render
+
+KEEPS = """
+    import sys
+    from torch.utils.data import DataLoader
+
+    def keep(*of):
+        kept = sys.kept = [DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)]
+        assert len(list(kept[0])) == 4
+        kept.append(iter(DataLoader(range(8), batch_size=2, num_workers=1)))
+        next(kept[1])
+        assert len(list(DataLoader(range(8), num_workers=1))) == 8  # is shut down
+
+    if __name__ == "__main__":
+        if sys.argv[1:]:
+            import multiprocessing
+            ranks = [multiprocessing.get_context("fork").Process(target=keep) for _ in range(2)]
+            [rank.start() for rank in ranks]
+            [rank.join() for rank in ranks]
+        else:
+            keep()
+"""
+"""Persistent workers and an epoch that nothing ends: of the program itself, or of two processes that it forks."""
+
+BY_ENVIRONMENT = """
+    import minidl, runpy, torch.utils.data
+    torch.utils.data.DataLoader = minidl.DataLoader
+    runpy.run_path("keeps.py", run_name="__main__")
+"""
+
+RUN = ("-m", "minidl", "run", "--trace", "trace")
+COMMANDS = {
+    "run": (*RUN, "keeps.py"),
+    "observed": (*RUN, "--observe", "keeps.py"),
+    "ranks": (*RUN, "keeps.py", "ranks"),
+    "MINIDL_TRACE": ("by_environment.py",),
+}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("how", COMMANDS)
+def test_what_a_program_leaves_is_alive_at_its_end(tmp_path: Path, how: str) -> None:
+    write(tmp_path / "keeps.py", KEEPS)
+    write(tmp_path / "by_environment.py", BY_ENVIRONMENT)
+    environment = {"MINIDL_TRACE": "trace"} if how == "MINIDL_TRACE" else {}
+    done = python(*COMMANDS[how], cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    trace = read_trace(tmp_path / "trace")
+    report = examine(trace)
+    assert (report.violations, report.open) == ([], [])
+    left = 4 if how == "ranks" else 2
+    assert len(report.alive) == left
+    assert all(text.startswith("iterator ") and "waiting for a task" in text for text in report.alive)
+    alive = left_alive(trace)
+    assert len(alive) == left
+    assert len(trace.loaders) == left + left // 2
+    told = summary(trace)
+    assert (told.open, told.alive) == ([], report.alive)
+    assert told.text().count("alive at the program's end\n") >= 1
+    assert "did not end:" not in render(trace)
+    assert "alive at the program's end: " in render(trace)
+    assert {Replay(trace, number).ending for number in alive} == {"it was alive when the program ended"}
+
+
+@pytest.mark.live
+def test_a_program_that_is_killed_has_no_end(tmp_path: Path) -> None:
+    write(tmp_path / "keeps.py", KEEPS + "\n        import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert python(*RUN, "keeps.py", cwd=tmp_path).returncode == -9
+    trace = read_trace(tmp_path / "trace")
+    report = examine(trace)
+    assert report.alive == []
+    assert any("in the consumer's code" in text for text in report.open)

@@ -1,0 +1,76 @@
+"""Times, sizes, counts and steps in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.spans import SPAN
+from minidl.tracefile.words import counted, doing, duration, listed, name_of, plain, size, value_of
+
+
+@pytest.mark.parametrize(
+    ("ns", "words"),
+    [
+        (0, "0 ns"), (999, "999 ns"), (1000, "1.00 µs"), (12_345, "12.3 µs"), (999_499, "999 µs"), (999_500, "1.00 ms"),
+        (9_996_000, "10.0 ms"), (1_500_000, "1.50 ms"), (123_456_789, "123 ms"), (45.6e9, "45.6 s"), (599e9, "599 s"),
+        (1200e9, "20.0 min"), (-1500, "-1.50 µs"),
+    ],
+)  # fmt: skip
+def test_durations(ns: float, words: str) -> None:
+    assert duration(ns) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3072.0 GiB")],
+)
+def test_sizes(number: int, words: str) -> None:
+    assert size(number) == words
+
+
+def test_counts_and_lists() -> None:
+    assert [counted(n, "batch", "batches") for n in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert counted(2, "event") == "2 events"
+    assert listed(range(3)) == "0, 1, 2"
+    assert listed(range(9), most=2) == "0, 1, ..."
+
+
+def test_control_characters_are_escaped() -> None:
+    assert plain("a\x1b[31mé\n") == "a\\x1b[31mé\\n"
+
+
+def test_names_and_values() -> None:
+    assert [name_of(code) for code in (*ev.FETCH, ev.YIELD, 9999)] == [
+        "fetch begin",
+        "fetch end",
+        "yield",
+        "event 9999",
+    ]
+    ending = ev.EVENTS[ev.EPOCH[1]].fields[2]
+    assert [value_of(ending, value) for value in (0, 99)] == ["exhausted", 99]
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "words"),
+    [
+        (ev.SAMPLE[0], {"task": 3, "by": 65}, "in sample 65 (task 3)"),
+        (ev.SAMPLE[0], {"task": 3, "by": -1, "bx": 2}, "in the sample at position 2 (task 3)"),
+        (ev.SAMPLE[0], {"task": 3, "by": -1, "bx": -1}, "in the samples (task 3)"),
+        (ev.RESULT_GET[0], {"task": 7, "worker": 1}, "waiting for task 7 of worker 1"),
+        (ev.READY_GET[0], {"task": -1}, "waiting for a result"),
+        (ev.INDEX_GET[0], {"task": -1}, "waiting for a task"),
+        (ev.CONSUMER[0], {"task": 4}, "in the consumer's code, after task 4"),
+        (ev.FETCH[0], {"task": 3}, "fetching task 3"),
+        (ev.WORKER_START[0], {"worker": 2}, "starting worker 2"),
+        (ev.EPOCH[0], {"task": -1}, "in epoch"),
+        (ev.INDEX_WRITE[0], {"task": 3}, "in index_write (task 3)"),
+    ],
+)
+def test_what_a_thread_is_doing(code: int, values: dict[str, int], words: str) -> None:
+    span = np.zeros(1, SPAN)[0]
+    span["code"] = code
+    for name, value in values.items():
+        span[name] = value
+    assert doing(span) == words

@@ -1,0 +1,289 @@
+"""The page: the same facts as the lanes and the figure; needs nothing, trusts nothing, opens in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html as markup
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import numpy as np
+import pytest
+from made_trace import made
+from oracle_trace import write_process
+from pages import EVIL, Parsed, Read, needs_chromium, opened
+from pictures import artists, drawn_bars
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS
+from minidl.tracefile.format import FORMAT_VERSION
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.page import Page, html, source_line
+from minidl.views.picture import timeline
+from minidl.views.scene import FADING, NEVER, Scene, scene_of
+
+RUNS = {
+    "healthy": made_trace.HEALTHY,
+    "hung": made_trace.HUNG,
+    "pinned": {"batches": 12, "pin": True, "simulated": True},
+    "epochs": {"batches": 5, "epochs": 3, "workers": 3},
+}
+
+
+# --- The same facts ---------------------------------------------------------------------------------------------------
+def facts_of_page(page: Read, batch: int) -> dict[str, object]:
+    bars = Counter((*where, int(code)) for where, code in zip(page.rows(), page["bar.code"], strict=True))
+    first, last = {}, {}
+    for where, begin, end in zip(page.rows(), page.begin.tolist(), page.end.tolist(), strict=True):
+        first[where], last[where] = min(first.get(where, begin), begin), max(last.get(where, end), end)
+    fading = np.isin(page["bar.fate"], page.words["fading"])
+    open_ = Counter(
+        (*where, int(code)) for where, code, f in zip(page.rows(), page["bar.code"], fading, strict=True) if f
+    )
+    stops = page["stop.batch"] == batch
+    begin, end = page["stop.begin"][stops].astype(np.int64), page["stop.end"][stops].astype(np.int64)
+    arrows = list(zip(np.minimum(end[:-1], begin[1:]).tolist(), begin[1:].tolist(), strict=True))
+    counters = {
+        (c["name"], c["slot"]): (
+            np.cumsum(page[f"counter.{n}.time"].astype(np.int64)).tolist(), page[f"counter.{n}.value"].tolist()
+        )
+        for n, c in enumerate(page.words["counters"])
+    }  # fmt: skip
+    lanes_there = [(lane["title"], len(lane["heights"])) for lane in page.words["lanes"]]
+    return {"lanes": lanes_there, "bars": bars, "first": first, "last": last, "open": open_, "arrows": arrows,
+            "counters": counters}  # fmt: skip
+
+
+def facts_of_lanes(drawn: Scene, batch: int) -> dict[str, object]:
+    bars: Counter[tuple[int, int, int]] = Counter()
+    open_: Counter[tuple[int, int, int]] = Counter()
+    first: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for bar in drawn.bars:
+        where, code = (int(bar["lane"]), int(bar["row"])), int(bar["code"])
+        bars[(*where, code)] += 1
+        open_[(*where, code)] += bool(bar["fate"] in FADING)
+        first[where] = min(first.get(where, NEVER), int(bar["begin"]))
+        last[where] = max(last.get(where, 0), int(bar["end"]))
+    arrows = drawn.arrows(np.array([batch]))
+    return {
+        "lanes": [(lane.title, len(lane.heights)) for lane in drawn.lanes],
+        "bars": bars,
+        "first": first,
+        "last": last,
+        "open": +open_,
+        "arrows": list(zip(arrows["left"].tolist(), arrows["reached"].tolist(), strict=True)),
+        "counters": {(c.name, c.slot): (c.times.tolist(), c.values.tolist()) for c in drawn.counters},
+    }
+
+
+def facts_of_figure(figure: Any, drawn: Scene) -> dict[str, object]:
+    """As the artists have them. Lengths are in ms there; the window's ends are added to each counter's line."""
+    ended, fading = drawn_bars(figure)
+    first: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for kind in ("bars", "open"):
+        for (lane, row, _), shape in artists(figure, kind):
+            x = np.concatenate([path.vertices[:4, 0] for path in shape.get_paths()]) * 1e6  # type: ignore[attr-defined]
+            first[lane, row] = min(first.get((lane, row), NEVER), round(x.min()))
+            last[lane, row] = max(last.get((lane, row), 0), round(x.max()))
+    ends = [patch._posA_posB for _, patch in artists(figure, "arrow")]  # type: ignore[attr-defined]
+    counters = {}
+    for line in (line for axes in figure.axes for line in axes.get_lines() if line.get_gid()):
+        name, slot = line.get_gid().removeprefix("counter ").rsplit(" ", 1)
+        times, values = np.round(line.get_xdata()[1:-1] * 1e6).astype(int), line.get_ydata()[1:-1]
+        counters[name, int(slot)] = times.tolist(), values.tolist()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    return {
+        "lanes": [(label, len(lane.heights)) for label, lane in zip(labels, drawn.lanes, strict=True)],
+        "bars": ended + fading, "first": first, "last": last, "open": fading,
+        "arrows": [(round(tail[0] * 1e6), round(head[0] * 1e6)) for tail, head in ends], "counters": counters,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_figure_page_and_lanes_say_the_same(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", **run)
+    drawn = scene_of(trace)
+    expected = facts_of_lanes(drawn, 3)
+    assert expected["bars"].total() > 100  # type: ignore[attr-defined]
+    assert len(expected["arrows"]) >= 4  # type: ignore[arg-type]
+    assert facts_of_page(Read(html(trace)), 3) == expected
+    figure = timeline(trace, width=400, batches=[tuple(int(drawn.batches[n][3]) for n in ("loader", "epoch", "task"))])  # type: ignore[list-item]
+    assert facts_of_figure(figure, drawn) == expected
+
+
+def test_each_bars_own_fields_are_its_spans(healthy: Trace) -> None:
+    page, drawn = Read(html(healthy)), scene_of(healthy)
+    spans = drawn.spans[drawn.bars["span"]]
+    for name in ("loader", "process", "tid", "bx", "by", "bz", "ex", "ey", "ez"):
+        np.testing.assert_array_equal(page[f"bar.{name}"], spans[name])
+    for name in ("task", "worker", "batch"):
+        np.testing.assert_array_equal(page[f"bar.{name}"], drawn.bars[name])
+
+
+def test_each_mark_is_its_event(healthy: Trace) -> None:
+    page, drawn = Read(html(healthy)), scene_of(healthy)
+    events = healthy.events[drawn.marks["event"]]
+    assert len(events) > 50
+    np.testing.assert_array_equal(np.cumsum(page["mark.time"].astype(np.int64)) + made_trace.START, events["time"])
+    for name in ("code", "task", "worker", "x", "y", "z"):
+        np.testing.assert_array_equal(page[f"mark.{name}"], events[name])
+
+
+def test_what_is_said_of_a_kind_is_the_tables(healthy: Trace) -> None:
+    kinds = Read(html(healthy)).words["kinds"]
+    fetch, get = kinds[str(ev.FETCH[0])], kinds[str(ev.INDEX_GET[0])]
+    event = EVENTS[ev.FETCH[0]]
+    assert (fetch["meaning"], fetch["article"], fetch["colour"]) == (event.meaning, event.article, event.colour)
+    assert fetch["begin"] == [{"name": "count", "unit": "samples", "values": None}]
+    assert get["end"][0]["values"][str(int(ev.Message.TASK))] == "task"
+    assert set(kinds) == {str(code) for code in np.union1d(scene_of(healthy).bars["code"],
+                                                           scene_of(healthy).marks["code"])}  # fmt: skip
+
+
+def test_what_went_wrong_is_said_beside_its_mark(tmp_path: Path) -> None:
+    events = [
+        {"code": ev.NEXT[0]}, {"code": ev.NEXT[1]}, {"code": ev.WORKER_GONE, "worker": 0, "x": 7, "y": 0},
+        {"code": ev.WORKER_GONE, "worker": 1, "x": 8, "y": -9},
+    ]  # fmt: skip
+    write_process(tmp_path, events, role="loader")
+    page = Read(html(read_trace(tmp_path)))
+    assert page["mark.alarm"].tolist() == [0, 1]
+    assert page.words["alarms"] == {"1": "worker 1 gone: killed by SIGKILL"}
+
+
+def test_numbers_beyond_a_double_arrive_whole(tmp_path: Path) -> None:
+    seed = 0x1234_5678_9ABC_DEF1
+    write_process(tmp_path, [{"code": ev.WORKER_READY, "worker": 0, "z": seed}], role="worker", worker=0)
+    assert Read(html(read_trace(tmp_path)))["mark.z"].tolist() == [seed]
+
+
+def test_windows_and_workers_narrow_it_down(healthy: Trace) -> None:
+    options: dict[str, Any] = {"since": 0.002, "until": 0.004, "workers": [1]}
+    page, drawn = Read(html(healthy, **options)), scene_of(healthy, **options)
+    assert len(page.begin) == len(drawn.bars) > 0
+    assert (page.words["begin"], page.words["end"]) == (2_000_000, 4_000_000)
+    with pytest.raises(ValueError, match="nothing lies between"):
+        html(healthy, since=1, until=0)
+
+
+# --- As a file and in a notebook --------------------------------------------------------------------------------------
+def test_the_same_trace_gives_the_same_page(healthy: Trace, tmp_path: Path) -> None:
+    page = html(healthy)
+    assert html(healthy, tmp_path / "a.html") == tmp_path / "a.html"
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == page == html(healthy)
+
+
+def test_uncompressed_it_holds_the_same(healthy: Trace) -> None:
+    plain, small = Read(html(healthy, compress=False)), Read(html(healthy))
+    assert plain.columns.keys() == small.columns.keys()
+    for name, column in small.columns.items():
+        np.testing.assert_array_equal(column, plain[name])
+
+
+def test_a_notebook_shows_it_in_a_frame_that_reaches_nothing(healthy: Trace) -> None:
+    page = html(healthy)
+    assert isinstance(page, Page)
+    ((tag, attributes),) = Parsed(page._repr_html_()).tags
+    assert tag == "iframe"
+    assert attributes["sandbox"] == "allow-scripts"
+    assert attributes["srcdoc"] == page
+    assert len(repr(page)) < 100  # a notebook keeps it beside the frame
+
+
+# --- It needs nothing, and trusts nothing -----------------------------------------------------------------------------
+def test_it_refers_to_nothing_outside(healthy: Trace) -> None:
+    page = html(healthy)
+    for tag, attributes in Parsed(page).tags:
+        assert not {"src", "href", "action", "srcset", "data", "style"} & attributes.keys(), f"<{tag} {attributes}>"
+        assert not [name for name in attributes if name.startswith("on")]
+    code = Parsed(page).inside["script"] + Parsed(page).inside["style"]
+    forbidden = r"\beval\b|new Function|fetch\(|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML|insertAdjacentHTML|document\.write|localStorage"  # noqa: E501
+    assert re.findall(forbidden, code) == []
+
+
+def test_its_policy_lets_its_own_script_run_and_nothing_else(healthy: Trace) -> None:
+    parsed = Parsed(html(healthy))
+    (policy,) = [a["content"] for tag, a in parsed.tags if tag == "meta" and "http-equiv" in a]
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.keys() == {"default-src", "base-uri", "form-action", "script-src", "style-src"}
+    assert rules["default-src"] == "'none'"
+    for tag in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(parsed.inside[tag].encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+
+
+def test_what_a_trace_says_stays_text(tmp_path: Path) -> None:
+    folder = tmp_path / "a<b>&'\""
+    events = [{"code": ev.NEXT[0]}, {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 7}]
+    lines = [{"kind": "string", "id": 7, "text": EVIL}, {"kind": "loader", "loader": 1, "dataset": EVIL}]
+    write_process(folder, events, pid=7, role=EVIL, lines=lines)
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT_VERSION, "command": [EVIL], "host": EVIL}))
+    trace = read_trace(folder)
+    page = html(trace, title=EVIL.replace("\ud800", ""))
+    plain = Parsed(html(trace, title=""))
+    assert [tag for tag, _ in Parsed(page).tags] == [tag for tag, _ in plain.tags]
+    words = Read(page).words
+    shown = EVIL.replace("\ud800", "\\ud800")  # as the reader gives it: printable
+    assert [words["texts"][number] for number in Read(page)["mark.z"]] == [shown]
+    assert words["title"] in markup.unescape(page)
+    assert dict(words["facts"])["host"] == EVIL
+    assert html(trace, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda event: f"{event.name}-{event.phase.value}")
+def test_each_event_points_at_a_line_that_defines_what_it_stands_for(event: ev.Event) -> None:
+    references = [(ours, "minidl") for ours in event.ours.split(", ")] + [(event.upstream, "torch")]
+    for reference, package in references:
+        if not reference:
+            continue
+        name = reference.partition(":")[2]
+        match = re.fullmatch(r"(?P<file>[\w/]+\.py):(?P<lines>[\d, ]+) (?P<name>\w+)", source_line(reference, package))
+        assert match, f"{reference}: no line was found"
+        assert match["name"] == name
+        roots = [Path(__file__).parents[2], Path(np.__file__).parent.parent, Path(os.__file__).parent]
+        (source,) = [root / match["file"] for root in roots if (root / match["file"]).is_file()]
+        code = source.read_text(encoding="utf-8").splitlines()
+        for line in match["lines"].split(", "):
+            assert re.search(rf"(def|class) {name}\b", code[int(line) - 1])
+
+
+def test_an_unknown_function_has_no_line() -> None:
+    assert source_line("fetch:no_such_function", "minidl") == "fetch:no_such_function"
+    assert source_line("no_such_module:x", "torch") == "no_such_module:x"
+    assert source_line("", "torch") == ""
+
+
+# --- In a browser -----------------------------------------------------------------------------------------------------
+@pytest.mark.live
+@needs_chromium
+@pytest.mark.parametrize("run", [made_trace.HUNG, {"batches": 0}], ids=["hung", "nothing sent"])
+def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", **run)
+    dom, root = opened(html(trace, tmp_path / "page.html"), tmp_path / "profile")
+    drawn = scene_of(trace)
+    assert root.get("data-bars") == str(len(drawn.bars)), "the page's script has failed"
+    assert root["data-marks"] == str(len(drawn.marks))
+    assert root["data-lanes"] == str(len(drawn.lanes))
+    assert "data-frame" in root
+    fading = int(np.isin(drawn.bars["fate"], FADING).sum())
+    assert (f">{fading} not ended<" in dom) == bool(fading)
+
+
+@pytest.mark.live
+@needs_chromium
+def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path) -> None:
+    page = html(made(tmp_path / "trace", **made_trace.HUNG), tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<head>", "<head><script>requestAnimationFrame = () => 0</script>"), encoding="utf-8")
+    _, root = opened(page, tmp_path / "profile")
+    assert "data-bars" in root
+    assert "data-frame" in root

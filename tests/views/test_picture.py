@@ -1,0 +1,260 @@
+"""The figure holds what the lanes hold: bars, open ends, arrows, counters, legend; and touches nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import made_trace
+import numpy as np
+import pytest
+from made_trace import Run, made
+from oracle_trace import write_process
+from pictures import Bars, artists, drawn_bars
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views import picture
+from minidl.views.colours import paint
+from minidl.views.picture import timeline
+from minidl.views.scene import Fate, per_pixel, scene_of
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def wide(trace: Trace, **options: object) -> Bars:
+    """What the lanes hold: the bars that are a pixel wide, by (lane, row, code)."""
+    bars = scene_of(trace, **options).bars  # type: ignore[arg-type]
+    return Counter((int(b["lane"]), int(b["row"]), int(b["code"])) for b in bars)
+
+
+def texts(figure: object) -> list[str]:
+    from matplotlib.text import Text
+
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text()]  # type: ignore[attr-defined]
+
+
+# --- Bars -------------------------------------------------------------------------------------------------------------
+def test_each_bar_that_is_a_pixel_wide_is_a_shape(healthy: Trace) -> None:
+    figure = timeline(healthy, width=400)  # so wide that every bar is
+    ended, fading = drawn_bars(figure)
+    assert ended == wide(healthy)
+    assert not fading
+    assert not artists(figure, "narrow")
+
+
+def test_bars_are_where_their_spans_are(healthy: Trace) -> None:
+    figure = timeline(healthy, width=400)
+    drawn = scene_of(healthy)
+    for (lane, row, code), shape in artists(figure, "bars"):
+        bars = drawn.bars
+        mine = bars[(bars["lane"] == lane) & (bars["row"] == row) & (bars["code"] == code)]
+        corners = np.array([path.vertices[:4] for path in shape.get_paths()])  # type: ignore[attr-defined]
+        np.testing.assert_allclose(corners[:, 0, 0] * 1e6, mine["begin"])  # the axis is in ms
+        np.testing.assert_allclose(corners[:, 2, 0] * 1e6, mine["end"])
+        place = drawn.lanes[lane]
+        assert place.row_top(row) <= corners[:, :, 1].min() < corners[:, :, 1].max() <= place.bottom + 1e-9
+
+
+def test_narrow_bars_become_columns(healthy: Trace) -> None:
+    figure = timeline(healthy, width=3)
+    drawn = scene_of(healthy)
+    pixels = round((3 - picture.LEFT - picture.RIGHT) * picture.DPI)
+    bars, columns = per_pixel(drawn.bars, drawn.begin, drawn.end, pixels)
+    assert 0 < len(bars) < len(drawn.bars)
+    assert sum(drawn_bars(figure)[0].values()) == len(bars)
+    cells = {(int(c["lane"]), int(c["row"]), int(c["pixel"])) for c in columns}
+    shown = {tuple(key): len(shape.get_paths()) for key, shape in artists(figure, "narrow")}  # type: ignore[attr-defined]
+    assert shown == Counter((lane, row) for lane, row, _ in cells)
+
+
+def test_a_column_is_as_dense_as_its_bars_fill_it(tmp_path: Path) -> None:
+    """Two fetches fill a half and a quarter of two pixels; each pixel's rectangle is that opaque."""
+    pixels = round((13 - picture.LEFT - picture.RIGHT) * picture.DPI)
+    size = 1000
+    at = [(0, 500), (5 * size, 5 * size + 250), (pixels * size - 1, pixels * size)]  # the last one sets the scale
+    events = [{"time": 10 + t, "code": code, "task": n, "worker": 0}
+              for n, span in enumerate(at) for t, code in zip(span, ev.FETCH, strict=True)]  # fmt: skip
+    write_process(tmp_path, events, role="worker", worker=0)
+    ((_, shape),) = artists(timeline(read_trace(tmp_path)), "narrow")
+    opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(opacity, [0.5, 0.25, picture.FAINTEST])
+
+
+def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
+    figure = timeline(hung, width=400)
+    _, fading = drawn_bars(figure)
+    bars = scene_of(hung).bars
+    assert fading.total() == (bars["fate"] == Fate.OPEN).sum() == 6
+    for _, shape in artists(figure, "open"):
+        opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
+        assert (np.diff(opacity) < 0).all()
+        assert opacity[-1] < 0.2
+    said = {text.strip() for text in texts(figure)}
+    assert {"sample 38: did not end", "fetch 9: did not end", "wait for 9: did not end"} <= said
+    assert "no end recorded" in said
+
+
+def test_a_simulated_pin_is_hatched_and_named_in_the_legend(tmp_path: Path) -> None:
+    figure = timeline(made(tmp_path / "a", batches=12, pin=True, simulated=True), width=400)
+    hatched = [key for key, shape in artists(figure, "bars") if shape.get_hatch()]  # type: ignore[attr-defined]
+    assert {code for _, _, code in hatched} == {ev.PIN[0]}
+    assert "pin (simulated)" in texts(figure)
+    real = timeline(made(tmp_path / "b", batches=12, pin=True), width=400)
+    assert "pin" in texts(real)
+    assert not [key for key, shape in artists(real, "bars") if shape.get_hatch()]  # type: ignore[attr-defined]
+
+
+def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> None:
+    figure = timeline(healthy)
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    there = sorted(set(scene_of(healthy).bars["code"].tolist()))
+    assert labels == list(dict.fromkeys(paint(code).label for code in there))
+    assert "pin" not in labels
+    assert "fetch" in labels
+    colour = matplotlib.colors.to_hex(legend.get_patches()[labels.index("fetch")].get_facecolor())
+    assert colour == ev.EVENTS[ev.FETCH[0]].colour
+
+
+# --- Arrows, alarms, counters -----------------------------------------------------------------------------------------
+def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
+    figure = timeline(healthy, batches=[3, 5])
+    drawn = scene_of(healthy)
+    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == {3: 6, 5: 6}
+    ends = [patch._posA_posB for (batch,), patch in artists(figure, "arrow") if batch == 3]  # type: ignore[attr-defined]
+    arrows = drawn.arrows(drawn.pick([3]))
+    np.testing.assert_allclose([tail[0] * 1e6 for tail, _ in ends], arrows["left"])
+    np.testing.assert_allclose([head[0] * 1e6 for _, head in ends], arrows["reached"])
+    assert "batch 3" in texts(figure)
+    assert not artists(timeline(healthy), "arrow")
+
+
+def test_the_numbers_of_batches_that_begin_together_do_not_cover_each_other(healthy: Trace) -> None:
+    figure = timeline(healthy, batches=[0, 1, 2, 3])
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text().startswith("batch ")]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
+    events = [
+        {"code": ev.NEXT[0]},
+        {"code": ev.FOUND_DEAD, "worker": 1, "x": ev.Actor.WORKER, "y": 7, "z": -9},
+        {"code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
+    ]
+    write_process(tmp_path, events, role="loader", lines=[{"kind": "string", "id": 1, "text": r"KeyError: '$\frac$'"}])
+    figure = timeline(read_trace(tmp_path))
+    assert figure._repr_png_()  # type: ignore[attr-defined]
+    said = texts(figure)
+    assert "found dead worker 1" in said
+    assert r"task error worker 1: KeyError: '$\frac$'" in said
+
+
+@pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
+def test_counters_are_step_plots_of_the_lanes_counters(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", **run)
+    figure = timeline(trace)
+    lines = {line.get_gid(): line for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
+    counters = scene_of(trace).counters
+    assert len(counters) == 3
+    for counter in counters:
+        line = lines[f"counter {counter.name} {counter.slot}"]
+        assert line.get_drawstyle() == "steps-post"
+        np.testing.assert_allclose(line.get_xdata()[1:-1] * 1e6, counter.times)
+        np.testing.assert_array_equal(line.get_ydata()[1:-1], counter.values)
+
+
+def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp_path: Path) -> None:
+    """Loader 1 has no reorder buffer here; loader 2's is not drawn in loader 1's colour."""
+    events = []
+    for loader in (1, 2):
+        for time, code, x, y in ((10, ev.EPOCH[0], 0, 2), (20, ev.TASK_ASSIGNED, 1, 1), (90, ev.EPOCH[1], 0, 0)):
+            events.append({"time": time, "code": code, "loader": loader, "x": x, "y": y})
+    events.append({"time": 30, "code": ev.REORDER_STORE, "loader": 2, "task": 0, "y": 1})
+    write_process(tmp_path, sorted(events, key=lambda event: event["time"]), role="loader")
+    figure = timeline(read_trace(tmp_path))
+    colours = {line.get_gid(): line.get_color() for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
+    assert colours["counter reorder buffer 1"] == colours["counter outstanding 1"] != colours["counter outstanding 0"]
+    titles = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
+    assert titles["iterator 1"] == colours["counter outstanding 0"]
+    assert titles["iterator 2"] == colours["counter outstanding 1"]
+
+
+@pytest.mark.parametrize("width", [2.5, 4, 6, 9, 13])
+def test_the_legend_stays_inside_the_figure_and_above_the_lanes(tmp_path: Path, width: float) -> None:
+    figure = timeline(made(tmp_path / "trace", **made_trace.HUNG), width=width)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, lanes_top = legend.get_window_extent(), figure.axes[0].get_window_extent().y1
+    assert box.x1 <= figure.bbox.x1
+    assert lanes_top <= box.y0 <= lanes_top + 0.45 * figure.dpi
+
+
+@pytest.mark.parametrize("width", [0, 1, -3, float("nan")])
+def test_a_width_without_room_is_refused(healthy: Trace, width: float) -> None:
+    with pytest.raises(ValueError, match=r"a figure is at least 2\.5 inches wide"):
+        timeline(healthy, width=width)
+
+
+# --- The window, and what is not there --------------------------------------------------------------------------------
+def test_a_window_and_workers_narrow_it_down(healthy: Trace) -> None:
+    options = {"since": 0.002, "until": 0.004, "workers": [1]}
+    figure = timeline(healthy, width=400, **options)  # type: ignore[arg-type]
+    assert drawn_bars(figure)[0] == wide(healthy, **options)
+    assert figure.axes[0].get_xlim() == (2, 4)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert "worker 1" in labels
+    assert "worker 0" not in labels
+
+
+def test_a_batch_that_is_not_there_is_refused(healthy: Trace) -> None:
+    with pytest.raises(ValueError, match="no batch 99"):
+        timeline(healthy, batches=[99])
+
+
+def test_an_empty_trace_is_drawn_as_one(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    assert timeline(read_trace(tmp_path))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
+    write_process(tmp_path, [{"code": ev.NEXT[0]}, {"code": 9999}], role="loader")
+    trace = read_trace(tmp_path)
+    said = [text for text in texts(timeline(trace)) if text.startswith("Missing from the trace")]
+    assert len(said) == len(trace.problems)
+    assert any("code 9999" in line for line in said)
+
+
+# --- As a matplotlib figure -------------------------------------------------------------------------------------------
+def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
+    figure = timeline(healthy, title=r"cost: 5 $ \frac $")  # text; as mathematics it would be an error
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    for suffix in ("png", "svg", "pdf"):
+        figure.savefig(tmp_path / f"a.{suffix}")
+    svg = (tmp_path / "a.svg").read_text()
+    assert 'id="bars' in svg
+    assert r"cost: 5 $ \frac $" in texts(figure)
+
+
+@pytest.mark.live
+def test_it_needs_no_display_and_leaves_pyplot_alone(tmp_path: Path) -> None:
+    made_trace.write(tmp_path / "trace", Run(**made_trace.HEALTHY))
+    program = (
+        "import sys, minidl\nfrom minidl.views.picture import timeline\n"
+        "assert 'matplotlib' not in sys.modules, 'imported too early'\n"
+        f"timeline(minidl.read_trace({str(tmp_path / 'trace')!r})).savefig({str(tmp_path / 'a.png')!r})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_without_matplotlib_the_remedy_is_named(healthy: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture._figure_class.cache_clear()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        timeline(healthy)

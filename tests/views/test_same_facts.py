@@ -1,0 +1,372 @@
+"""One trace, four views: the viewer's document, the figure, the page and the terminal say what the table of lanes says.
+
+The table is `scene.scene`. Each view is read back from what it gives out: JSON, shapes, the page's columns, characters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import numpy as np
+import pytest
+import workloads as wl
+from made_trace import Run
+from pages import Read
+from pictures import artists
+from recorded import record
+
+import minidl
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.chrome import process_titles, to_chrome
+from minidl.views.colours import WAITING, paint
+from minidl.views.layout import LaneKind
+from minidl.views.page import html
+from minidl.views.picture import timeline
+from minidl.views.scene import AT_END, FADING, FATES, Fate, Scene, per_pixel, scene_of
+from minidl.views.text import LETTERS, render
+
+pytestmark = pytest.mark.live
+
+WIDTH = 240
+SECONDS = r"(\d+\.\d{9}) s"
+
+
+# --- The traces -------------------------------------------------------------------------------------------------------
+def recorded(directory: Path) -> None:
+    """Two epochs of persistent workers behind a pin thread that only copies; in the second, one sample fails."""
+    data = wl.Failing(12, wl.SimpleError("no"), at=(5,))
+    with minidl.DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True, pin_memory=True) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            for _ in range(6):
+                try:
+                    next(iterator)
+                except wl.SimpleError:
+                    continue
+
+
+def killed(directory: Path) -> None:
+    """A worker is killed in a sample, and found dead."""
+    iterator = wl.killed_in_a_sample(directory)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(iterator)
+
+
+def outlived(directory: Path) -> None:
+    """The recording ends before the iterator does."""
+    LEFT.append(iter(minidl.DataLoader(wl.Tensors(40), batch_size=2, num_workers=2)))
+    next(LEFT[-1])
+
+
+LEFT: list[Any] = []
+
+REAL: dict[str, Callable[[Path], None]] = {run.__name__: run for run in (recorded, killed, outlived)}
+
+
+def imagined() -> dict[str, list[Run]]:
+    """Runs that never happened; made anew for each test, since a Run runs once."""
+    return {
+        "healthy": [Run(**made_trace.HEALTHY)],
+        "head of line": [Run(batches=16, workers=4, cost=lambda task: 9_000_000 if task % 8 == 2 else 900_000)],
+        "hung": [Run(**made_trace.HUNG)],
+        "simulated pin": [Run(batches=8, workers=1, pin=True, simulated=True, epochs=2)],
+        "two loaders": [Run(batches=6), Run(batches=6, loader=2, first_pid=3000)],
+    }
+
+
+NAMES = [*REAL, *imagined()]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+    found = {}
+    for name, run in REAL.items():
+        found[name] = read_trace(record(run, tmp_path_factory.mktemp(name)))
+        for iterator in LEFT:
+            iterator.close()
+        LEFT.clear()
+    for name, runs in imagined().items():
+        found[name] = read_trace(made_trace.write(tmp_path_factory.mktemp("made") / "trace", *runs))
+    return found
+
+
+@pytest.fixture(params=NAMES)
+def trace(request: pytest.FixtureRequest, traces: dict[str, Trace]) -> Trace:
+    found: Trace = traces[request.param]
+    return found
+
+
+def test_the_traces_hold_what_views_could_disagree_about(traces: dict[str, Trace]) -> None:
+    scenes = {name: scene_of(trace) for name, trace in traces.items()}
+    fates = {name: set(found.bars["fate"].tolist()) for name, found in scenes.items()}
+    assert set().union(*fates.values()) >= {Fate.ENDED, Fate.OPEN, Fate.UNSEEN}
+    assert Fate.OPEN in fates["killed"]
+    dead = scenes["killed"].bars[scenes["killed"].bars["fate"] == Fate.OPEN]
+    assert (dead["end"] < scenes["killed"].end).any(), "what the dead worker had open ends where it was found dead"
+    assert scenes["recorded"].bars["simulated"].any()
+    assert np.isin(scenes["recorded"].marks["code"], [ev.TASK_ERROR]).any()
+    assert len(scenes["two loaders"].slots) == 2
+    assert (scenes["head of line"].counters[1].values > 2).any()
+
+
+def test_the_replays_counts_are_the_tables(trace: Trace) -> None:
+    """At each moment at which one of the table's counters changes."""
+    drawn = scene_of(trace)
+    for number, slot in enumerate(drawn.slots):
+        (loader,) = slot.loaders
+        at = minidl.replay(trace, loader)
+        counters = {counter.name: counter for counter in drawn.counters if counter.slot == number}
+        assert "in flight" in counters
+        for position, state in enumerate(at.walk()):
+            now = int(at.trace.events["time"][at.rows[position - 1]]) if position else 0
+            following = int(at.trace.events["time"][at.rows[position]]) if position < len(at) else now + 1
+            if following <= now:
+                continue  # more happens at this moment, or the clocks are at odds
+            told = {"in flight": state.bytes_in_flight, "reorder buffer": len(state.reorder_buffer)}
+            for name, value in told.items():
+                if name in counters:
+                    seen = np.searchsorted(counters[name].times, now - drawn.start, side="right")
+                    assert value == (counters[name].values[seen - 1] if seen else 0), (name, position)
+                else:
+                    assert value == 0
+
+
+# --- What the table says ----------------------------------------------------------------------------------------------
+Bar = tuple[int, int, int, int, int, bool]
+
+
+def table(drawn: Scene) -> Counter[Bar]:
+    """Each bar: lane, code, begin and end in ns, fate, whether it is simulated."""
+    columns = (drawn.bars[name].tolist() for name in ("lane", "code", "begin", "end", "fate", "simulated"))
+    return Counter(zip(*columns, strict=True))
+
+
+def arrows(drawn: Scene, batch: int) -> list[tuple[int, int, int, int, int]]:
+    found = drawn.arrows(np.array([batch]))
+    names = ("from_lane", "left", "to_lane", "reached", "code")
+    return list(zip(*(found[name].tolist() for name in names), strict=True))
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+def test_the_page(trace: Trace) -> None:
+    drawn, page = scene_of(trace), Read(str(html(trace)))
+    assert [lane["title"] for lane in page.words["lanes"]] == [lane.title for lane in drawn.lanes]
+    assert page.words["slots"] == [slot.title for slot in drawn.slots]
+    where = [lane for lane, _ in page.rows()]
+    columns = (page[f"bar.{name}"].tolist() for name in ("code", "fate", "simulated"))
+    code, fate, simulated = columns
+    begin, end = page.begin.tolist(), page.end.tolist()
+    assert Counter(zip(where, code, begin, end, fate, map(bool, simulated), strict=True)) == table(drawn)
+    assert page["bar.task"].tolist() == drawn.bars["task"].tolist()
+    assert page.words["fates"] == {str(int(fate)): words for fate, words in FATES.items()}
+    for batch in range(len(drawn.batches)):
+        mine = page["stop.batch"] == batch
+        stops = [page[f"stop.{name}"][mine].astype(np.int64) for name in ("lane", "begin", "end", "code")]
+        lane, reached, left, code = (column.tolist() for column in stops)
+        told = [
+            (lane[n], min(left[n], reached[n + 1]), lane[n + 1], reached[n + 1], code[n + 1])
+            for n in range(len(lane) - 1)
+        ]
+        assert told == arrows(drawn, batch)
+    for kind, look in page.words["kinds"].items():
+        if EVENTS[int(kind)].phase is Phase.BEGIN:
+            assert (look["label"], look["colour"]) == (paint(int(kind)).label, paint(int(kind)).colour)
+
+
+# --- The figure -------------------------------------------------------------------------------------------------------
+def test_the_figure(trace: Trace) -> None:
+    drawn = scene_of(trace)
+    figure = timeline(trace, batches=sorted(set(drawn.batches["task"].tolist()))[:4], width=60)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [lane.title for lane in drawn.lanes]
+    scale = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1}[figure.axes[-1].get_xlabel().split()[0]]
+    solid: Counter[tuple[int, int, int, int]] = Counter()
+    for key, shape in artists(figure, "bars"):
+        for path in shape.get_paths():
+            x = np.round(path.vertices[:4, 0] * scale).astype(np.int64)
+            solid[key[0], key[2], int(x.min()), int(x.max())] += 1
+    fading = Counter((key[0], key[2]) for key, _ in artists(figure, "open"))
+    wide, _ = per_pixel(drawn.bars, drawn.begin, drawn.end, int((60 - 1.15 - 0.3) * 144))
+    faded = np.isin(wide["fate"], FADING)
+    assert fading == Counter(zip(wide["lane"][faded].tolist(), wide["code"][faded].tolist(), strict=True))
+    firm = wide[~faded]
+    columns = (firm[name].tolist() for name in ("lane", "code", "begin", "end"))
+    expected = Counter(zip(*columns, strict=True))
+    assert nearly(solid) == nearly(expected)
+    picked = drawn.pick(sorted(set(drawn.batches["task"].tolist()))[:4])
+    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == Counter(drawn.arrows(picked)["batch"].tolist())
+    words = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    assert any("(simulated)" in word for word in words) == bool(drawn.bars["simulated"].any())
+
+
+def nearly(bars: Counter[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
+    """Bars in their order; of times, which went through a double of ms, what is sure."""
+    return sorted((lane, code, begin // 1000) for lane, code, begin, _ in bars.elements())
+
+
+# --- The viewer -------------------------------------------------------------------------------------------------------
+def ns(us: float) -> int:
+    return round(us * 1000)
+
+
+def test_the_viewer(trace: Trace) -> None:
+    drawn, document = scene_of(trace), to_chrome(trace)
+    last = 10**18
+    told: Counter[tuple[str, int, int]] = Counter()
+    for e in document["traceEvents"]:
+        if e["ph"] in "XB" and e["name"] not in ("index_put", "yield", "arrived"):
+            begin = ns(e["ts"])
+            told[e["name"], begin, begin + ns(e["dur"]) if e["ph"] == "X" else last] += 1
+    expected: Counter[tuple[str, int, int]] = Counter()
+    for bar in drawn.bars[drawn.bars["code"] != ev.EPOCH[0]]:
+        name = EVENTS[int(bar["code"])].name + (" (simulated)" if bar["simulated"] else "")
+        fate = Fate(bar["fate"])
+        end = last if fate is not Fate.ENDED and bar["end"] >= drawn.end else int(bar["end"])
+        expected[f"{name} ({FATES[fate]})" if fate in FATES else name, int(bar["begin"]), end] += 1
+    assert told == expected
+
+
+def test_the_viewers_tracks_are_the_lanes(trace: Trace) -> None:
+    """A process for the loader and for each worker, in the lanes' order; in it a thread for each of its lanes."""
+    drawn, document = scene_of(trace), to_chrome(trace)
+    workers = [int(m[1]) for title in process_titles(trace) if (m := re.match(r"worker (\d+)", title))]
+    assert workers == [lane.worker for lane in drawn.lanes if lane.kind is LaneKind.WORKER]
+    titles = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    tasks: Counter[tuple[str, str, Any]] = Counter()
+    for e in document["traceEvents"]:
+        if e["ph"] in "XB" and e["cat"] in ("worker", "feeder") and e["name"] != "index_put":
+            tasks[titles[e["pid"]].split(" of ")[0], e["name"].split(" (")[0], e["args"].get("task")] += 1
+    expected: Counter[tuple[str, str, Any]] = Counter()
+    for bar in drawn.bars:
+        lane, event = drawn.lanes[bar["lane"]], EVENTS[int(bar["code"])]
+        if event.track.value in ("worker", "feeder"):
+            title = f"worker {lane.worker}" if lane.worker >= 0 else "loader"
+            expected[title, event.name, int(bar["task"]) if bar["task"] >= 0 else None] += 1
+    assert tasks == expected
+
+
+def test_the_viewers_arrows(trace: Trace) -> None:
+    drawn, document = scene_of(trace), to_chrome(trace)
+    ways: dict[int, list[int]] = {}
+    for e in document["traceEvents"]:
+        if e["ph"] in "stf" and e["cat"] == "batch":
+            ways.setdefault(e["id"], []).append(ns(e["ts"]))
+    expected: dict[int, list[int]] = {}
+    for batch in np.unique(drawn.stops["batch"]).tolist():
+        stops = drawn.stops[drawn.stops["batch"] == batch]
+        inside = np.isin(stops["code"], AT_END)  # an arrow must end inside a slice
+        if len(stops) > 1:
+            expected[batch] = sorted((stops["begin"] - inside).tolist())
+    assert {batch: sorted(times) for batch, times in ways.items()} == expected
+
+
+# --- The terminal -----------------------------------------------------------------------------------------------------
+def picture(text: str) -> dict[str, str]:
+    """The lanes of the terminal's picture, by name, several loaders' under their headings."""
+    out, heading = {}, ""
+    lines = text.split("\n\n")[0].splitlines()[1:]
+    width = max(len(m[0]) for line in lines if (m := re.match(r"\w+( \w+)?(?= )", line)))
+    for line in lines:
+        if re.fullmatch(r"iterators? [\d, ]+:", line):
+            heading = line
+        else:
+            name = re.match(r"(epochs|consumer|loader|queue feeders|pin thread|worker \d+|feeder \d+)( |$)", line)
+            assert name, line
+            out[heading + name[1]] = line
+    assert width
+    return out
+
+
+def test_the_terminals_lanes(trace: Trace) -> None:
+    drawn = scene_of(trace)
+    several = len(drawn.slots) > 1
+    there = [number for number in range(len(drawn.lanes)) if (drawn.bars["lane"] == number).any()]
+    names = [(drawn.slots[drawn.lanes[n].slot].title + ":" if several else "") + drawn.lanes[n].title for n in there]
+    assert list(picture(render(trace, WIDTH, colour=False))) == names
+
+
+def own_time(drawn: Scene, lane: int, begin: float, end: float) -> dict[str, float]:
+    """ns of [begin, end] that each kind of step took in a lane, what lies inside a step not counted as the step."""
+    spans = drawn.spans
+    mine = [bar for bar in drawn.bars if bar["lane"] == lane and bar["begin"] < end and bar["end"] > begin]
+    cuts = sorted({begin, end, *(float(t) for b in mine for t in (b["begin"], b["end"]) if begin < t < end)})
+    out: dict[str, float] = {}
+    for left, right in itertools.pairwise(cuts):
+        threads: dict[tuple[int, int], Any] = {}
+        for bar in mine:
+            if bar["begin"] <= left and bar["end"] >= right:
+                span = spans[bar["span"]]
+                thread = int(span["process"]), int(span["tid"])
+                if thread not in threads or (bar["begin"], -bar["end"]) >= threads[thread][0]:
+                    threads[thread] = (bar["begin"], -bar["end"]), bar
+        for _, bar in threads.values():
+            kind = paint(int(bar["code"])).label
+            if bar["fate"] in FADING:
+                kind = "still waiting" if kind in WAITING else "did not end"
+            out[kind] = out.get(kind, 0) + right - left
+    return out
+
+
+def test_the_terminals_characters(trace: Trace) -> None:
+    """Each cell's letter, but for numbers and words written over it, is that of what took most time there."""
+    drawn = scene_of(trace)
+    text = render(trace, WIDTH, colour=False)
+    lines = list(picture(text).values())
+    there = [number for number in range(len(drawn.lanes)) if (drawn.bars["lane"] == number).any()]
+    label = max(len(drawn.lanes[number].title) for number in there) + 1
+    cells = WIDTH - label
+    for line, lane in zip(lines, there, strict=True):
+        shown = line[label:].ljust(cells)
+        wrong = 0
+        for cell in range(0, cells, 3):
+            begin, end = (drawn.end * n // cells for n in (cell, cell + 1))
+            time = own_time(drawn, lane, begin, end)
+            most = max(time.values(), default=0)
+            wanted = {LETTERS[kind] for kind, spent in time.items() if spent == most} or {" "}
+            wanted |= {letter.lower() for letter in wanted}
+            wrong += shown[cell] not in wanted and not shown[cell].isdigit()
+        words = re.search(r"> (.*(did not end|was ended)) >", shown)
+        assert wrong <= (len(words[1]) // 3 + 3 if words else 0), shown
+
+
+def test_the_terminal_lists_what_has_no_end(trace: Trace) -> None:
+    drawn = scene_of(trace)
+    told = Counter()
+    for line in render(trace, WIDTH, colour=False).splitlines():
+        for fate, words in FATES.items():
+            if m := re.match(rf"{words}: ([\w ]+): (\w+).*, since {SECONDS}(?: until {SECONDS})?$", line):
+                end = round(float(m[4]) * 1e9) if m[4] else drawn.end
+                told[m[1], m[2], int(fate), round(float(m[3]) * 1e9), end] += 1
+    expected = Counter(
+        (drawn.lanes[b["lane"]].title, EVENTS[int(b["code"])].name, int(b["fate"]), int(b["begin"]), int(b["end"]))
+        for b in drawn.bars[drawn.bars["fate"] != Fate.ENDED]
+    )
+    assert told == expected
+
+
+def test_the_terminals_arrows(trace: Trace) -> None:
+    drawn = scene_of(trace)
+    for task in sorted(set(drawn.batches["task"].tolist())):
+        told: list[Any] = []
+        for line in render(trace, WIDTH, colour=False, batch=task).splitlines():
+            if m := re.match(rf"  {SECONDS}  (.*?) +-> {SECONDS}  (.*?) +(\w+)$", line):
+                told.append((m[2], round(float(m[1]) * 1e9), m[4], round(float(m[3]) * 1e9), m[5]))
+        expected = [
+            (drawn.lanes[a].title, left, drawn.lanes[b].title, reached, EVENTS[code].name)
+            for batch in drawn.pick([task]).tolist()
+            for a, left, b, reached, code in arrows(drawn, batch)
+        ]
+        assert told == expected
+
+
+def test_the_terminal_says_what_is_simulated(trace: Trace) -> None:
+    legend = render(trace, WIDTH, colour=False).split("\n\n")[-1]
+    assert ("(simulated)" in legend) == bool(scene_of(trace).bars["simulated"].any())

@@ -1,0 +1,535 @@
+"""What is drawn where: lanes, rows, ends, ways and counters, against traces whose every nanosecond is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import made_trace
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_trace import START, Run, made
+from oracle_trace import write_process
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.chrome import to_chrome
+from minidl.views.colours import paint
+from minidl.views.layout import LaneKind
+from minidl.views.scene import BAR, EDGE, Fate, Scene, alarm, caption, per_pixel, scene_of
+
+PINNED = {"batches": 12, "pin": True}
+
+
+def trace_of(path: Path, events: list[dict[str, int]], **process: object) -> Trace:
+    """A trace of one loader process with these events."""
+    write_process(path, events, role="loader", loader=1, **process)
+    return read_trace(path)
+
+
+def bars_of(drawn: Scene, title: str, name: str | None = None) -> np.ndarray:
+    lane = [lane.title for lane in drawn.lanes].index(title)
+    mine = drawn.bars[drawn.bars["lane"] == lane]
+    return mine if name is None else mine[[EVENTS[int(code)].name == name for code in mine["code"]]]
+
+
+def rows_of(drawn: Scene, title: str) -> dict[str, int]:
+    """Each kind of step in the lane, and the row that it is in."""
+    return {EVENTS[int(bar["code"])].name: int(bar["row"]) for bar in bars_of(drawn, title)}
+
+
+# --- Lanes and rows ---------------------------------------------------------------------------------------------------
+def test_a_lane_for_each_actor_in_reading_order(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path / "trace", Run(**PINNED)))
+    assert [lane.title for lane in drawn.lanes] == [
+        "epochs", "consumer", "loader", "queue feeders", "pin thread", "worker 0", "feeder 0", "worker 1", "feeder 1",
+    ]  # fmt: skip
+    tops = [lane.top for lane in drawn.lanes]
+    assert tops == sorted(tops)
+    assert all(a.bottom <= b.top for a, b in zip(drawn.lanes, drawn.lanes[1:], strict=False))
+
+
+def test_each_span_is_one_bar_in_its_actors_lane(healthy: Trace) -> None:
+    drawn = scene_of(healthy)
+    found = Counter((drawn.lanes[b["lane"]].title, EVENTS[int(b["code"])].name) for b in drawn.bars)
+    expected = {
+        ("epochs", "epoch"): 1, ("consumer", "consumer"): 12, ("loader", "next"): 12, ("loader", "sampler_next"): 12,
+        ("loader", "result_get"): 12, ("loader", "result_rebuild"): 12, ("loader", "worker_start"): 2,
+        ("loader", "shutdown"): 1, ("loader", "join"): 2, ("queue feeders", "index_write"): 12,
+    }  # fmt: skip
+    for worker in (0, 1):
+        expected |= {
+            (f"worker {worker}", "index_get"): 6, (f"worker {worker}", "fetch"): 6, (f"worker {worker}", "sample"): 24,
+            (f"worker {worker}", "collate"): 6, (f"feeder {worker}", "result_pickle"): 6,
+            (f"feeder {worker}", "result_write"): 6,
+        }  # fmt: skip
+    assert found == expected
+    assert len(drawn.bars) == len(healthy.spans())
+
+
+def test_bars_have_their_spans_times(healthy: Trace) -> None:
+    drawn = scene_of(healthy)
+    spans = healthy.spans()[drawn.bars["span"]]
+    np.testing.assert_array_equal(drawn.bars["begin"], spans["begin"] - START)
+    np.testing.assert_array_equal(drawn.bars["end"], spans["end"] - START)
+    assert (drawn.begin, drawn.end) == (0, int(healthy.events["time"][-1]) - START)
+
+
+def test_what_happens_inside_a_step_lies_a_row_deeper(healthy: Trace) -> None:
+    drawn = scene_of(healthy)
+    assert rows_of(drawn, "worker 0") == {"index_get": 0, "fetch": 0, "sample": 1, "collate": 1}
+    assert rows_of(drawn, "loader") == {
+        "worker_start": 0, "next": 0, "sampler_next": 1, "result_get": 1, "result_rebuild": 2, "shutdown": 0, "join": 1,
+    }  # fmt: skip
+    assert rows_of(drawn, "queue feeders") == {"index_write": 1}  # a row for each worker; the last one seen is 1
+    assert [len(lane.heights) for lane in drawn.lanes] == [1, 1, 3, 2, 2, 1, 2, 1]
+
+
+def test_without_workers_everything_is_in_the_loaders_lane(tmp_path: Path) -> None:
+    def event(code: int, **values: int) -> dict[str, int]:
+        return {"code": code, **values}
+
+    steps = [
+        ev.NEXT[0], ev.SAMPLER_NEXT[0], ev.SAMPLER_NEXT[1], ev.FETCH[0], ev.SAMPLE[0], ev.SAMPLE[1], ev.COLLATE[0],
+        ev.COLLATE[1], ev.FETCH[1], ev.NEXT[1],
+    ]  # fmt: skip
+    drawn = scene_of(trace_of(tmp_path, [event(code, task=0) for code in steps]))
+    assert [lane.title for lane in drawn.lanes] == ["loader"]
+    assert rows_of(drawn, "loader") == {"next": 0, "sampler_next": 1, "fetch": 1, "sample": 2, "collate": 2}
+
+
+@pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG, {"batches": 9, "epochs": 3, "workers": 3}])
+def test_bars_of_a_row_never_overlap(tmp_path: Path, run: dict[str, object]) -> None:
+    bars = scene_of(made(tmp_path / "trace", Run(**run))).bars  # type: ignore[arg-type]
+    beside = (bars["lane"][1:] == bars["lane"][:-1]) & (bars["row"][1:] == bars["row"][:-1])
+    assert beside.sum() > 100
+    assert (bars["begin"][1:] >= bars["end"][:-1])[beside].all()
+
+
+def test_the_loaders_feeders_are_told_apart_by_queue(tmp_path: Path) -> None:
+    events = [
+        {"code": code, "worker": worker, "tid": 7 + worker}
+        for worker in (2, 0, -1)
+        for code in (ev.INDEX_WRITE if worker >= 0 else ev.RESULT_WRITE)
+    ]
+    drawn = scene_of(trace_of(tmp_path, events))
+    assert [lane.kind for lane in drawn.lanes] == [LaneKind.QUEUE_FEEDERS]
+    assert [(int(b["row"]), int(b["worker"])) for b in drawn.bars] == [(0, -1), (1, 0), (2, 2)]
+
+
+def epochs(*loaders: tuple[int, int, int]) -> list[dict[str, int]]:
+    """An epoch with one `next` for each (loader, begin, end)."""
+    out = []
+    for loader, begin, end in loaders:
+        for at, code in ((begin, ev.EPOCH[0]), (begin + 1, ev.NEXT[0]), (end - 1, ev.NEXT[1]), (end, ev.EPOCH[1])):
+            out.append({"time": at, "code": code, "loader": loader})
+    return [{**event, "seq": n} for n, event in enumerate(sorted(out, key=lambda event: event["time"]), 1)]
+
+
+def test_iterators_that_follow_each_other_share_lanes(tmp_path: Path) -> None:
+    drawn = scene_of(trace_of(tmp_path, epochs((1, 10, 20), (2, 30, 40), (3, 50, 60))))
+    assert [slot.title for slot in drawn.slots] == ["iterators 1, 2, 3"]
+    assert [lane.title for lane in drawn.lanes] == ["epochs", "loader"]
+
+
+def test_iterators_that_overlap_do_not(tmp_path: Path) -> None:
+    drawn = scene_of(trace_of(tmp_path, epochs((1, 10, 60), (2, 20, 30), (3, 40, 50))))
+    assert [slot.title for slot in drawn.slots] == ["iterator 1", "iterators 2, 3"]
+    assert [(lane.title, lane.slot) for lane in drawn.lanes] == [
+        ("epochs", 0), ("loader", 0), ("epochs", 1), ("loader", 1),
+    ]  # fmt: skip
+
+
+def test_a_fork_servers_workers_belong_to_their_loader(tmp_path: Path) -> None:
+    """Their parent is the fork server, which is in no trace."""
+    worker = [{"time": 15, "code": code, "task": 0, "worker": 0} for code in ev.FETCH]
+    write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=99)
+    drawn = scene_of(trace_of(tmp_path, [{"time": 10, "code": ev.INDEX_PUT, "task": 0, "worker": 0}]))
+    assert [slot.title for slot in drawn.slots] == ["iterator 1"]
+    assert stops(drawn, 0) == ["index_put", "fetch"]
+
+
+def test_what_is_outside_of_all_loaders_is_of_none(tmp_path: Path) -> None:
+    events = [*epochs((1, 10, 20)), {"time": 12, "code": ev.COMPUTE[0]}, {"time": 18, "code": ev.COMPUTE[1]}]
+    events[-1]["loader"] = events[-2]["loader"] = 0
+    assert {slot.title for slot in scene_of(trace_of(tmp_path, events)).slots} == {"iterator 1", "no iterator"}
+
+
+def test_iterators_of_two_processes_share_nothing(tmp_path: Path) -> None:
+    write_process(tmp_path, epochs((1, 10, 20)), pid=100, role="loader", loader=1)
+    write_process(tmp_path, epochs((2, 30, 40)), pid=200, role="loader", loader=2)
+    assert [slot.title for slot in scene_of(read_trace(tmp_path)).slots] == ["iterator 1", "iterator 2"]
+
+
+def test_two_programs_loaders_of_the_same_number_are_two(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path / "trace", Run(batches=4), Run(batches=4, first_pid=5000)))
+    assert len(drawn.slots) == 2
+    lanes_of = Counter(lane.slot for lane in drawn.lanes)
+    assert lanes_of[0] == lanes_of[1] == 8
+    assert Counter(drawn.batches["group"].tolist()) == {0: 4, 1: 4}
+
+
+def test_only_the_workers_that_are_asked_for(healthy: Trace) -> None:
+    drawn = scene_of(healthy, workers=[1])
+    assert [lane.title for lane in drawn.lanes][-2:] == ["worker 1", "feeder 1"]
+    assert len(drawn.lanes) == 6
+    assert {int(lane) for lane in drawn.bars["lane"]} == set(range(6))
+    assert set(bars_of(drawn, "worker 1", "fetch")["worker"].tolist()) == {1}
+    with pytest.raises(ValueError, match=r"workers=\[7\]: the trace has \[0, 1\]"):
+        scene_of(healthy, workers=[1, 7])
+
+
+def test_an_empty_trace_is_an_empty_scene(tmp_path: Path) -> None:
+    drawn = scene_of(trace_of(tmp_path, []))
+    assert (drawn.lanes, len(drawn.bars), len(drawn.marks), drawn.counters, drawn.height) == ((), 0, 0, (), 0)
+    assert drawn.begin < drawn.end
+
+
+# --- How bars end -----------------------------------------------------------------------------------------------------
+def test_what_did_not_end_reaches_the_edge(hung: Trace) -> None:
+    drawn = scene_of(hung)
+    last = int(hung.events["time"][-1]) - START
+    assert drawn.end == last + round(last * EDGE)
+    open_ = drawn.bars[drawn.bars["fate"] == Fate.OPEN]
+    assert set(open_["end"].tolist()) == {drawn.end}
+    said = {(drawn.lanes[bar["lane"]].title, caption(drawn, bar)[0]) for bar in open_}
+    assert said == {
+        ("epochs", "epoch 0"), ("loader", "next"), ("loader", "wait for 9"), ("worker 1", "fetch 9"),
+        ("worker 1", "sample 38"), ("worker 0", "idle"),
+    }  # fmt: skip
+
+
+def test_what_a_dead_worker_had_open_ends_where_it_was_found_dead(tmp_path: Path) -> None:
+    worker = [{"time": 10, "code": ev.FETCH[0], "task": 0, "worker": 0}]
+    write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=100)
+    loader = [
+        {"time": 5, "code": ev.NEXT[0]},
+        {"time": 30, "code": ev.FOUND_DEAD, "worker": 0, "x": ev.Actor.WORKER, "y": 200, "z": -9},
+        {"time": 90, "code": ev.NEXT[1]},
+    ]
+    drawn = scene_of(trace_of(tmp_path, loader))
+    (bar,) = bars_of(drawn, "worker 0")
+    assert (bar["begin"], bar["end"], bar["fate"]) == (5, 25, Fate.OPEN)
+    (mark,) = drawn.marks
+    assert alarm(drawn, mark) == "found dead worker 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(-9, "killed by SIGKILL"), (-99, "killed by signal 99"), (3, "exit code 3")]
+)
+def test_a_worker_that_did_not_leave_by_itself_is_an_alarm(tmp_path: Path, code: int, said: str) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0]}, {"time": 9, "code": ev.NEXT[1]},
+        {"time": 10, "code": ev.WORKER_GONE, "worker": 0, "x": 200, "y": 0},
+        {"time": 11, "code": ev.WORKER_GONE, "worker": 1, "x": 201, "y": code},
+    ]  # fmt: skip
+    drawn = scene_of(trace_of(tmp_path, events))
+    assert drawn.marks["alarm"].tolist() == [False, True]
+    assert alarm(drawn, drawn.marks[1]) == f"worker 1 gone: {said}"
+
+
+@pytest.mark.parametrize("before", [ev.TERMINATE, ev.FOUND_DEAD])
+def test_a_death_is_one_alarm(tmp_path: Path, before: int) -> None:
+    first = {"time": 10, "code": before, "worker": 1}
+    events = [
+        {"time": 5, "code": ev.NEXT[0]}, {"time": 9, "code": ev.NEXT[1]}, first,
+        {"time": 11, "code": ev.WORKER_GONE, "worker": 1, "x": 201, "y": -15},
+        {"time": 12, "code": ev.WORKER_GONE, "worker": 2, "x": 202, "y": -15},
+    ]  # fmt: skip
+    assert scene_of(trace_of(tmp_path, events)).marks["alarm"].tolist() == [True, False, True]
+
+
+def test_a_wait_in_vain_says_for_whom(tmp_path: Path) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0], "task": 3}, {"time": 6, "code": ev.RESULT_GET[0], "task": 3, "worker": 1},
+        {"time": 8, "code": ev.RESULT_GET[1], "x": ev.Message.EMPTY}, {"time": 9, "code": ev.NEXT[1]},
+    ]  # fmt: skip
+    drawn = scene_of(trace_of(tmp_path, events))
+    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for 3"]
+
+
+def test_a_lost_end_is_not_a_hang(tmp_path: Path) -> None:
+    about = {"task": 0, "worker": 0}
+    codes = [
+        ev.FETCH[0], ev.SAMPLE[0], ev.SAMPLE[1], ev.SAMPLE[0], ev.COLLATE[0], ev.COLLATE[1], ev.FETCH[1], ev.FETCH[0]
+    ]  # fmt: skip
+    events = [{"time": 10 * n, "code": code, **about} for n, code in enumerate(codes, 1)]
+    write_process(tmp_path, events, pid=200, role="worker", worker=0, loader=1)
+    drawn = scene_of(read_trace(tmp_path))
+    sample = bars_of(drawn, "worker 0", "sample")
+    assert sample["fate"].tolist() == [Fate.ENDED, Fate.LOST]
+    assert sample["end"].tolist() == [20, 60]  # the second: with the fetch around it
+    assert bars_of(drawn, "worker 0", "fetch")["fate"].tolist() == [Fate.ENDED, Fate.OPEN]
+
+
+def test_what_ran_on_when_the_recording_ended_is_not_a_hang(tmp_path: Path) -> None:
+    drawn = scene_of(trace_of(tmp_path, [{"code": ev.CONSUMER[0]}], lines=[{"kind": "trace_end"}]))
+    assert drawn.bars["fate"].tolist() == [Fate.UNSEEN]
+
+
+def test_what_an_iterator_left_open_ends_where_the_next_takes_over(tmp_path: Path) -> None:
+    events = [e for e in epochs((1, 10, 20), (2, 30, 40)) if not (e["loader"] == 1 and e["code"] == ev.NEXT[1])]
+    drawn = scene_of(trace_of(tmp_path, events))
+    first = bars_of(drawn, "loader")[0]
+    assert (first["end"], first["fate"]) == (20, Fate.LOST)  # 30 - 10: times count from the first event
+
+
+def test_a_simulated_pin_says_so(tmp_path: Path) -> None:
+    assert not scene_of(made(tmp_path / "real", Run(**PINNED))).bars["simulated"].any()
+    drawn = scene_of(made(tmp_path / "trace", Run(**PINNED, simulated=True)))
+    assert bars_of(drawn, "pin thread", "pin")["simulated"].all()
+    assert not drawn.bars["simulated"][drawn.bars["code"] != ev.PIN[0]].any()
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+WAY = ["index_put", "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield"]
+
+
+def stops(drawn: Scene, batch: int) -> list[str]:
+    return [EVENTS[int(code)].name for code in drawn.stops["code"][drawn.stops["batch"] == batch]]
+
+
+@pytest.mark.parametrize(
+    ("run", "way"), [(made_trace.HEALTHY, WAY), (PINNED, [*WAY[:-1], "pin", "ready_get", "yield"])]
+)
+def test_each_batch_goes_its_way(tmp_path: Path, run: dict[str, object], way: list[str]) -> None:
+    drawn = scene_of(made(tmp_path / "trace", Run(**run)))  # type: ignore[arg-type]
+    assert [stops(drawn, batch) for batch in range(12)] == [way] * 12
+    assert drawn.batches["task"].tolist() == list(range(12))
+
+
+def test_arrows_leave_at_a_steps_end_and_reach_the_next_ones_begin(healthy: Trace) -> None:
+    drawn = scene_of(healthy)
+    arrows = drawn.arrows(drawn.pick([3]))
+    codes = (ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0])
+    spans = healthy.spans()
+    steps = [spans[(spans["code"] == code) & (spans["task"] == 3)][0] for code in codes]
+    (put,) = (int(row["time"]) for row in healthy.select("index_put") if row["task"] == 3)
+    (out,) = (int(row["time"]) for row in healthy.select("yield") if row["task"] == 3)
+    reached = [*(step["begin"] for step in steps), out]
+    left = [put, *(step["end"] for step in steps)]
+    left[1] = min(left[1], reached[1])  # the worker had it before the feeder was back from the write
+    assert (arrows["left"] + START).tolist() == left
+    assert (arrows["reached"] + START).tolist() == reached
+    titles = [lane.title for lane in drawn.lanes]
+    way = ["loader", "queue feeders", "worker 1", "feeder 1", "feeder 1", "loader", "loader"]
+    assert [titles[lane] for lane in arrows["from_lane"]] == way[:-1]
+    assert [titles[lane] for lane in arrows["to_lane"]] == way[1:]
+
+
+def test_an_arrow_never_points_back(tmp_path: Path) -> None:
+    """A reader may have its message before its writer is back from the write."""
+    about = {"task": 0, "worker": 0}
+    worker = [
+        {"time": t, "code": c, **about, "tid": 9} for t, c in ((20, ev.RESULT_WRITE[0]), (50, ev.RESULT_WRITE[1]))
+    ]
+    write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=100)
+    codes = ((10, ev.INDEX_PUT), (30, ev.RESULT_REBUILD[0]), (40, ev.RESULT_REBUILD[1]))
+    drawn = scene_of(trace_of(tmp_path, [{"time": t, "code": c, **about} for t, c in codes]))
+    arrows = drawn.arrows(drawn.pick([0]))
+    assert list(zip(arrows["left"].tolist(), arrows["reached"].tolist(), strict=True)) == [(0, 10), (20, 20)]
+
+
+def test_a_task_number_is_another_batch_in_each_epoch(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path / "trace", Run(batches=5, epochs=3)))
+    assert drawn.batches["epoch"].tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert drawn.pick([2]).tolist() == [2, 7, 12]
+    assert drawn.pick([(1, 1, 2)]).tolist() == [7]
+    mine = drawn.bars[drawn.bars["batch"] >= 0]
+    put, out = (drawn.batches[name][mine["batch"]] for name in ("put", "yielded"))
+    late = np.isin(mine["code"], [ev.CONSUMER[0], ev.NEXT[0], ev.SAMPLER_NEXT[0], ev.INDEX_GET[0], ev.RESULT_GET[0]])
+    assert len(mine[~late]) > 100
+    assert ((mine["begin"] >= put) & (mine["end"] <= out))[~late].all()
+    assert (mine["begin"] < put)[mine["code"] == ev.SAMPLER_NEXT[0]].all()  # asked for, and then sent
+    assert (drawn.batches["task"][mine["batch"]] == mine["task"]).all()
+
+
+def test_a_batch_that_is_not_there_is_refused(healthy: Trace) -> None:
+    with pytest.raises(ValueError, match=r"no batch 12: it has tasks 0 to 11"):
+        scene_of(healthy).pick([12])
+    with pytest.raises(ValueError, match=r"no batch \(1, 1, 0\)"):
+        scene_of(healthy).pick([(1, 1, 0)])
+    assert scene_of(healthy).pick([]).tolist() == []
+
+
+def test_a_hung_batchs_way_stops_where_it_hangs(hung: Trace) -> None:
+    drawn = scene_of(hung)
+    assert stops(drawn, 9) == ["index_put", "index_write", "fetch"]
+    assert drawn.batches["yielded"][9] == -1
+
+
+# --- Counters ---------------------------------------------------------------------------------------------------------
+EXPORTED = {"outstanding": "tasks", "reorder buffer": "reorder buffer", "in flight": "in flight"}
+"""Our counter's name -> the Chrome export's, which derives its own."""
+
+
+@pytest.mark.parametrize(
+    "run", [made_trace.HEALTHY, made_trace.HUNG, PINNED, {"batches": 9, "epochs": 3, "workers": 3}]
+)
+def test_counters_are_the_exports(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path / "trace", Run(**run))  # type: ignore[arg-type]
+    exported = to_chrome(trace)["traceEvents"]
+    counters = {c.name: c for c in scene_of(trace).counters}
+    for ours, name in EXPORTED.items():
+        theirs = [e for e in exported if e["ph"] == "C" and e["name"] == name]
+        values = [next(iter(e["args"].values())) for e in theirs]
+        assert (ours in counters) == any(values), "a counter that is always 0 is not drawn"
+        if ours in counters:
+            assert counters[ours].values.tolist() == values
+            assert counters[ours].times.tolist() == [round(e["ts"] * 1000) for e in theirs]
+
+
+def test_out_of_order_too_a_yielded_task_is_outstanding_no_more(tmp_path: Path) -> None:
+    """Task 0 is slow: 1, 2 and 3 overtake it, and from 2 on the sampler has no more to tell the count by."""
+    told = [(ev.EPOCH[0], 0, 0), (ev.TASK_ASSIGNED, 1, 1), (ev.TASK_ASSIGNED, 2, 2), (ev.TASK_ASSIGNED, 3, 3)]
+    told += [(ev.TASK_ASSIGNED, 4, 3), (ev.YIELD, 0, 1), (ev.YIELD, 0, 2), (ev.YIELD, 0, 3)]
+    told += [(ev.RCVD_ADVANCE, 1, 0), (ev.YIELD, 0, 4)]
+    events = [{"time": 10 * n, "code": code, "x": x, "y": y} for n, (code, x, y) in enumerate(told, 1)]
+    (counter,) = scene_of(trace_of(tmp_path, events)).counters
+    assert (counter.name, counter.values.tolist()) == ("outstanding", [0, 1, 2, 3, 3, 2, 1, 0])
+    assert counter.times.tolist() == [0, 10, 20, 30, 40, 60, 70, 80]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_out_of_order_the_first_yield_counts_where_all_was_sent_before(tmp_path: Path, pinned: bool) -> None:
+    """Tasks 1 and 2 overtake 0; that the loader passes over 1 is told before 2 comes, and says nothing of 2."""
+    get, results = (ev.READY_GET[1], ev.Message.RESULT) if pinned else (ev.RESULT_GET[1], ev.Message.RESULT)
+    told = [(ev.EPOCH[0], 0, 0), *((ev.TASK_ASSIGNED, n, n) for n in (1, 2, 3, 4))]
+    told += [(get, results, 0), (ev.YIELD, 0, 1), (get, results, 0), (ev.RCVD_ADVANCE, 1, 2), (ev.YIELD, 0, 2)]
+    told += [(ev.RCVD_ADVANCE, 3, 2), (get, results, 0), (ev.YIELD, 0, 3), (get, ev.Message.EMPTY, 0)]
+    told += [(get, results, 0), (ev.RCVD_ADVANCE, 4, 0), (ev.YIELD, 0, 4)]
+    events = [{"time": 10 * n, "code": code, "x": x, "y": y} for n, (code, x, y) in enumerate(told, 1)]
+    if pinned:  # the pin thread's gets are not the loader's
+        events += [{"time": 10 * n + 5, "tid": 9, "code": ev.RESULT_GET[1], "x": results} for n in range(16)]
+    counters = {counter.name: counter for counter in scene_of(trace_of(tmp_path, events)).counters}
+    assert counters["outstanding"].values.tolist() == [0, 1, 2, 3, 4, 3, 2, 2, 1, 0]
+
+
+def test_bytes_copied_by_the_feeder_count_once(tmp_path: Path) -> None:
+    about = {"task": 0, "worker": 0}
+    segment = {"code": ev.SHM_ALLOC, **about, "y": ev.Place.FEEDER, "x": 4096}
+    pickled = {"code": ev.RESULT_PICKLE[1], **about, "x": 100, "y": 1, "z": 4096}
+    events = [{"code": ev.INDEX_PUT, **about}, segment, {"code": ev.RESULT_PICKLE[0], **about}, pickled]
+    (counter,) = scene_of(trace_of(tmp_path, events)).counters
+    assert (counter.name, counter.values.tolist()) == ("in flight", [4196])
+
+
+def test_a_window_begins_with_the_counters_value_there(healthy: Trace) -> None:
+    whole = {c.name: c for c in scene_of(healthy).counters}["outstanding"]
+    at = int(whole.times[len(whole.times) // 2]) + 500
+    part = {c.name: c for c in scene_of(healthy, since=at / 1e9).counters}["outstanding"]
+    assert part.values[0] == whole.values[np.searchsorted(whole.times, at) - 1]
+    assert part.times[0] < at < part.times[1]
+
+
+# --- The window -------------------------------------------------------------------------------------------------------
+def test_a_window_keeps_what_it_touches(healthy: Trace) -> None:
+    whole = scene_of(healthy)
+    begin, end = 2_000_000, 3_000_000
+    part = scene_of(healthy, since=begin / 1e9, until=end / 1e9)
+    touches = (whole.bars["begin"] <= end) & (whole.bars["end"] >= begin)
+    assert 0 < touches.sum() < len(whole.bars)
+    np.testing.assert_array_equal(part.bars, whole.bars[touches])
+    assert part.lanes == whole.lanes
+    assert ((part.marks["time"] >= begin) & (part.marks["time"] <= end)).all()
+
+
+def test_an_empty_window_is_refused(healthy: Trace) -> None:
+    with pytest.raises(ValueError, match=r"since=0.2 s, until=0.1 s: nothing lies between them; the trace goes from 0"):
+        scene_of(healthy, since=0.2, until=0.1)
+
+
+@pytest.mark.parametrize("window", [
+    {"since": 9.0}, {"until": -1.0}, {"since": 9.0, "until": 10.0}, {"until": 0.0}, {"since": float("nan")},
+    {"until": float("inf")}, {"since": float("-inf")},
+])  # fmt: skip
+def test_a_window_outside_the_trace_is_refused(healthy: Trace, window: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="nothing lies between them; the trace goes from 0"):
+        scene_of(healthy, **window)
+
+
+# --- Paint and pixels -------------------------------------------------------------------------------------------------
+KINDS = [code for code, event in EVENTS.items() if event.phase is Phase.BEGIN]
+
+# As who lacks the cones for red, or for green, sees linear RGB (Viénot, Brettel and Mollon 1999).
+SIGHTS = {
+    "all cones": np.eye(3),
+    "no red": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
+    "no green": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
+}
+
+
+def lab(colour: str, sight: str) -> np.ndarray:
+    """CIE L*a*b* of an sRGB colour, as it is seen."""
+    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = SIGHTS[sight] @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    ratio = np.cbrt(np.clip(to_xyz @ linear / [0.9505, 1, 1.089], 0.008856, None))
+    return np.array([116 * ratio[1] - 16, 500 * (ratio[0] - ratio[1]), 200 * (ratio[1] - ratio[2])])
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_steps_of_a_lane_are_told_apart_by_colour(sight: str) -> None:
+    """Waits and frames are drawn pale, and so beside work; the two kinds of work on one track must differ."""
+    near = {}
+    for one, other in itertools.combinations(KINDS, 2):
+        a, b = paint(one), paint(other)
+        if lane_of(one) & lane_of(other) and not a.soft and not b.soft and a.label != b.label:
+            near[a.label, b.label] = float(np.linalg.norm(lab(a.colour, sight) - lab(b.colour, sight)))
+    assert len(near) > 12
+    assert min(near.values()) > 20, sorted(near.items(), key=lambda item: item[1])[:4]
+
+
+def lane_of(code: int) -> set[object]:
+    """Whose lanes a step may lie in: a pin thread reads what else the loader reads; the loader has its own feeders."""
+    if code == ev.INDEX_WRITE[0]:
+        return {LaneKind.QUEUE_FEEDERS}
+    reads = code in (ev.RESULT_GET[0], ev.RESULT_REBUILD[0])
+    return {EVENTS[code].track, Track.PIN} if reads else {EVENTS[code].track}
+
+
+def test_each_stage_has_a_colour_of_its_own() -> None:
+    looks = {paint(code).label: paint(code) for code in KINDS}
+    assert len({look.colour for look in looks.values()}) == len(looks)
+    assert all(paint(code).colour == EVENTS[code].colour == EVENTS[code + 1].colour for code in KINDS)
+    assert paint(ev.RESULT_GET[0]) == paint(ev.READY_GET[0]) == looks["wait"]
+    assert looks["wait"].soft
+
+
+@st.composite
+def some_bars(draw: st.DrawFn) -> np.ndarray:
+    begins = draw(st.lists(st.integers(0, 9_000), min_size=1, max_size=60))
+    bars = np.zeros(len(begins), BAR)
+    bars["begin"] = begins
+    bars["end"] = bars["begin"] + draw(st.lists(st.integers(0, 90), min_size=len(begins), max_size=len(begins)))
+    for name, values in (("lane", 2), ("row", 2), ("code", 3)):
+        bars[name] = draw(st.lists(st.integers(0, values), min_size=len(begins), max_size=len(begins)))
+    return bars
+
+
+@settings(deadline=None)
+@given(some_bars(), st.integers(10, 1000))
+def test_narrow_bars_are_counted_and_their_time_kept(bars: np.ndarray, pixels: int) -> None:
+    wide, columns = per_pixel(bars, 0, 10_000, pixels)
+    size = 10_000 / pixels
+    took = bars["end"] - bars["begin"]
+    np.testing.assert_array_equal(wide, bars[took >= size])
+    for key in {(int(b["lane"]), int(b["row"]), int(b["code"])) for b in bars}:
+        mine = np.all([bars[name] == value for name, value in zip(("lane", "row", "code"), key, strict=True)], axis=0)
+        theirs = np.all(
+            [columns[name] == value for name, value in zip(("lane", "row", "code"), key, strict=True)], axis=0
+        )
+        assert columns["bars"][theirs].sum() == (mine & (took < size)).sum()
+        if (columns["share"][theirs] < 1).all():
+            assert columns["share"][theirs].sum() * size == pytest.approx(took[mine & (took < size)].sum())
+        assert len(set(columns["pixel"][theirs].tolist())) == theirs.sum()
+
+
+def test_a_bar_that_did_not_end_is_never_narrow(hung: Trace) -> None:
+    drawn = scene_of(hung)
+    wide, _ = per_pixel(drawn.bars, 0, drawn.end * 1000, 100)
+    assert (wide["fate"] == Fate.OPEN).sum() == (drawn.bars["fate"] == Fate.OPEN).sum() > 0

