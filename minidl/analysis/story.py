@@ -41,7 +41,7 @@ def story(
 
 
 def in_order(trace: Trace, way: Ints) -> Ints:
-    """The events of `way` by time; at one time, by cause. Clocks that are set right by a message give it no duration."""
+    """The events of `way` by time, at equal times by cause: a message by which clocks are corrected takes no time."""
     order = trace.order
     causes = [np.count_nonzero(order.before(at)[way]) for at in way.tolist()]
     return way[np.lexsort((order.rank[way], order.process[way], causes, order.times[way]))]
