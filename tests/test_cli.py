@@ -265,7 +265,6 @@ def test_a_viewer_that_is_not_installed(
 @pytest.mark.parametrize(
     "argv",
     [
-        "",
         "nonsense",
         "summary",
         "demo --workers x",
