@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools, Positions, Rows
+from minidl.tracefile.format import Bools, Positions
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class LoaderView:
         judged = slice(self.lacks.start, self.lacks.until)
         self._columns(events[judged], origin[judged])
 
-    def _columns(self, events: Rows, origin: Positions) -> None:
+    def _columns(self, events: Positions, origin: Positions) -> None:
         self.events, self.origin = events, origin
         self.code, self.task, self.worker, self.time, self.x, self.y, self.z, self.tid, self.process = (
             np.ascontiguousarray(events[name])
@@ -325,23 +325,24 @@ class LoaderView:
 
 
 # --- What is missing --------------------------------------------------------------------------------------------------
-def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
+def _lacks(trace: Trace, events: Positions, params: dict[str, Any]) -> Lacks:
     """Find out between which rows of a loader's events nothing is missing."""
     start, since, until, overwritten, cut = 0, 0, len(events), [], ""
     home = events["process"][np.isin(events["code"], LOADER_THREAD)][:1].tolist()
     home = home or [index for index, process in enumerate(trace.processes) if process.role == "loader"]
     for index in np.unique(events["process"]).tolist():
         process = trace.processes[index]
-        head, tail = _losses(trace, index)
-        own = trace.events["time"][trace.events["process"] == index] if head or tail else None
-        if own is not None and head:
-            overwritten.append((process.name, head))
-            there = int(np.searchsorted(events["time"], own[0]))
+        if process.whole_from:
+            oldest = trace.events[trace.events["process"] == index]
+            overwritten.append((process.name, int(oldest["seq"].min()) - 1))
+            there = int(np.searchsorted(events["time"], oldest["time"][0]))
             since, start = max(since, there), max(start, there if index in home else 0)
-        if own is not None and tail:
-            last = int(np.searchsorted(events["time"], own[-1], side="right"))
+        if process.whole_until:
+            last = int(np.searchsorted(events["time"], process.whole_until, side="right"))
             if last < until:
                 until, cut = last, f"{process.name} could not record any more (a full disk, say)"
+                if process.header is not None and not process.header.lost_events:
+                    cut = f"the events file of {process.name} is truncated"
     stopped = _stopped(trace, events)
     if stopped < until:
         until, cut = stopped, "the loader's own process had stopped recording"
@@ -350,17 +351,7 @@ def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
 
 
-def _losses(trace: Trace, index: int) -> tuple[int, int]:
-    """Of a process: events overwritten at the head of its ring, and events that it could not record later."""
-    process = trace.processes[index]
-    if not process.lost:
-        return 0, 0
-    own = trace.events["seq"][trace.events["process"] == index]
-    head = min(process.lost, int(own.min()) - 1)
-    return head, process.lost - head
-
-
-def _stopped(trace: Trace, events: Rows) -> int:
+def _stopped(trace: Trace, events: Positions) -> int:
     """How many of a loader's events came before its own process stopped recording: all, if it was shut down first.
 
     A loader may outlive its `with minidl.trace(...)`. Its workers then go on recording, alone.
@@ -375,8 +366,10 @@ def _stopped(trace: Trace, events: Rows) -> int:
     return int(np.searchsorted(events["time"], trace.events["time"][last], side="right"))
 
 
-def _absent(events: Rows) -> frozenset[int]:
+def _absent(events: Positions) -> frozenset[int]:
     """Workers that got tasks, and whose results came, though no process recorded any work of theirs."""
-    answered = events["worker"][np.isin(events["code"], [ev.RESULT_GET[1], ev.YIELD])]
+    answered = events["worker"][
+        np.isin(events["code"], [ev.RESULT_READ, *ev.RESULT_REBUILD, ev.RESULT_GET[1], ev.YIELD])
+    ]
     wrote = events["worker"][np.isin(events["code"], IN_WORKER)]
     return frozenset((set(answered.tolist()) - set(wrote.tolist())) - {-1})
