@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools, Positions
+from minidl.tracefile.format import Bools, Positions, Rows
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class LoaderView:
         judged = slice(self.lacks.start, self.lacks.until)
         self._columns(events[judged], origin[judged])
 
-    def _columns(self, events: Positions, origin: Positions) -> None:
+    def _columns(self, events: Rows, origin: Positions) -> None:
         self.events, self.origin = events, origin
         self.code, self.task, self.worker, self.time, self.x, self.y, self.z, self.tid, self.process = (
             np.ascontiguousarray(events[name])
@@ -325,7 +325,7 @@ class LoaderView:
 
 
 # --- What is missing --------------------------------------------------------------------------------------------------
-def _lacks(trace: Trace, events: Positions, params: dict[str, Any]) -> Lacks:
+def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
     """Find out between which rows of a loader's events nothing is missing."""
     start, since, until, overwritten, cut = 0, 0, len(events), [], ""
     home = events["process"][np.isin(events["code"], LOADER_THREAD)][:1].tolist()
@@ -351,7 +351,7 @@ def _lacks(trace: Trace, events: Positions, params: dict[str, Any]) -> Lacks:
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
 
 
-def _stopped(trace: Trace, events: Positions) -> int:
+def _stopped(trace: Trace, events: Rows) -> int:
     """How many of a loader's events came before its own process stopped recording: all, if it was shut down first.
 
     A loader may outlive its `with minidl.trace(...)`. Its workers then go on recording, alone.
@@ -366,7 +366,7 @@ def _stopped(trace: Trace, events: Positions) -> int:
     return int(np.searchsorted(events["time"], trace.events["time"][last], side="right"))
 
 
-def _absent(events: Positions) -> frozenset[int]:
+def _absent(events: Rows) -> frozenset[int]:
     """Workers that got tasks, and whose results came, though no process recorded any work of theirs."""
     answered = events["worker"][
         np.isin(events["code"], [ev.RESULT_READ, *ev.RESULT_REBUILD, ev.RESULT_GET[1], ev.YIELD])
