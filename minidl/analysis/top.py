@@ -220,7 +220,7 @@ class Job:
         state, over = _state(trace, known, lives)
         notes = []
         for process in trace.processes:
-            if process.whole_until and process.header is not None:
+            if process.header is not None and process.header.lost_events:
                 lost = counted(process.header.lost_events, "event")
                 reason = errno_in_words(process.header.errno)
                 notes.append(f"{process.name} has stopped recording, its last {lost} are missing: {reason}")

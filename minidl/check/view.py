@@ -333,32 +333,23 @@ def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -
     home = home or [index for index, process in enumerate(trace.processes) if process.role == "loader"]
     for index in np.unique(events["process"]).tolist():
         process = trace.processes[index]
-        head, tail = _losses(trace, index)
-        own = trace.events["time"][trace.events["process"] == index] if head or tail else None
-        if own is not None and head:
-            overwritten.append((process.name, head))
-            there = int(np.searchsorted(events["time"], own[0]))
+        if process.whole_from:
+            oldest = trace.events[trace.events["process"] == index]
+            overwritten.append((process.name, int(oldest["seq"].min()) - 1))
+            there = int(np.searchsorted(events["time"], oldest["time"][0]))
             since, start = max(since, there), max(start, there if index in home else 0)
-        if own is not None and tail:
-            last = int(np.searchsorted(events["time"], own[-1], side="right"))
+        if process.whole_until:
+            last = int(np.searchsorted(events["time"], process.whole_until, side="right"))
             if last < until:
                 until, cut = last, f"{process.name} could not record any more (a full disk, say)"
+                if process.header is not None and not process.header.lost_events:
+                    cut = f"the events file of {process.name} is truncated"
     stopped = _stopped(trace, events)
     if stopped < until:
         until, cut = stopped, "the loader's own process had stopped recording"
     absent = _absent(events) if until else frozenset()
     beyond, partial = len(events) - until, bool(params.get("observed"))
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
-
-
-def _losses(trace: Trace, index: int) -> tuple[int, int]:
-    """Of a process: events overwritten at the head of its ring, and events that it could not record later."""
-    process = trace.processes[index]
-    if not process.lost:
-        return 0, 0
-    own = trace.events["seq"][trace.events["process"] == index]
-    head = min(process.lost, int(own.min()) - 1)
-    return head, process.lost - head
 
 
 def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
@@ -378,6 +369,8 @@ def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
 
 def _absent(events: npt.NDArray[np.void]) -> frozenset[int]:
     """Workers that got tasks, and whose results came, though no process recorded any work of theirs."""
-    answered = events["worker"][np.isin(events["code"], [ev.RESULT_GET[1], ev.YIELD])]
+    answered = events["worker"][
+        np.isin(events["code"], [ev.RESULT_READ, *ev.RESULT_REBUILD, ev.RESULT_GET[1], ev.YIELD])
+    ]
     wrote = events["worker"][np.isin(events["code"], IN_WORKER)]
     return frozenset((set(answered.tolist()) - set(wrote.tolist())) - {-1})

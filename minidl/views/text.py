@@ -23,7 +23,7 @@ import numpy.typing as npt
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.spans import nest
-from minidl.tracefile.words import plain
+from minidl.tracefile.words import lacking, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, window_of
@@ -112,8 +112,8 @@ def render(
     path = [] if batch is None else _path(drawn, batch)
     failed = _alarms(drawn, window, batch)
     legend = _legend(bars[(bars["begin"] <= window.end) & (bars["end"] >= window.start)], fits)
-    missing = [f"missing from the trace: {problem}" for problem in trace.problems]
-    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *failed, *path, *missing, "", *legend])
+    ends = [*_open(drawn, bars, window), *failed, *path, *lacking(trace.problems)]
+    return "\n".join([*out, "", *shares, *ends, "", *legend])
 
 
 def _is_about(drawn: Scene, batch: int) -> Mask:
