@@ -215,7 +215,7 @@ def _execute(code: types.CodeType, main: types.ModuleType) -> int:
 
 
 def _wait_for_threads(others: Set[threading.Thread]) -> int:
-    """Join the threads that the script leaves, as the interpreter does before it ends. Return 130 after Ctrl-C, or 0."""
+    """Join the threads that the script leaves, as the interpreter does at its end. Return 130 after Ctrl-C, else 0."""
     try:
         for thread in threading.enumerate():
             if not thread.daemon and thread not in others:
@@ -248,7 +248,7 @@ def free_directory(parent: Path, name: str) -> Path:
     number = 1
     while True:
         try:
-            (parent / f"{name}-{number}").mkdir()
+            (parent / f"{name}-{number}").mkdir(0o700)
             return parent / f"{name}-{number}"
         except FileExistsError:
             number += 1
