@@ -13,6 +13,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.unended import open_spans
 from minidl.tracefile.words import duration, plain
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def story(
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
     own = np.append(own[np.argsort(trace.order.times[own], kind="stable")], last)
     out = [title, *_told(trace, own, int(chain[0]), names, 0)]
+    if trace.events["code"][last] != ev.YIELD:
+        out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
     return "\n".join([*out, _shares(trace, chain, names)])
 
