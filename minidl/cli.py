@@ -277,7 +277,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")
-    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", help=argparse.SUPPRESS)
     for command in COMMANDS.values():
         about = f"{command.about[0].upper()}{command.about[1:]}."
         note = f". {command.note}" if command.note else ""
@@ -297,8 +297,12 @@ def _overview() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); return the exit code."""
-    arguments = parser().parse_args(argv)
+    whole = parser()
+    arguments = whole.parse_args(argv)
     terminal.escape_unencodable()
+    if "act" not in arguments:
+        terminal.say(whole.format_help().rstrip())
+        return USAGE
     try:
         code: int = arguments.act(arguments)
         sys.stdout.flush()

@@ -136,8 +136,10 @@ def summary(arguments: Namespace) -> int:
 
 def ledger(arguments: Namespace) -> int:
     from minidl.analysis.ledger import ledger
+    from minidl.tracefile.words import lacking
 
-    print(ledger(_read(arguments.trace)).text())
+    trace = _read(arguments.trace)
+    print("\n".join([ledger(trace).text(), *lacking(trace.problems)]))
     return OK
 
 
@@ -207,16 +209,18 @@ def replay(arguments: Namespace) -> int:
 
 def before(arguments: Namespace) -> int:
     from minidl.analysis.story import story
+    from minidl.tracefile.words import lacking
 
+    trace = _read(arguments.trace)
     with _prefixed(f"before: {arguments.trace}", ValueError):
         text = story(
-            _read(arguments.trace),
+            trace,
             arguments.batch,
             loader=arguments.loader,
             epoch=arguments.epoch,
             lines=arguments.lines,
         )
-    print(text)
+    print("\n".join([text, *lacking(trace.problems)]))
     return OK
 
 

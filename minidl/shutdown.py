@@ -117,6 +117,14 @@ class Crew(LiveRepr):
         atexit.register(_close_all)  # registered after, so it runs before, the exit flag is set
         self.closes_at_exit = True
 
+    def put(self, worker_id: int, message: Any) -> None:
+        """Put a message into a worker's queue; drop it if a signal's handler has closed the queue on the way to it."""
+        try:
+            self.index_queues[worker_id].put(message)
+        except ValueError:
+            if not self.driver.closed:
+                raise
+
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def shut_down(self) -> None:
         """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child.
@@ -171,7 +179,7 @@ class Crew(LiveRepr):
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
         """Send the worker its sentinel; it is joined by the shutdown."""
-        self.index_queues[worker_id].put(Sentinel())
+        self.put(worker_id, Sentinel())
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits; other messages wake the pin thread then

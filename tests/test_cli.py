@@ -63,6 +63,46 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     return told.err
 
 
+READERS = {
+    "summary": ("summary",),
+    "timeline": ("timeline", "--width", "80"),
+    "before": ("before", "--batch", "3"),
+    "ledger": ("ledger",),
+    "check": ("check",),
+    "diff": ("diff", ROOT / "traces" / "head-of-line-in-order.minidl"),
+    "replay": ("replay",),
+}
+
+
+@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
+def test_a_packed_trace_that_is_cut_short_is_said(
+    command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (ROOT / "traces" / "head-of-line-in-order.minidl").read_bytes()
+    (tmp_path / "cut.minidl").write_bytes(whole[: len(whole) * 3 // 5])
+    told = output(capsys, *command, tmp_path / "cut.minidl")
+    assert "cut.minidl: truncated: what is there was read" in told
+    assert "events is missing: none of its events are here" in told
+
+
+@pytest.mark.parametrize("name", ["head-of-line-in-order", "worker-sigkilled", "persistent"])
+@pytest.mark.parametrize("tenths", range(2, 10))
+def test_what_a_cut_took_away_is_no_violation(
+    name: str, tenths: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (ROOT / "traces" / f"{name}.minidl").read_bytes()
+    (tmp_path / "cut.minidl").write_bytes(whole[: len(whole) * tenths // 10])
+    assert "truncated" in output(capsys, "check", tmp_path / "cut.minidl")
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.USAGE
+    told = capsys.readouterr()
+    assert told.err.startswith("usage: minidl")
+    assert "Begin with: minidl demo" in told.err
+    assert not told.out
+
+
 @pytest.mark.live
 def test_summary(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     text = output(capsys, "summary", trace)
@@ -225,7 +265,6 @@ def test_a_viewer_that_is_not_installed(
 @pytest.mark.parametrize(
     "argv",
     [
-        "",
         "nonsense",
         "summary",
         "demo --workers x",

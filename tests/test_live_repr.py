@@ -345,10 +345,11 @@ next(kept[1])
 @pytest.mark.live
 def test_while_python_exits() -> None:
     done = wl.run(AT_EXIT)
-    assert (done.returncode, done.stderr) == (0, "")
+    said = f"exit code {done.returncode}\n{done.stderr}\n{done.stdout}"
+    assert (done.returncode, done.stderr) == (0, ""), said
     names = "DataLoader _MultiProcessingDataLoaderIter BoundedQueue Driver ProgressBoard Crew"
-    assert re.findall(r"^<(\w+): ", done.stdout, re.MULTILINE) == names.split()
-    assert "exit code 0) has task" in done.stdout  # SIGTERM has ended the daemon; torch's handler exits with 0
+    assert re.findall(r"^<(\w+): ", done.stdout, re.MULTILINE) == names.split(), said
+    assert "exit code 0) has task" in done.stdout, said  # SIGTERM has ended the daemon; torch's handler exits with 0
 
 
 def test_words() -> None:

@@ -27,7 +27,7 @@ from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import Bools, Ints, Rows, TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
-from minidl.tracefile.words import duration, size
+from minidl.tracefile.words import duration, lacking, size
 
 BLOCKS = 10
 """Parts into which a run is cut. Of 10, the lowest and the highest mean are left out: a start or a hiccup is in one."""
@@ -421,6 +421,7 @@ def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[
         lost = sum(process.lost for process in trace.processes)
         if lost:
             notes.append(f"{name}: {lost} events are lost, and what they tell is missing from the figures")
+        notes += [f"{name}: {text}" for text in lacking(trace.problems)]
     return [*notes, "The spread is measured within each run; two runs do not show how much runs vary."]
 
 

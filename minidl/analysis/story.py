@@ -36,12 +36,18 @@ def story(
     chain = trace.order.chain(last)
     names = _actors(trace)
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
-    own = np.append(own[np.argsort(trace.order.times[own], kind="stable")], last)
-    out = [title, *_told(trace, own, int(chain[0]), names, 0)]
+    out = [title, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
     if trace.events["code"][last] != ev.YIELD:
         out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
     return "\n".join([*out, _shares(trace, chain, names)])
+
+
+def in_order(trace: Trace, way: Ints) -> Ints:
+    """The events of `way` by time, at equal times by cause: a message by which clocks are corrected takes no time."""
+    order = trace.order
+    causes = [np.count_nonzero(order.before(at)[way]) for at in way.tolist()]
+    return way[np.lexsort((order.rank[way], order.process[way], causes, order.times[way]))]
 
 
 def _told(trace: Trace, way: Ints, start: int, names: dict[tuple[int, int], str], lines: int) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from minidl.check.view import LOADER_THREAD, LoaderView, Rows, Violation, rule
+from minidl.check.view import LOADER_THREAD, LoaderView, Violation, rule
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Actor, Message, QueueId
+from minidl.tracefile.format import Positions
 from minidl.tracefile.words import name_of
 
 
@@ -107,7 +108,7 @@ def messages(loader: LoaderView) -> Iterator[Violation]:
             yield from _answered(loader, before, after)
 
 
-def _answered(loader: LoaderView, before: Rows, after: Rows) -> Iterator[Violation]:
+def _answered(loader: LoaderView, before: Positions, after: Positions) -> Iterator[Violation]:
     """The n-th of `after` answers the n-th of `before`, and comes later."""
     for number, row in enumerate(after[len(before) :], len(before) + 1):
         told = f"it is number {number}, and {len(before)} were sent"

@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Ending, Outcome
+from minidl.tracefile.format import Positions
 from minidl.tracefile.words import name_of
 
 _WAY: Final = (
@@ -92,7 +93,7 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
         yield loader.broken(told, samples[at], come[at])
 
 
-def _last_of_task(loader: LoaderView, rows: Rows, others: Rows) -> Rows:
+def _last_of_task(loader: LoaderView, rows: Positions, others: Positions) -> Positions:
     """Return for each of `rows` the last of `others` with the same key that comes before it, or -1."""
     key, row = loader.key, np.concatenate([rows, others])
     order = np.lexsort((row, key[row]))
@@ -344,7 +345,7 @@ def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int 
     return None
 
 
-def _raised(loader: LoaderView) -> Rows:
+def _raised(loader: LoaderView) -> Positions:
     """Return the ends of each next that raised without yielding: the sampler failed while the next task was due, say.
 
     The batch that was due is lost then, in torch as here.
@@ -352,7 +353,7 @@ def _raised(loader: LoaderView) -> Rows:
     rows = loader.pick(ev.NEXT[1], ev.YIELD)
     after_yield = np.r_[False, loader.code[rows] == ev.YIELD][: len(rows)]
     ends = (loader.code[rows] == ev.NEXT[1]) & (loader.y[rows] == Outcome.ERROR)
-    raised: Rows = rows[ends & ~after_yield]
+    raised: Positions = rows[ends & ~after_yield]
     return raised
 
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.dispatcher import DispatchError
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, Row, WorkerReplay
@@ -27,7 +26,7 @@ from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, 
 from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
-from minidl.tracefile.format import Rows
+from minidl.tracefile.format import Positions, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -691,7 +690,7 @@ _FOLLOWED: Final = {code: [follow for follow, reads in _READERS if code in reads
 
 
 # --- Before the first event -------------------------------------------------------------------------------------------
-def causal_order(events: Rows) -> npt.NDArray[np.intp]:
+def causal_order(events: Rows) -> Positions:
     """Return positions in `events` (rows of `Trace.events`) in an order that could have been the real one.
 
     By time, but within a process by the order of emission: an event that was emitted later than another of its process

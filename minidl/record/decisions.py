@@ -1,6 +1,8 @@
 """Traced pure classes: subclasses that emit their decisions.
 
-Interface: `TRACED` maps each class that decides to the subclass that `TracedPorts.decider` makes in its place.
+Interface: `TRACED` maps each class that decides to the subclass that `TracedPorts.decider` makes in its place. No class
+traces the driver itself: an iterator without workers has a lifecycle and no driver, and a driver that emits what its
+dispatcher decides has to repeat `_step` and `received`, for 3 to 6 % of a traced batch's CPU.
 """
 
 from __future__ import annotations

@@ -197,12 +197,15 @@ class Trace:
         slots = records(data)
         rows = _valid(slots, ring)
         process.events = len(rows)
+        truncated = len(slots) < header.slots
+        if process.lost or truncated:
+            whole = _before_a_gap(rows) if truncated else rows
+            process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
         if process.lost:
-            process.whole_until = int(rows["time"].max()) if len(rows) else process.start_ns
             self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {errno_in_words(errno)}")
         if lost_lines:
             self._lack(process, f"{counted(lost_lines, 'description')} could not be recorded: {errno_in_words(errno)}")
-        if len(slots) < header.slots:
+        if truncated:
             self._lack(process, f"its events file is truncated: {len(slots)} of {header.slots} slots are there")
         if len(rows):
             last = int(rows["seq"][-1])
@@ -429,3 +432,9 @@ def _valid(slots: Rows, ring: int) -> Rows:
         rows = rows[np.argsort(rows["seq"], kind="stable")]
         rows = rows[rows["seq"] > max(0, int(rows["seq"][-1]) - ring)]
     return rows
+
+
+def _before_a_gap(rows: Rows) -> Rows:
+    """The first records, as far as none is missing between them. The end of a truncated ring lacks some in between."""
+    gaps = np.flatnonzero(np.diff(rows["seq"].astype(np.int64)) != 1)
+    return rows[: gaps[0] + 1] if len(gaps) else rows

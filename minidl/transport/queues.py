@@ -13,6 +13,7 @@ import pickle
 import queue
 import select
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -108,6 +109,9 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
 
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
+        if not after_fork:
+            # A signal's handler that shuts the loader down may interrupt a put: its own put must not wait for that one.
+            self._notempty = threading.Condition(threading.RLock())
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.take
 

@@ -20,13 +20,11 @@ import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.format import Bools, Ints, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 MAX_ROWS: Final = 6
 """Rows of a lane. Deeper steps occur only in damaged traces and are drawn in the last row."""
