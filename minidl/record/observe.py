@@ -240,6 +240,8 @@ def observed_iterators() -> Iterator[None]:
     def init_multi(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         given = loader.multiprocessing_context
         own = isinstance(self, _MinidlIterator) or isinstance(given, ObservedContext)
+        if not isinstance(self, _MinidlIterator):
+            _left.add(self)
         plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
 
     base.__init__, _TorchIterator.__init__ = init_base, init_multi  # type: ignore[method-assign]
@@ -247,6 +249,20 @@ def observed_iterators() -> Iterator[None]:
         yield
     finally:
         base.__init__, _TorchIterator.__init__ = plain_base, plain_multi  # type: ignore[method-assign]
+
+
+_left: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Observed iterators that the program still has."""
+
+
+def shut_down_observed() -> None:
+    """Shut the iterators down that a program left when it ended.
+
+    The collector would take them together with what else the program's globals held, in no certain order: their queues
+    may be gone when the sentinels are to be sent, and each worker is then waited for in vain and terminated.
+    """
+    for iterator in tuple(_left):
+        iterator._shutdown_workers()
 
 
 def _around(context: Any) -> ObservedContext:

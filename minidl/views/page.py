@@ -31,6 +31,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.files import whole
 from minidl.tracefile.format import Ints, Rows
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import paint
@@ -65,7 +66,8 @@ class Page(str):
         if path is None:
             return self
         target = Path(path)
-        target.write_text(self, encoding="utf-8")
+        with whole(target) as draft:
+            draft.write_text(self, encoding="utf-8")
         return target
 
 
