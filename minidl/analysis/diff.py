@@ -474,8 +474,7 @@ def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _those(rows: Rows, loaders: tuple[int, ...]) -> Rows:
-    found: Rows = rows[np.isin(rows["loader"], loaders)]
-    return found
+    return rows[np.isin(rows["loader"], loaders)]
 
 
 def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:

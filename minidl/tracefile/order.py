@@ -223,8 +223,7 @@ class Order:
     @cached_property
     def times(self) -> Ints:
         """ns of each event, on the clock of the trace's first process."""
-        out: Ints = self.events["time"] + self.offsets[self.process]
-        return out
+        return self.events["time"] + self.offsets[self.process]
 
     @cached_property
     def offsets(self) -> Ints:

@@ -118,6 +118,11 @@ def durations(spans: Rows) -> Ints:
     return took
 
 
+def total(spans: Rows) -> int:
+    """How long the spans took together, ns."""
+    return int(durations(spans).sum())
+
+
 # --- Nesting ----------------------------------------------------------------------------------------------------------
 def nest(spans: Rows, track: Ints) -> tuple[Ints, Ints]:
     """An end for each span no later than that of the span around it, and which one that is, both among `spans`' track.

@@ -74,8 +74,7 @@ def _agreed(fd: int, begin: int, end: int, slots: int) -> Rows:
         first, last = begin % slots, (end - 1) % slots + 1
         parts = [(first, last)] if first < last else [(first, slots), (0, last)]
         data = b"".join(os.pread(fd, (b - a) * SLOT_BYTES, HEADER_BYTES + a * SLOT_BYTES) for a, b in parts)
-        rows: Rows = np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], RECORD)
-        return rows
+        return np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], RECORD)
 
     if end <= begin:
         return np.empty(0, RECORD)

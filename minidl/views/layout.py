@@ -216,8 +216,7 @@ class Layout:
         kind[code == ev.EPOCH[0]] = LaneKind.EPOCHS
         below = np.where(kind >= LaneKind.WORKER, (np.clip(worker, 0, 1 << 30) << 1) | (kind == LaneKind.FEEDER), 0)
         below = np.where(kind == LaneKind.DEVICE, rows["tid"].astype(np.int64) - ev.DEVICE_TID, below)
-        key: Ints = (((self.crew.slot[at] << 3) | np.minimum(kind, LaneKind.WORKER)) << 32) | below
-        return key
+        return (((self.crew.slot[at] << 3) | np.minimum(kind, LaneKind.WORKER)) << 32) | below
 
     def stack(self, begin: Ints, until: Ints) -> tuple[Ints, tuple[Lane, ...]]:
         """Return the row of each span within its lane, and the lanes. begin, until: of each span's bar.
