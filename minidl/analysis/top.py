@@ -430,7 +430,7 @@ def _needed(rows: Rows) -> Positions:
     They say what a worker is doing, and nothing that a later event of its thread does not overwrite.
     """
     _, thread = np.unique(rows["process"].astype(np.int64) << 32 | rows["tid"], return_inverse=True)
-    sample = np.isin(rows["code"], ev.SAMPLE)
+    sample = np.isin(rows["code"], [*ev.SAMPLE, ev.SAMPLE_INDEX])
     last = np.full(len(rows), -1, np.intp)
     np.maximum.at(last, thread[~sample], np.flatnonzero(~sample))
     return np.flatnonzero(~sample | (np.arange(len(rows)) > last[thread]))

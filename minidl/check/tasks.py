@@ -84,7 +84,7 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
         for at in np.flatnonzero(had[come] != has[rows]):
             told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
             yield loader.broken(told, rows[at], come[at])
-    samples = loader.stage(ev.SAMPLE[0])
+    samples = np.sort(np.concatenate([loader.stage(code) for code in (ev.SAMPLE[0], ev.SAMPLE_INDEX)]))
     samples = samples[(loader.x[samples] == 0) & (loader.y[samples] >= 0)]
     come = _last_of_task(loader, samples, drawn)
     samples, come = samples[come >= 0], come[come >= 0]
@@ -219,7 +219,7 @@ def causality(loader: LoaderView) -> Iterator[Violation]:
     "A sample was left out, asked for twice, or counted to another batch.",
 )
 def nested(loader: LoaderView) -> Iterator[Violation]:
-    lanes = loader.pick(*ev.FETCH, ev.SAMPLE[0], ev.COLLATE[0])
+    lanes = loader.pick(*ev.FETCH, ev.SAMPLE[0], ev.SAMPLE_INDEX, ev.COLLATE[0])
     lanes = lanes[np.argsort(loader.process[lanes], kind="stable")]
     if not len(lanes):
         return
@@ -231,8 +231,9 @@ def nested(loader: LoaderView) -> Iterator[Violation]:
     inside = known & (code[last] == ev.FETCH[0]) & (loader.task[lanes][last] == loader.task[lanes])
     for at in np.flatnonzero(known & ~inside):
         yield loader.broken("outside the fetch of its task", lanes[at], lanes[last[at]])
-    expected = np.where(code[before] == ev.SAMPLE[0], loader.x[lanes][before] + 1, 0)
-    counted = inside & (code == ev.SAMPLE[0]) & (loader.x[lanes] >= 0)
+    numbered = np.isin(code, [ev.SAMPLE[0], ev.SAMPLE_INDEX])
+    expected = np.where(numbered[before] & (code[before] == code), loader.x[lanes][before] + 1, 0)
+    counted = inside & numbered & (loader.x[lanes] >= 0)
     for at in np.flatnonzero(counted & (loader.x[lanes] != expected)):
         told = f"position {loader.x[lanes[at]]}, the next one is {expected[at]}"
         yield loader.broken(told, lanes[at], lanes[before[at]])

@@ -102,7 +102,8 @@ LOADER_THREAD: Final = np.array(
 
 IN_WORKER: Final = np.array(
     [
-        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, *ev.COLLATE, ev.RESULT_PUT, ev.RESUME_ACK),
+        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.RESUME_ACK),
         *(ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
     ]
 )

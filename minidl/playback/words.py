@@ -36,6 +36,7 @@ _WORDS: Final = {
     ev.FETCH[1]: "{who} has fetched task {task}: {outcome}",
     ev.SAMPLE[0]: "{who} asks the dataset for sample {index} of task {task}",
     ev.SAMPLE[1]: "{who} has sample {index} of task {task}",
+    ev.SAMPLE_INDEX: "task {task} has sample {index} at position {position}",
     ev.COLLATE[0]: "{who} begins to collate task {task}",
     ev.COLLATE[1]: "{who} has collated task {task}",
     ev.SHM_ALLOC: "worker {worker} makes {bytes} of shared memory for task {task}",

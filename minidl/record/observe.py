@@ -58,6 +58,7 @@ SEEN: Final[dict[str, str]] = {
     "index_write": "the index queue's pipe",
     "index_get": "a get",
     "fetch": "from the worker's look at the done event, which follows the get, to its put",
+    "sample_index": "the task that a worker has got",
     "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
     "task_error": "what is put; position and index are not seen",
     "shm_alloc": "torch makes a shared storage in the worker",
@@ -81,6 +82,7 @@ SEEN: Final[dict[str, str]] = {
 """Event -> the call that shows it. Stamped when it happens."""
 
 DERIVED: Final[dict[str, str]] = {
+    "share": "the sampler's own numbers at the first put of an epoch",
     "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
     "counts as exhausted if the loader has kept none of its tasks",
     "task_assigned": "the put that follows; outstanding is the loader's own count",
@@ -101,7 +103,6 @@ DERIVED: Final[dict[str, str]] = {
 
 UNSEEN: Final[dict[str, str]] = {
     "sampler_next": "the sampler is asked by the loader itself",
-    "share": "the sampler is iterated by the loader itself",
     "sample": "the dataset is asked by torch's fetcher",
     "pin": "torch's thread calls torch",
     "pin_start": "torch's thread",
@@ -337,8 +338,9 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     given = call.arguments
     ports.with_state = carries_state(target)
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
+    worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):
         given[name].shared = ports
-    counted = given["dataset_kind"] == 0 and given["auto_collation"]
+    counted = worker.by_index and given["auto_collation"]
     given["collate_fn"] = ObservedCollate(worker, given["collate_fn"], counted)
     target(*call.args, **call.kwargs)

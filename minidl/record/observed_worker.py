@@ -25,6 +25,7 @@ class ObservedWorker:
         self.parent = os.getppid()
         self.progress = shared.fetching = TracedProgress(shared.emit, worker_id)
         self.ready = False
+        self.by_index = False  # of a map dataset, whose samples its tasks name
         self.task: tuple[int, Any] | None = None  # received, and not yet taken up
         self.samples = -1  # of the task that is being fetched, as its indices say
         self.exhausted = self.has_sentinel = self.left = False
@@ -49,6 +50,8 @@ class ObservedWorker:
             elif not self.exhausted:
                 self.samples = count(index)
                 self.progress.begin(task, index)
+                if self.by_index:
+                    self.progress.tell_indices()
         elif self.has_sentinel:
             if done or self.exhausted:  # else torch refuses the sentinel
                 self.leave(ev.Ending.SENTINEL)

@@ -167,10 +167,10 @@ def _fields(spec: str) -> tuple[Field, ...]:
 
 def _instant(
     code: int, name: str, track: Track, colour: str, keys: str, fields: str,
-    meaning: str, ours: str, upstream: str, article: str,
+    meaning: str, ours: str, upstream: str, article: str, detail: bool = False,
 ) -> int:  # fmt: skip
     has_task, has_worker = "task" in keys, "worker" in keys
-    about = (meaning, ours, upstream, article)
+    about = (meaning, ours, upstream, article, "", detail)
     return _add(Event(code, name, Phase.INSTANT, track, colour, _fields(fields), has_task, has_worker, *about))
 
 
@@ -230,6 +230,11 @@ SAMPLE = _span(
     "the dataset is asked for one sample; index is -1 if the key is no integer",
     ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
+SAMPLE_INDEX = _instant(
+    29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
+    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__, or "
+    "torch's loader is observed; index is -1 if the key is no integer",
+    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", ""),
     "collate_fn joins the samples into a batch",

@@ -84,12 +84,16 @@ def _on(track: Track) -> Bools:
 
 
 _IN_WORKER = table_of(
-    [*ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, *ev.COLLATE, ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT]
+    [
+        *(*ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT),
+    ]
 )
 """Events that only a worker emits, with its own number. (A sample is also fetched without workers: with number -1.)"""
 
 _FEEDS, _PINS, _CONSUMES = _on(Track.FEEDER), _on(Track.PIN), _on(Track.CONSUMER)
-_INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT)
+_INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT and not event.detail)
+"""Those that are drawn: an instant for each sample would hide all others."""
 
 
 # --- Who emitted ------------------------------------------------------------------------------------------------------

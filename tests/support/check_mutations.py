@@ -252,6 +252,8 @@ def _table() -> list[Mutation]:
         lambda e: double(e, find(e, ev.FETCH[0], 3), find(e, ev.FETCH[1], 3)))
     add("a sample is asked for twice", "doubled", "nested", "sample begin",
         lambda e: double(e, find(e, ev.SAMPLE[0], 3, 1)))
+    add("an index is told twice", "doubled", "nested", "sample_index",
+        lambda e: double(e, find(e, ev.SAMPLE_INDEX, 3, 1)), "at once")
     add("a batch is pinned twice", "doubled", "once", "pin begin",
         lambda e: double(e, find(e, ev.PIN[0], 3), find(e, ev.PIN[1], 3)), "pinned")
     # ... swapped and moved
@@ -299,6 +301,8 @@ def _table() -> list[Mutation]:
         lambda e: put(e, find(e, ev.INDEX_PUT, 3), x=5))
     add("another sample than the sampler's", "changed", "indices", "sample begin",
         lambda e: put(e, find(e, ev.SAMPLE[0], 3), y=999))
+    add("another index than the sampler's", "changed", "indices", "sample_index",
+        lambda e: put(e, find(e, ev.SAMPLE_INDEX, 3), y=999), "at once")
     add("a message that shrinks on its way", "changed", "bytes", "result_rebuild begin",
         lambda e: put(e, find(e, ev.RESULT_REBUILD[0], 3), x=7))
     add("data out of an error", "changed", "outcomes", "yield",

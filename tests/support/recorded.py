@@ -239,6 +239,7 @@ RUNS: dict[str, Run] = {
     "reordered": reordered,
     "skipped tasks": skipped,
     "several loaders": several,
+    "at once": lambda: loop(wl.Batched(24)),
 }
 """Each records loaders of this process."""
 
