@@ -24,8 +24,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
-from minidl.tracefile.format import Ints, Rows, TraceError
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed

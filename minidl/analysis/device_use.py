@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.spans import total
 from minidl.tracefile.words import duration, size
 

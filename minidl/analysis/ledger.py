@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.batches import epochs, keys, keys_at
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.words import size
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
-from minidl.tracefile.format import Ints, Rows
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
@@ -257,7 +257,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSu
     waits = closed[closed["code"] == ev.NEXT[0]]
     return LoaderSummary(
         number=number,
-        params=trace.loaders.get(number, {}) | _prefetching(events),
+        params=trace.loaders.get(number, {}) | prefetching(events),
         epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
         batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
         wall=int(events["time"][-1] - events["time"][0]),
@@ -277,7 +277,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSu
     )
 
 
-def _prefetching(events: Rows) -> dict[str, int]:
+def prefetching(events: Rows) -> dict[str, int]:
     """The prefetch factor, which an epoch's begin tells; nothing if there are no workers."""
     begins = events[events["code"] == ev.EPOCH[0]]
     return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}

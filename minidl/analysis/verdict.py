@@ -19,7 +19,7 @@ import numpy as np
 from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
 from minidl.playback.state import MOST_WORKERS
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.spans import total
 from minidl.tracefile.words import counted, duration, size
 

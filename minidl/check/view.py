@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Positions, Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools, Positions, Rows
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:

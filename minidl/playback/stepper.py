@@ -22,8 +22,8 @@ from minidl.playback.follower import causal_order, follower_of
 from minidl.playback.state import ProtocolState
 from minidl.playback.words import FieldChange, changes, describe
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Outcome
-from minidl.tracefile.format import Positions, Rows
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.unended import left_alive
 

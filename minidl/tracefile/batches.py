@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import Message, Place
-from minidl.tracefile.format import Bools, Ints, Rows
 
 Steps = tuple[Ints, Ints]
 """A counter: times (ns, CLOCK_MONOTONIC) at which it changes, and to what."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.files import Files, read_files
@@ -33,7 +34,6 @@ from minidl.tracefile.format import (
     PACKED_SUFFIX,
     SIDE_SUFFIX,
     Header,
-    Ints,
     TraceError,
     parts_of,
     records,

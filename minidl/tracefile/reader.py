@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
 from minidl.tracefile.files import Files, read_files, write_packed
@@ -32,10 +33,7 @@ from minidl.tracefile.format import (
     RECORD,
     ROW,
     SIDE_SUFFIX,
-    Bools,
     Header,
-    Ints,
-    Rows,
     TraceError,
     errno_in_words,
     events_file,

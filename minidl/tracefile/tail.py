@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from minidl.tracefile.format import HEADER_BYTES, MAGIC, RECORD, SLOT_BYTES, Header, Rows, slots_of
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.format import HEADER_BYTES, MAGIC, RECORD, SLOT_BYTES, Header, slots_of
 
 BLOCK: Final = 64
 """Slots that are searched together for the newest event: a single slot may stay empty for good."""

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
