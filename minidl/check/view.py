@@ -102,9 +102,9 @@ LOADER_THREAD: Final = np.array(
 
 IN_WORKER: Final = np.array(
     [
-        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
-        *(ev.RESULT_PUT, ev.RESUME_ACK),
-        *(ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
     ]
 )
 """What only a worker's main thread records, if there are workers."""

@@ -39,6 +39,7 @@ from minidl.tracefile.batches import (
     sums,
 )
 from minidl.tracefile.events import EVENTS, Event, Field, Message, Phase, Track
+from minidl.tracefile.files import whole
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
@@ -96,7 +97,7 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | N
     progress is called after each kind of event.
     """
     target = Path(path)
-    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with whole(target) as draft, draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(_Export(trace).document(progress))
     return target
 

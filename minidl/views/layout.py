@@ -85,8 +85,9 @@ def _on(track: Track) -> Bools:
 
 _IN_WORKER = table_of(
     [
-        *(*ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
-        *(ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.WORKER_EXIT),
     ]
 )
 """Events that only a worker emits, with its own number. (A sample is also fetched without workers: with number -1.)"""

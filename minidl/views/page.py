@@ -32,6 +32,7 @@ from typing_extensions import Self
 
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import paint
 from minidl.views.scene import FADING, FATES, Scene, alarm, is_named, number_column, scene_of, title_of
@@ -65,7 +66,8 @@ class Page(str):
         if path is None:
             return self
         target = Path(path)
-        target.write_text(self, encoding="utf-8")
+        with whole(target) as draft:
+            draft.write_text(self, encoding="utf-8")
         return target
 
 

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 LETTERS: Final = {
-    "epoch": "=", "start": "+", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S", "collate": "C", "copy": "M",
-    "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R", "pin": "L", "next": "N",
-    "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U", "device compute": "U",
-    "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">", "still waiting": ">",
+    "epoch": "=", "start": "+", "init": "B", "fetcher": "O", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S",
+    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R",
+    "pin": "L", "next": "N", "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U",
+    "device compute": "U", "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">",
+    "still waiting": ">",
 }  # fmt: skip
 """The character of each label of `colours.paint`, and of the spans without an end."""
 

@@ -83,7 +83,7 @@ def single(directory: Path) -> None:
 
 
 def stream(directory: Path) -> None:
-    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2)))
+    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2, worker_init_fn=wl.draw_once)))
 
 
 def unshared(directory: Path) -> None:
