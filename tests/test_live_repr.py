@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import torch.multiprocessing
 import workloads as wl
 
 import minidl
-from minidl import progress, signal_handling
+from minidl import progress
 from minidl.device.loader import DeviceLoader, _DeviceIter
 from minidl.dispatcher import Deliver, Dispatcher
 from minidl.driver import END, Driver, PutSentinel, Simple
@@ -127,8 +128,7 @@ def test_a_queue_shows_that_no_thread_writes_its_messages() -> None:
 def test_the_ready_queue_and_the_done_event() -> None:
     ready, flag = ReadyQueue(), SharedFlag()
     ready.put("a batch")
-    with ready.mutex:
-        assert repr(ready) == "<ReadyQueue: 1 message>"
+    assert repr(ready) == "<ReadyQueue: 1 message>"
     assert repr(flag) == "<SharedFlag: not set>"
     flag.set()
     assert repr(flag) == "<SharedFlag: set>"
@@ -198,21 +198,21 @@ def test_the_device_stage() -> None:
 
 # --- A loader that hangs ----------------------------------------------------------------------------------------------
 @pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def stuck(no_sigchld: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A pinning iterator whose worker 0 hangs in sample 5, of task 2; every other batch that can be here is here."""
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-    wl.impatient(monkeypatch)
     iterator: Any = iter(minidl.DataLoader(wl.At(20, 5, wl.hang), batch_size=2, num_workers=2, pin_memory=True))
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     while iterator._board.read(0).position != 1 or iterator._board.read(0).task != 2:
         time.sleep(0.005)
     pin = iterator._pin_memory_thread.lifecycle
-    while (len(iterator._data_queue.queue), pin.state) != (2, PinState.WAITING):
+    while (len(iterator._data_queue._messages), pin.state) != (2, PinState.WAITING):
         time.sleep(0.005)
     while iterator._board.read(1).stage is not progress.Stage.WAITING:
         time.sleep(0.005)
     yield iterator
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)  # it would be waited for
     iterator.close()
 
 
