@@ -271,22 +271,12 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
     del iterator
 
 
-def hang_in_init(worker_id: int) -> None:
-    wl.hang()
-
-
-class HangsAtOnce(minidl.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        wl.hang()
-        return iter(())
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dataset": wl.Numbers(9), "worker_init_fn": hang_in_init}, r"in worker_init_fn, for \d"),
-        ({"dataset": HangsAtOnce()}, r"making its fetcher \(an iterable dataset's __iter__\), for \d"),
+        ({"dataset": wl.Numbers(9), "worker_init_fn": wl.hang_in_init}, r"in worker_init_fn, for \d"),
+        ({"dataset": wl.HangsAtOnce()}, r"making its fetcher \(an iterable dataset's __iter__\), for \d"),
     ],
     ids=["worker_init_fn", "__iter__"],
 )

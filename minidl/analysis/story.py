@@ -13,6 +13,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.unended import open_spans
 from minidl.tracefile.words import duration, plain
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def story(
     names = _actors(trace)
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
     out = [title, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
+    if trace.events["code"][last] != ev.YIELD:
+        out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
     return "\n".join([*out, _shares(trace, chain, names)])
 

@@ -4,7 +4,7 @@
 
 Rules of use: a check yields violations whose first row is the *first impossible event*: up to it the trace could still
 have been a behaviour of the protocol. A check compares what is there; if it concludes from an event that is *not*
-there it asks `complete`, `whole_task` or `whole_epoch` first, which know what was overwritten or lost. Rows are
+there it asks `complete`, `whole_task` or `whole_epoch` first, which know what was overwritten or lost. Positions are
 positions in the view's own columns; `origin` maps them to the trace's.
 """
 
@@ -17,19 +17,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools
+from minidl.tracefile.format import Bools, Positions, Rows
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.intp]
-
-NO_ROWS: Rows = np.empty(0, np.intp)
+NO_ROWS: Positions = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,9 @@ LOADER_THREAD: Final = np.array(
 
 IN_WORKER: Final = np.array(
     [
-        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, *ev.COLLATE, ev.RESULT_PUT, ev.RESUME_ACK),
-        *(ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
     ]
 )
 """What only a worker's main thread records, if there are workers."""
@@ -135,7 +133,7 @@ class Lacks:
 class LoaderView:
     """One iterator. Tasks are numbered anew in each epoch, so a task is identified by `.key`: epoch and task."""
 
-    def __init__(self, trace: Trace, number: int, origin: Rows) -> None:
+    def __init__(self, trace: Trace, number: int, origin: Positions) -> None:
         self.trace = trace
         self.number = number
         self.params: dict[str, Any] = dict(trace.loaders.get(number, {}))
@@ -144,7 +142,7 @@ class LoaderView:
         judged = slice(self.lacks.start, self.lacks.until)
         self._columns(events[judged], origin[judged])
 
-    def _columns(self, events: npt.NDArray[np.void], origin: Rows) -> None:
+    def _columns(self, events: Rows, origin: Positions) -> None:
         self.events, self.origin = events, origin
         self.code, self.task, self.worker, self.time, self.x, self.y, self.z, self.tid, self.process = (
             np.ascontiguousarray(events[name])
@@ -152,14 +150,16 @@ class LoaderView:
         )
         order = np.argsort(self.code, kind="stable")
         codes, starts = np.unique(self.code[order], return_index=True)
-        self._of_code: dict[int, Rows] = dict(zip(codes.tolist(), np.split(order, starts[1:]), strict=bool(len(codes))))
+        self._of_code: dict[int, Positions] = dict(
+            zip(codes.tolist(), np.split(order, starts[1:]), strict=bool(len(codes)))
+        )
         self.pinned = len(self.pick(ev.PIN_START)) > 0 or len(self.pick(ev.READY_GET[0])) > 0
         self.pinned |= bool(self.lacks.partial and self.params.get("pin_memory"))
         self.multiprocess = len(self.pick(ev.TASK_ASSIGNED)) > 0
         self.received = ev.READY_GET[1] if self.pinned else ev.RESULT_GET[1]
         self._number_epochs()
 
-    def restricted(self, rows: Rows) -> LoaderView:
+    def restricted(self, rows: Positions) -> LoaderView:
         """The same loader with nothing but `rows`, as if that were all that happened."""
         part = copy.copy(self)
         part.__dict__.pop("capacity", None)
@@ -189,52 +189,52 @@ class LoaderView:
         self.key = (self.at_epoch << 40) | (self.task + 1)
 
     # --- Picking rows
-    def pick(self, *codes: int) -> Rows:
-        """Rows with one of `codes`, in order."""
+    def pick(self, *codes: int) -> Positions:
+        """Positions with one of `codes`, in order."""
         if len(codes) == 1:
             return self._of_code.get(codes[0], NO_ROWS)
-        found: Rows = np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
+        found: Positions = np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
         return found
 
-    def about(self, code: int, x: int) -> Rows:
-        """Rows of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
+    def about(self, code: int, x: int) -> Positions:
+        """Positions of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
         rows = self.pick(code)
-        those: Rows = rows[self.x[rows] == x]
+        those: Positions = rows[self.x[rows] == x]
         return those
 
-    def stage(self, code: int) -> Rows:
-        """Rows of one stage of a task's way; of a get, those that brought what the stage is about."""
+    def stage(self, code: int) -> Positions:
+        """Positions of one stage of a task's way; of a get, those that brought what the stage is about."""
         wanted = {ev.INDEX_GET[1]: Message.TASK, ev.RESULT_GET[1]: Message.RESULT, ev.READY_GET[1]: Message.RESULT}
         rows = self.about(code, wanted[code]) if code in wanted else self.pick(code)
-        of_tasks: Rows = rows[self.task[rows] >= 0]
+        of_tasks: Positions = rows[self.task[rows] >= 0]
         return of_tasks
 
-    def of_worker(self, rows: Rows, worker: int) -> Rows:
+    def of_worker(self, rows: Positions, worker: int) -> Positions:
         """Those of `rows` that name the worker."""
-        mine: Rows = rows[self.worker[rows] == worker]
+        mine: Positions = rows[self.worker[rows] == worker]
         return mine
 
-    def match(self, rows: Rows, others: Rows) -> Rows:
+    def match(self, rows: Positions, others: Positions) -> Positions:
         """For each of `rows` the first of `others` with the same key, or -1."""
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
         order = np.argsort(self.key[others], kind="stable")
         keys = self.key[others][order]
         place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
-        found: Rows = np.where(keys[place] == self.key[rows], others[order[place]], -1)
+        found: Positions = np.where(keys[place] == self.key[rows], others[order[place]], -1)
         return found
 
-    def matched(self, rows: Rows, others: Rows) -> tuple[Rows, Rows]:
+    def matched(self, rows: Positions, others: Positions) -> tuple[Positions, Positions]:
         """Those of `rows` that `match` finds one of `others` for, and what it finds."""
         found = self.match(rows, others)
         return rows[found >= 0], found[found >= 0]
 
-    def last_before(self, rows: Rows, others: Rows) -> Rows:
+    def last_before(self, rows: Positions, others: Positions) -> Positions:
         """For each of `rows` the last of `others` that comes before it, or -1."""
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
         place = np.searchsorted(others, rows) - 1
-        found: Rows = np.where(place >= 0, others[np.maximum(place, 0)], -1)
+        found: Positions = np.where(place >= 0, others[np.maximum(place, 0)], -1)
         return found
 
     def records(self, *codes: int) -> bool:
@@ -253,7 +253,7 @@ class LoaderView:
         """Whether nothing is missing from the loader's beginning to the last event judged."""
         return not self.lacks.overwritten
 
-    def whole_epoch(self, rows: Rows) -> Bools:
+    def whole_epoch(self, rows: Positions) -> Bools:
         """For each row: was its epoch begun when everything was recorded already?"""
         if self.complete:
             return np.ones(len(rows), bool)
@@ -261,7 +261,7 @@ class LoaderView:
         judged: Bools = starts[self.at_epoch[rows]] >= self.lacks.since
         return judged
 
-    def whole_task(self, rows: Rows) -> Bools:
+    def whole_task(self, rows: Positions) -> Bools:
         """For each row: was its task assigned (drawn, if there are no workers) when everything was recorded?"""
         there: Bools = ~np.isin(self.worker[rows], list(self.lacks.absent))
         if self.complete:
@@ -326,7 +326,7 @@ class LoaderView:
 
 
 # --- What is missing --------------------------------------------------------------------------------------------------
-def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -> Lacks:
+def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
     """Find out between which rows of a loader's events nothing is missing."""
     start, since, until, overwritten, cut = 0, 0, len(events), [], ""
     home = events["process"][np.isin(events["code"], LOADER_THREAD)][:1].tolist()
@@ -352,7 +352,7 @@ def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
 
 
-def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
+def _stopped(trace: Trace, events: Rows) -> int:
     """How many of a loader's events came before its own process stopped recording: all, if it was shut down first.
 
     A loader may outlive its `with minidl.trace(...)`. Its workers then go on recording, alone.
@@ -367,7 +367,7 @@ def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
     return int(np.searchsorted(events["time"], trace.events["time"][last], side="right"))
 
 
-def _absent(events: npt.NDArray[np.void]) -> frozenset[int]:
+def _absent(events: Rows) -> frozenset[int]:
     """Workers that got tasks, and whose results came, though no process recorded any work of theirs."""
     answered = events["worker"][
         np.isin(events["code"], [ev.RESULT_READ, *ev.RESULT_REBUILD, ev.RESULT_GET[1], ev.YIELD])

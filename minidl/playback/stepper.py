@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.playback.actors import Row, as_dicts
 from minidl.playback.follower import causal_order, follower_of
@@ -24,7 +23,7 @@ from minidl.playback.state import ProtocolState
 from minidl.playback.words import FieldChange, changes, describe
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
-from minidl.tracefile.format import Rows
+from minidl.tracefile.format import Positions, Rows
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.unended import left_alive
 
@@ -49,7 +48,7 @@ class Replay:
         self.trace = trace
         self.loader = _choose(trace, loader)
         own = np.flatnonzero(trace.events["loader"] == self.loader)
-        self.rows: npt.NDArray[np.intp] = own[causal_order(trace.events[own])]
+        self.rows: Positions = own[causal_order(trace.events[own])]
         """Of each event in the order of the replay, its row in `trace.events`."""
         self._events = trace.events[self.rows]
         self._times = np.maximum.accumulate(self._events["time"])
@@ -124,7 +123,7 @@ class Replay:
         )
 
     @property
-    def batch_positions(self) -> npt.NDArray[np.intp]:
+    def batch_positions(self) -> Positions:
         """Where `to_batch` goes for each batch."""
         return self._batches
 
@@ -234,7 +233,7 @@ def _choose(trace: Trace, loader: int | None) -> int:
     return loader
 
 
-def _batches(events: Rows) -> npt.NDArray[np.intp]:
+def _batches(events: Rows) -> Positions:
     """The positions at which each batch is in the consumer's hands: its consumer span has begun, if there is one."""
     codes = events["code"]
     handed = np.flatnonzero(codes == ev.YIELD)

@@ -24,6 +24,8 @@ Rows = npt.NDArray[np.void]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.intp]
+"""Of events, in the array that holds them."""
 
 FORMAT_VERSION: Final = 1
 """Version of the record layout and of the files around it; written into each trace's manifest."""

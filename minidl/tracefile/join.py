@@ -425,7 +425,7 @@ def _write(output: Path, files: Files) -> Path:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise TraceError(f"merge: {output} is there already: give another place with -o")
     draft = output.with_name(f".{output.name}.{os.getpid()}")
-    draft.mkdir(parents=True)
+    draft.mkdir(0o700, parents=True)
     try:
         for stem, data in files.side.items():
             (draft / (stem + SIDE_SUFFIX)).write_bytes(data)

@@ -193,38 +193,45 @@ class Trace:
             return np.empty(0, ROW)
         assert data is not None
         process.header = header = Header.read(data)
-        process.lost, lost_lines, errno, ring = header.lost_events, header.lost_lines, header.errno, header.ring
         slots = records(data)
-        rows = _valid(slots, ring)
+        rows = _valid(slots, header.ring)
         process.events = len(rows)
-        truncated = len(slots) < header.slots
-        if process.lost or truncated:
-            whole = _before_a_gap(rows) if truncated else rows
-            process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
-        if process.lost:
-            self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {errno_in_words(errno)}")
-        if lost_lines:
-            self._lack(process, f"{counted(lost_lines, 'description')} could not be recorded: {errno_in_words(errno)}")
-        if truncated:
-            self._lack(process, f"its events file is truncated: {len(slots)} of {header.slots} slots are there")
+        self._note_end(process, header, slots, rows)
         if len(rows):
-            last = int(rows["seq"][-1])
-            overwritten = max(0, last - ring) if ring else 0
-            if overwritten:
-                process.lost += overwritten
-                process.whole_from = int(rows["time"][0])
-                self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
-            if last - overwritten > len(rows):
-                gaps = last - overwritten - len(rows)
-                self._lack(
-                    process, f"{counted(gaps, 'event')} missing: begun and never completed, or changed while being read"
-                )
+            self._note_ring(process, header.ring, rows)
         out = np.empty(len(rows), ROW)
         for name in RECORD.names or ():
             out[name] = rows[name]
         out["pid"] = process.pid
         out["process"] = index
         return out
+
+    def _note_end(self, process: Process, header: Header, slots: Rows, rows: Rows) -> None:
+        """Note what a process could not record, and what was cut off its file."""
+        process.lost, reason = header.lost_events, errno_in_words(header.errno)
+        truncated = len(slots) < header.slots
+        if process.lost or truncated:
+            whole = _before_a_gap(rows) if truncated else rows
+            process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
+        if process.lost:
+            self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {reason}")
+        if header.lost_lines:
+            self._lack(process, f"{counted(header.lost_lines, 'description')} could not be recorded: {reason}")
+        if truncated:
+            self._lack(process, f"its events file is truncated: {len(slots)} of {header.slots} slots are there")
+
+    def _note_ring(self, process: Process, ring: int, rows: Rows) -> None:
+        """Note what was overwritten, and what is missing between the oldest record and the newest."""
+        last = int(rows["seq"][-1])
+        overwritten = max(0, last - ring) if ring else 0
+        if overwritten:
+            process.lost += overwritten
+            process.whole_from = int(rows["time"][0])
+            self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
+        if gaps := max(0, last - overwritten - len(rows)):
+            self._lack(
+                process, f"{counted(gaps, 'event')} missing: begun and never completed, or changed while being read"
+            )
 
     def _lack(self, process: Process, what: str) -> None:
         process.note = f"{process.note}; {what}" if process.note else what

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.batches import (
@@ -39,6 +38,8 @@ from minidl.tracefile.batches import (
     sums,
 )
 from minidl.tracefile.events import EVENTS, Event, Field, Message, Phase, Track
+from minidl.tracefile.files import whole
+from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from minidl.tracefile.process import Process
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Lines = Iterable[str]
 
 ANCHOR_NS: Final = 2_000
@@ -99,7 +97,7 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | N
     progress is called after each kind of event.
     """
     target = Path(path)
-    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with whole(target) as draft, draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(_Export(trace).document(progress))
     return target
 
@@ -275,7 +273,7 @@ class _Export:
         lane = np.where(consumer, spans["loader"].astype(np.int64) + 2, spans["code"] == ev.EPOCH[0])
         return nest(spans, (spans["process"].astype(np.int64) << 49) | (lane << 32) | spans["tid"])[0]
 
-    def _titles(self, event: Event, mine: Mask) -> Iterator[tuple[str, Mask]]:
+    def _titles(self, event: Event, mine: Bools) -> Iterator[tuple[str, Bools]]:
         """Yield the names of the event's spans, and which spans: the user's own names if the event has one."""
         for name, rows in _names(event, self.spans, mine, "b"):
             if not is_named(event):
@@ -454,7 +452,7 @@ def _distinct(rows: Rows, *names: str) -> list[list[int]]:
     return found
 
 
-def _names(event: Event, rows: Rows, mine: Mask, prefix: str) -> Iterator[tuple[str, Mask]]:
+def _names(event: Event, rows: Rows, mine: Bools, prefix: str) -> Iterator[tuple[str, Bools]]:
     """Yield the event's name and the rows under it; the name of what is simulated says so. prefix: of the columns."""
     column = simulated_column(event.code)
     if not column:

@@ -20,13 +20,11 @@ import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.format import Bools, Ints, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 MAX_ROWS: Final = 6
 """Rows of a lane. Deeper steps occur only in damaged traces and are drawn in the last row."""
@@ -86,12 +84,17 @@ def _on(track: Track) -> Bools:
 
 
 _IN_WORKER = table_of(
-    [*ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, *ev.COLLATE, ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT]
+    [
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.WORKER_EXIT),
+    ]
 )
 """Events that only a worker emits, with its own number. (A sample is also fetched without workers: with number -1.)"""
 
 _FEEDS, _PINS, _CONSUMES = _on(Track.FEEDER), _on(Track.PIN), _on(Track.CONSUMER)
-_INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT)
+_INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT and not event.detail)
+"""Those that are drawn: an instant for each sample would hide all others."""
 
 
 # --- Who emitted ------------------------------------------------------------------------------------------------------

@@ -31,11 +31,12 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.files import whole
+from minidl.tracefile.format import Ints, Rows
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import paint
 from minidl.views.scene import FADING, FATES, Scene, alarm, is_named, number_column, scene_of, title_of
 
-Rows = npt.NDArray[np.void]
 Columns = dict[str, npt.NDArray[Any]]
 
 FRAME_HEIGHT: Final = 640  # pixels of the page in a notebook
@@ -65,7 +66,8 @@ class Page(str):
         if path is None:
             return self
         target = Path(path)
-        target.write_text(self, encoding="utf-8")
+        with whole(target) as draft:
+            draft.write_text(self, encoding="utf-8")
         return target
 
 
@@ -313,7 +315,7 @@ def _runs(rows: Rows, *keys: str) -> list[list[int]]:
     return runs
 
 
-def _steps(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _steps(times: Ints) -> Ints:
     """Return differences: small numbers, which compress well. The script adds them up again."""
     return np.diff(times, prepend=0)
 

@@ -18,11 +18,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Event
+from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.unended import left_alive
 from minidl.views.colours import paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -30,9 +30,6 @@ from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 BatchName = int | tuple[int, int, int]
 
 EDGE: Final = 0.04

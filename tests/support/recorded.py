@@ -216,7 +216,9 @@ RUNS: dict[str, Run] = {
     "no workers": lambda: loop(wl.Tensors(8), num_workers=0, epochs=2),
     "no workers, an error": lambda: loop(Failing(8), num_workers=0),
     "fork": lambda: loop(wl.Tensors(24)),
-    "persistent": lambda: loop(wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4),
+    "persistent": lambda: loop(
+        wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4, worker_init_fn=wl.draw_once
+    ),
     "persistent, left early": lambda: loop(wl.Tensors(32), epochs=3, stop_after=3, persistent_workers=True),
     "left early": lambda: loop(wl.Tensors(32), epochs=2, stop_after=3),
     "in_order off": lambda: loop(wl.Tensors(24), num_workers=3, in_order=False),
@@ -237,6 +239,7 @@ RUNS: dict[str, Run] = {
     "reordered": reordered,
     "skipped tasks": skipped,
     "several loaders": several,
+    "at once": lambda: loop(wl.Batched(24)),
 }
 """Each records loaders of this process."""
 

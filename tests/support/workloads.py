@@ -260,6 +260,16 @@ def failing_init(worker_id: int) -> None:
     raise SimpleError(f"worker {worker_id} does not begin")
 
 
+def hang_in_init(worker_id: int) -> None:
+    hang()
+
+
+class HangsAtOnce(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        hang()
+        return iter(())
+
+
 class FailingSampler:
     """Gives its items, then raises."""
 
