@@ -21,9 +21,10 @@ ORDER = (
     ("", "articles messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver"),
+    ("", "signal_handling"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
-    ("", "signal_handling pin_memory worker shutdown liveness iterators dataloader"),
+    ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
     (
