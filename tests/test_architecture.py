@@ -21,6 +21,7 @@ ORDER = (
     ("", "articles messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver"),
+    ("device", "sim"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
     ("", "signal_handling pin_memory worker shutdown liveness iterators dataloader"),
