@@ -29,7 +29,8 @@ ORDER = (
     ("", "terminal"),
     (
         "tracefile",
-        "events format words ranks attachments files process spans batches order reader unended tail profile join",
+        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
+        "join",
     ),
     (
         "record",
