@@ -8,7 +8,6 @@ changes what the loader does, and an emit never raises. The loader holds no line
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -100,7 +99,7 @@ class TracedPorts(Shared, ports.Ports):
     def _enter_worker(self, worker_id: int, seed: int) -> None:
         recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         watch_new_shared(self, worker_id)
-        self.emit(ev.WORKER_READY, -1, worker_id, os.getpid(), os.getppid(), seed)
+        self.seed = seed
         if self.config.functions_min_us is not None:
             functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 

@@ -33,7 +33,7 @@ class Shared:
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
     that yields a batch; `next_task`, which the sampler is asked for next, -1 before an epoch; `workers`; `alone`, if
     there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if pinning is. Where batches are
-    fetched: `fetching`. In a worker: `received`, the task that came last.
+    fetched: `fetching`. In a worker: `received`, the task that came last; `seed`, its own.
     """
 
     def __init__(self, config: TraceConfig, loader: int) -> None:
@@ -48,6 +48,7 @@ class Shared:
         self.alone = self.pinned = self.simulated = False
         self.fetching: TracedProgress | None = None
         self.received = -1
+        self.seed = 0
 
     def __getstate__(self) -> tuple[TraceConfig, int]:
         return self.config, self.loader
