@@ -19,7 +19,7 @@ from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel
 from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
 from minidl.progress import ProgressBoard
-from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids
+from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
 from minidl.transport.queues import NoThreadError
 
 python_exit_status: bool | None = False
@@ -198,8 +198,11 @@ class Crew(LiveRepr):
 
     def _join_workers(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        for worker in self.workers:
-            worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            raise_now()  # first, because a join takes the exit code of a worker that was killed
+        finally:
+            for worker in self.workers:
+                worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _forget_pids(self) -> None:
         if self.pids_set:

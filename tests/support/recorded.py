@@ -25,7 +25,6 @@ import torch
 import workloads as wl
 
 import minidl
-from minidl import signal_handling
 from minidl.record import recorder
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
@@ -68,9 +67,8 @@ def failing_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 
 def record(run: Callable[[Path], None], directory: Path, ring_bytes: int | None = None) -> Path:
     """Record `run(directory)` with a simulated device; a killed worker is found by looking, every 0.3 s."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wl.no_sigchld():
         patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # as far as the loader knows
         if run.__name__ == "killed":
             wl.impatient(patch)
         with minidl.trace(directory / "trace", ring_bytes=ring_bytes):
@@ -275,11 +273,6 @@ def recorded(name: str) -> Trace:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No warning for more workers than cores; a worker's death is found by looking, not by a signal."""
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings(), wl.no_sigchld():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-        previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGCHLD, previous)
+        yield
