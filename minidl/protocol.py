@@ -322,7 +322,7 @@ class Fact(_Name):
 class JointRule:
     """One row: `who` may do `act` only if one of the facts in `requires` holds; without facts, always.
 
-    If an act has several rows, all must allow it. name: the one that `minidl check` prints. why: what goes wrong otherwise.
+    If an act has several rows, all must allow it. name: the one in `minidl check`. why: what goes wrong otherwise.
     article: the section that explains it; upstream: "module:function" of torch that keeps it, "" if none does.
     guards: the guards of `explore.guards` that keep it here.
     """
