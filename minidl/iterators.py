@@ -72,8 +72,7 @@ def _labelled(name: str) -> AbstractContextManager[Any]:
     """
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
-    label: AbstractContextManager[Any] = _RecordFunctionFast(name)
-    return label
+    return _RecordFunctionFast(name)
 
 
 class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):

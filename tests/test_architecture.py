@@ -22,6 +22,7 @@ ORDER = (
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver"),
     ("", "signal_handling"),
+    ("device", "sim"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
@@ -29,7 +30,8 @@ ORDER = (
     ("", "terminal"),
     (
         "tracefile",
-        "events format words ranks attachments files process spans batches order reader unended tail profile join",
+        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
+        "join",
     ),
     (
         "record",

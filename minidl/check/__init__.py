@@ -23,7 +23,7 @@ from minidl.check import actors, device, dispatch, joint, recording, replayed, s
 from minidl.check.report import Report, state_before
 from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Positions
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.unended import alive_at_end, open_spans
 
 if TYPE_CHECKING:

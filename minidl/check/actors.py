@@ -10,8 +10,8 @@ import numpy as np
 
 from minidl.check.view import LOADER_THREAD, LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, Message, QueueId
-from minidl.tracefile.format import Positions
 from minidl.tracefile.words import name_of
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Positions
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools, Positions
 
 
 def orderly(loader: LoaderView, rows: Positions) -> Bools:

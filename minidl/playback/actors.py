@@ -28,8 +28,8 @@ from minidl.protocol import (
     WorkerState,
 )
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
-from minidl.tracefile.format import Positions, Rows
 
 Row = Mapping[str, int]
 """One row of `Trace.events` as `as_dicts` makes it."""

@@ -25,8 +25,8 @@ from minidl.playback.inferred import InferredDispatch
 from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
 from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
-from minidl.tracefile.format import Positions, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace

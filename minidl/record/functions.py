@@ -23,8 +23,9 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.tracefile import attachments
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack
-from minidl.tracefile.format import Ints, Rows, TraceError
+from minidl.tracefile.format import TraceError
 
 DEFAULT_MIN_US: Final = 10.0
 """Default of the shortest recorded call."""

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Rows
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import doing, duration, listed

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import lacking, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256

@@ -36,7 +36,7 @@ Positions = Any
 def cut(trace: Trace, rows: int) -> Trace:
     """The first so many events, as if everything had been killed then."""
     part = copy.copy(trace)
-    part._lines = [line for line in trace._lines if line["kind"] != "trace_end"]
+    part.lines = [line for line in trace.lines if line["kind"] != "trace_end"]
     part.events = trace.events[:rows]
     return part
 
