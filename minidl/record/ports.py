@@ -62,12 +62,12 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         share = getattr(sampler, "sampler", sampler)
         numbers = [getattr(share, name, None) for name in ("epoch", "rank", "num_replicas")]
         if all(type(number) is int for number in numbers):
             self.emit(ev.SHARE, -1, -1, *numbers)
-        return TracedSampler(self, iter(sampler))
+        return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
         self.alone = True
