@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import counted
 from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, BatchName, Fate, Scene, alarm, caption, per_pixel, scene_of, title_of
@@ -51,6 +53,13 @@ INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
 SLOT_COLOURS: Final = ("#3f5f8f", "#a05a2c", "#4f7f4f", "#8e3fc0", "#b0324a", "#6b5b4d")
 BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
 MARGIN: Final = 0.16  # of a row, above and below its bars
+
+STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
+"""Symbols of the marks of a loader's state: sent by a worker, counted, resumed from, taken."""
+
+STATE_LINES: Final = {ev.RESUMED: "resumed after {}", ev.STATE_TAKEN: "state taken: {}"}
+MOST_STATE_LINES: Final = 8
+"""Lines for a loader's state; a program may take it after each batch."""
 
 
 def timeline(
@@ -124,6 +133,7 @@ class _Drawing:
         self._background(axes)
         self._bars(axes)
         self._alarms(axes)
+        self._states(axes)
         self._arrows(axes, batches)
         last = axes
         for name, unit in self.counted:
@@ -175,7 +185,8 @@ class _Drawing:
         return 1
 
     def _legend(self) -> Iterator[Any]:
-        """Yield a patch for each kind of step that is drawn, in the table's order."""
+        """Yield a patch for each kind of step that is drawn, in the table's order, and the symbols of states."""
+        from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
         bars, done = self.scene.bars, set()
@@ -189,6 +200,11 @@ class _Drawing:
                 facecolor=on_paper(look), edgecolor=PAPER if simulated else look.colour,
                 linewidth=0 if simulated else 0.5, hatch="////" if simulated else None, label=label,
             )  # fmt: skip
+        for code, symbol in STATES.items():
+            if (self.scene.marks["code"] == code).any():
+                yield Line2D(
+                    [], [], marker=symbol, color=paint(code).colour, linestyle="", markersize=4, label=paint(code).label
+                )
         if np.isin(bars["fate"], FADING).any():
             yield Patch(facecolor="#d9dde2", edgecolor=INK, linestyle=":", linewidth=0.8, label="no end recorded")
 
@@ -355,6 +371,34 @@ class _Drawing:
                 ha="right" if late else "left", va="center", zorder=8, parse_math=False,
                 bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
             )  # fmt: skip
+
+    def _states(self, axes: Axes) -> None:
+        """Mark where the loader's state was sent, counted, resumed from and taken."""
+        scene = self.scene
+        for code, symbol in STATES.items():
+            marks = scene.marks[scene.marks["code"] == code]
+            if not len(marks):
+                continue
+            axes.plot(
+                marks["time"] / self.scale, [scene.lanes[lane].top + 0.1 for lane in marks["lane"].tolist()], symbol,
+                color=paint(code).colour, markersize=4, markeredgecolor=PAPER, markeredgewidth=0.5, zorder=8,
+                clip_on=False, gid=f"state {code}",
+            )  # fmt: skip
+        for mark in scene.marks[np.isin(scene.marks["code"], list(STATE_LINES))][:MOST_STATE_LINES]:
+            self._state_line(axes, mark)
+
+    def _state_line(self, axes: Axes, mark: np.void) -> None:
+        """Draw a line through all lanes, with the number of batches in the state."""
+        scene, code = self.scene, int(mark["code"])
+        x, colour = int(mark["time"]) / self.scale, paint(code).colour
+        words = STATE_LINES[code].format(counted(int(scene.trace.events[mark["event"]]["x"]), "batch", "batches"))
+        late = mark["time"] > (scene.begin + scene.end) / 2
+        axes.axvline(x, color=colour, linewidth=0.8, linestyle="--", zorder=5)
+        axes.annotate(
+            words, (x, axes.get_ylim()[0]), (-4 if late else 4, 2), textcoords="offset points", fontsize=6.5,
+            color=colour, ha="right" if late else "left", va="bottom", zorder=8,
+            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
+        )  # fmt: skip
 
     def _arrows(self, axes: Axes, batches: npt.NDArray[np.int64]) -> None:
         from matplotlib.patches import FancyArrowPatch
