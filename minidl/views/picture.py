@@ -58,8 +58,7 @@ STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STAT
 """Symbols of the marks of a loader's state: sent by a worker, counted, resumed from, taken."""
 
 STATE_LINES: Final = {ev.RESUMED: "resumed after {}", ev.STATE_TAKEN: "state taken: {}"}
-MOST_STATE_LINES: Final = 8
-"""Lines for a loader's state; a program may take it after each batch."""
+"""Captions of the lines that these two draw through all lanes."""
 
 
 def timeline(
@@ -384,21 +383,31 @@ class _Drawing:
                 color=paint(code).colour, markersize=4, markeredgecolor=PAPER, markeredgewidth=0.5, zorder=8,
                 clip_on=False, gid=f"state {code}",
             )  # fmt: skip
-        for mark in scene.marks[np.isin(scene.marks["code"], list(STATE_LINES))][:MOST_STATE_LINES]:
-            self._state_line(axes, mark)
+        lines = scene.marks[np.isin(scene.marks["code"], list(STATE_LINES))]
+        captioned = float("inf")  # the pixel at which the next caption to the right begins
+        for mark in lines[np.argsort(lines["time"], kind="stable")[::-1]]:
+            captioned = self._state_line(axes, mark, captioned)
 
-    def _state_line(self, axes: Axes, mark: np.void) -> None:
-        """Draw a line through all lanes, with the number of batches in the state."""
-        scene, code = self.scene, int(mark["code"])
+    def _state_line(self, axes: Axes, mark: np.void, limit: float) -> float:
+        """Draw a line through all lanes, and the number of batches in the state if it ends before the pixel `limit`.
+
+        Return the new limit. Captions stand on the right of their lines, or on the left where the picture ends.
+        """
+        scene, code, size = self.scene, int(mark["code"]), 6.5
         x, colour = int(mark["time"]) / self.scale, paint(code).colour
-        words = STATE_LINES[code].format(counted(int(scene.trace.events[mark["event"]]["x"]), "batch", "batches"))
-        late = mark["time"] > (scene.begin + scene.end) / 2
         axes.axvline(x, color=colour, linewidth=0.8, linestyle="--", zorder=5)
+        words = STATE_LINES[code].format(counted(int(scene.trace.events[mark["event"]]["x"]), "batch", "batches"))
+        left = (int(mark["time"]) - scene.begin) / (scene.end - scene.begin) * self.pixels
+        late = left + _wide(words, size) > self.pixels
+        begin = left - _wide(words, size) if late else left
+        if begin + _wide(words, size) > limit:
+            return limit
         axes.annotate(
-            words, (x, axes.get_ylim()[0]), (-4 if late else 4, 2), textcoords="offset points", fontsize=6.5,
+            words, (x, axes.get_ylim()[0]), (-4 if late else 4, 2), textcoords="offset points", fontsize=size,
             color=colour, ha="right" if late else "left", va="bottom", zorder=8,
             bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
         )  # fmt: skip
+        return begin
 
     def _arrows(self, axes: Axes, batches: npt.NDArray[np.int64]) -> None:
         from matplotlib.patches import FancyArrowPatch

@@ -178,6 +178,23 @@ def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path
     assert {"resumed", "state_put", "state_kept", "state_taken"} <= set(texts(figure))
 
 
+def test_captions_of_states_do_not_cover_each_other(tmp_path: Path) -> None:
+    """The last one is written, and of those before it the ones that there is room for; every line is drawn."""
+    times = [100, 3000, *range(9000, 9400, 50)]
+    taken = [{"time": time, "code": ev.STATE_TAKEN, "x": n, "y": 0, "z": 0} for n, time in enumerate(times)]
+    write_process(
+        tmp_path, [{"time": 0, "code": ev.NEXT[0]}, *taken, {"time": 9500, "code": ev.NEXT[1]}], role="loader"
+    )
+    figure = timeline(read_trace(tmp_path))
+    figure.draw_without_rendering()
+    shown = [t for t in figure.axes[0].texts if t.get_text().startswith("state taken")]
+    assert [t.get_text() for t in shown[:1]] == ["state taken: 9 batches"]
+    assert 3 <= len(shown) < len(times)
+    boxes = [t.get_window_extent() for t in shown]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert sum(line.get_linestyle() == "--" for line in figure.axes[0].get_lines()) == len(times)
+
+
 def test_a_picture_without_states_says_nothing_of_them(healthy: Trace) -> None:
     assert not any("state" in text for text in texts(timeline(healthy)))
 
