@@ -49,7 +49,7 @@ ORDER = (
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
         "ablations __init__",
     ),
-    ("bench", "child machine own_thread pairs device events files loader samplers __init__"),
+    ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("", "commands cli __main__"),
 )
