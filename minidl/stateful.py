@@ -26,7 +26,7 @@ import torch.distributed
 import torch.utils.data
 from torch import Tensor
 
-from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
+from minidl.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
 from minidl.resume import Course, Position, fast_forward
 from minidl.sampler import BatchSampler
 
@@ -126,6 +126,7 @@ def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
         fetcher = make() if start.over else fetcher
     if state["ended"] and not start.over:
         fetcher.ended = True
+    progress, fetcher.progress = fetcher.progress, Unwatched()  # it belongs to no task
     for _ in range(start.again):
         try:
             fetcher.fetch(start.index)
@@ -133,6 +134,7 @@ def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
             break
         except Exception:  # the consumer has had it before
             continue
+    fetcher.progress = progress
     return fetcher
 
 

@@ -21,14 +21,16 @@ ORDER = (
     ("", "articles messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
+    ("", "signal_handling"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
-    ("", "signal_handling pin_memory worker shutdown liveness iterators dataloader"),
+    ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
     (
         "tracefile",
-        "events format words ranks attachments files process spans batches order reader unended tail profile join",
+        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
+        "join",
     ),
     (
         "record",

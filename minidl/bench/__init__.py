@@ -50,7 +50,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, _Benchmark]:
     if arguments.device:
         simulate = arguments.device == "simulated"
         about = "copies to a device, and steps that are fed from there"
-        asked["device"] = about, lambda quick: device.bench_device(3 if quick else 9, simulate)
+        asked["device"] = about, lambda quick: device.bench_device(quick, simulate)
     return asked
 
 
