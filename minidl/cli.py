@@ -1,8 +1,8 @@
 """The command line: a table of all commands with their arguments. `main(argv)` runs one and returns its exit code.
 
 Exit codes: 0 success; 1 a command found what it looks for (a broken rule, a mistake, a hole in the protocol); 2 wrong
-arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C. `run` exits with the
-script's own code. Results go to stdout, everything else to stderr. What the commands do: `commands`.
+arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C; 143 SIGTERM.
+`run` exits with the script's own code. Results go to stdout, everything else to stderr. `commands` has what they do.
 
 Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors come at once.
 """
@@ -10,6 +10,7 @@ Rule of use: this module and `commands` import neither torch nor NumPy, so that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ def _interval(text: str) -> float:
     return seconds
 
 
-BENCHMARKS = ("events", "loader", "files", "samplers")
+BENCHMARKS = ("events", "loader", "state", "files", "samplers")
 
 
 def _benchmark(name: str) -> str:
@@ -263,6 +264,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
 }  # fmt: skip
 
+SCRIPTS = (commands.run, commands.demo)
+"""What runs a training: signals do to it what they do without minidl."""
+
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 
@@ -277,7 +281,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")
-    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", help=argparse.SUPPRESS)
     for command in COMMANDS.values():
         about = f"{command.about[0].upper()}{command.about[1:]}."
         note = f". {command.note}" if command.note else ""
@@ -297,10 +301,15 @@ def _overview() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); return the exit code."""
-    arguments = parser().parse_args(argv)
+    whole = parser()
+    arguments = whole.parse_args(argv)
     terminal.escape_unencodable()
+    if "act" not in arguments:
+        terminal.say(whole.format_help().rstrip())
+        return USAGE
     try:
-        code: int = arguments.act(arguments)
+        with terminal.cleaning_up() if arguments.act not in SCRIPTS else contextlib.nullcontext():
+            code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
     except (CommandError, minidl.TraceError) as error:

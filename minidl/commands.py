@@ -136,8 +136,10 @@ def summary(arguments: Namespace) -> int:
 
 def ledger(arguments: Namespace) -> int:
     from minidl.analysis.ledger import ledger
+    from minidl.tracefile.words import lacking
 
-    print(ledger(_read(arguments.trace)).text())
+    trace = _read(arguments.trace)
+    print("\n".join([ledger(trace).text(), *lacking(trace.problems)]))
     return OK
 
 
@@ -170,6 +172,7 @@ def _page(arguments: Namespace) -> int:
 
 
 def _picture(arguments: Namespace) -> int:
+    from minidl.tracefile.files import whole
     from minidl.views.picture import timeline
 
     with _prefixed("timeline", ValueError, ImportError):
@@ -180,7 +183,8 @@ def _picture(arguments: Namespace) -> int:
             workers=None if arguments.worker is None else [arguments.worker],
             batches=None if arguments.batch is None else [arguments.batch],
         )
-        figure.savefig(arguments.output)
+        with whole(arguments.output) as draft:
+            figure.savefig(draft)
     print(arguments.output)
     return OK
 
@@ -207,16 +211,18 @@ def replay(arguments: Namespace) -> int:
 
 def before(arguments: Namespace) -> int:
     from minidl.analysis.story import story
+    from minidl.tracefile.words import lacking
 
+    trace = _read(arguments.trace)
     with _prefixed(f"before: {arguments.trace}", ValueError):
         text = story(
-            _read(arguments.trace),
+            trace,
             arguments.batch,
             loader=arguments.loader,
             epoch=arguments.epoch,
             lines=arguments.lines,
         )
-    print(text)
+    print("\n".join([text, *lacking(trace.problems)]))
     return OK
 
 

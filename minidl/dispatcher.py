@@ -132,7 +132,10 @@ class Dispatcher(LiveRepr):
         return sum(info.fetched for info in self.task_info.values())
 
     def check_capacity(self) -> None:
-        """Raise DispatchError unless one more task may be outstanding; ask before drawing from the sampler."""
+        """Raise DispatchError unless one more task may be outstanding; `assign` asks.
+
+        The driver draws no index that this refuses: `capacity` of them, then one for each batch and each ended stream.
+        """
         if self.tasks_outstanding >= self.prefetch_factor * self.num_workers:
             raise DispatchError(
                 f"task {self.send_idx}: {self.tasks_outstanding} tasks are outstanding, "

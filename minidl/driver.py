@@ -461,7 +461,7 @@ class Driver(LiveRepr):
     def _leftovers(self) -> tuple[Any, ...]:
         """Terminate, and finally kill, the workers that did not leave.
 
-        The pids are forgotten after the joins, so that a worker killed while it is joined still raises through SIGCHLD.
+        The pids are forgotten after the joins, which end with the error if SIGCHLD has told that a worker was killed.
         """
         kill = (Terminate(kill=True, timeout=MP_STATUS_CHECK_INTERVAL),) if self.policy.killed_at_last else ()
         return (

@@ -74,8 +74,7 @@ def _labelled(name: str) -> AbstractContextManager[Any]:
     """
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
-    label: AbstractContextManager[Any] = _RecordFunctionFast(name)
-    return label
+    return _RecordFunctionFast(name)
 
 
 _NOTHING: tuple[int, int] = (-1, -1)
@@ -419,7 +418,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         if type(effect) is not Assignment:
             return effect
         task = Task(effect.idx, effect.worker_id, index)
-        self._index_queues[effect.worker_id].put(self._ports.envelope(task))
+        self._crew.put(effect.worker_id, self._ports.envelope(task))
         return self._driver.done()
 
     def _next_data(self) -> Any:
@@ -468,7 +467,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _perform_rare(self, effect: Effect) -> None:
         match effect:
             case PutResume(worker_id, epoch):
-                self._index_queues[worker_id].put(ResumeIteration(epoch, worker_id))
+                self._crew.put(worker_id, ResumeIteration(epoch, worker_id))
             case NoteDeath():
                 liveness.note_death(self._crew, effect, self._ports)
             case Simple.SHUT_DOWN:

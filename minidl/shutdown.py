@@ -19,7 +19,7 @@ from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel
 from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
 from minidl.progress import ProgressBoard
-from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids
+from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
 from minidl.transport.queues import NoThreadError
 
 python_exit_status: bool | None = False
@@ -117,6 +117,14 @@ class Crew(LiveRepr):
         atexit.register(_close_all)  # registered after, so it runs before, the exit flag is set
         self.closes_at_exit = True
 
+    def put(self, worker_id: int, message: Any) -> None:
+        """Put a message into a worker's queue; drop it if a signal's handler has closed the queue on the way to it."""
+        try:
+            self.index_queues[worker_id].put(message)
+        except ValueError:
+            if not self.driver.closed:
+                raise
+
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def shut_down(self) -> None:
         """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child.
@@ -171,7 +179,7 @@ class Crew(LiveRepr):
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
         """Send the worker its sentinel; it is joined by the shutdown."""
-        self.index_queues[worker_id].put(Sentinel())
+        self.put(worker_id, Sentinel())
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits; other messages wake the pin thread then
@@ -189,8 +197,11 @@ class Crew(LiveRepr):
 
     def _join_workers(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        for worker in self.workers:
-            worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            raise_now()  # first, because a join takes the exit code of a worker that was killed
+        finally:
+            for worker in self.workers:
+                worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _forget_pids(self) -> None:
         if self.pids_set:

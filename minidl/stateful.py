@@ -26,7 +26,7 @@ import torch.distributed
 import torch.utils.data
 from torch import Tensor
 
-from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
+from minidl.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
 from minidl.resume import Course, Position, fast_forward
 from minidl.sampler import BatchSampler
 
@@ -126,6 +126,7 @@ def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
         fetcher = make() if start.over else fetcher
     if state["ended"] and not start.over:
         fetcher.ended = True
+    progress, fetcher.progress = fetcher.progress, Unwatched()  # it belongs to no task
     for _ in range(start.again):
         try:
             fetcher.fetch(start.index)
@@ -133,6 +134,7 @@ def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
             break
         except Exception:  # the consumer has had it before
             continue
+    fetcher.progress = progress
     return fetcher
 
 
@@ -329,6 +331,10 @@ def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = F
         return Record(
             make_course(places, indexed, low, set(ahead), batches, turn, drawn), given, [], given["base_seed"]
         )
+    own = unpack(places[0].state) if loader.num_workers == 0 else None
+    if own is not None and own["dataset"] is not None:
+        _load("dataset", loader.dataset, own["dataset"])  # now, since it may set the random state, which comes next
+        places[0].state = None
     if drawn:  # an epoch over: the sampler ends it, and begins the next one by itself
         Drawing(loader._index_sampler, Course(places, indexed, low, drawn=drawn), None).finish()
     return Record(make_course(places, indexed), given, [], given["base_seed"])
@@ -342,7 +348,9 @@ def saved(loader: Loader) -> State:
     ended = course.ended or loader._record is None
     stays = ended and loader._iterator is not None  # the same workers go on
     rank, ranks = _place_of(loader)
-    sampler = course.sampler_state()
+    told = getattr(loader._index_sampler, "sampler", loader._index_sampler)
+    # At an epoch's end, the program tells such a sampler the next one; a state that is loaded later would undo that.
+    sampler = None if ended and callable(getattr(told, "set_epoch", None)) else course.sampler_state()
     return {
         "minidl": VERSION,
         **_traits(loader),

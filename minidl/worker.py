@@ -211,8 +211,8 @@ class _Worker:
     def run(self) -> None:
         """The loop."""
         watchdog = ManagerWatchdog(self.spec.manager_pid)
-        self.lifecycle.decide(WorkerEvent.READY)
         self.progress.waiting()  # and after each message; not at each poll, which would reset since when it waits
+        self.lifecycle.decide(WorkerEvent.READY)
         action = Action.WAIT
         while action is not Action.LEAVE:
             if not watchdog.is_alive():

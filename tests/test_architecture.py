@@ -21,14 +21,16 @@ ORDER = (
     ("", "articles messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
+    ("", "signal_handling"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
-    ("", "signal_handling pin_memory worker shutdown liveness iterators dataloader"),
+    ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
     (
         "tracefile",
-        "events format words ranks attachments files process spans batches order reader unended tail profile join",
+        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
+        "join",
     ),
     (
         "record",
@@ -49,7 +51,7 @@ ORDER = (
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
         "ablations __init__",
     ),
-    ("bench", "child machine own_thread pairs device events files loader samplers __init__"),
+    ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("", "commands cli __main__"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import cli
+from minidl import cli, terminal
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -61,6 +62,46 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     assert told.err.startswith("minidl: ")
     assert told.err.count("\n") == 1
     return told.err
+
+
+READERS = {
+    "summary": ("summary",),
+    "timeline": ("timeline", "--width", "80"),
+    "before": ("before", "--batch", "3"),
+    "ledger": ("ledger",),
+    "check": ("check",),
+    "diff": ("diff", ROOT / "traces" / "head-of-line-in-order.minidl"),
+    "replay": ("replay",),
+}
+
+
+@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
+def test_a_packed_trace_that_is_cut_short_is_said(
+    command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (ROOT / "traces" / "head-of-line-in-order.minidl").read_bytes()
+    (tmp_path / "cut.minidl").write_bytes(whole[: len(whole) * 3 // 5])
+    told = output(capsys, *command, tmp_path / "cut.minidl")
+    assert "cut.minidl: truncated: what is there was read" in told
+    assert "events is missing: none of its events are here" in told
+
+
+@pytest.mark.parametrize("name", ["head-of-line-in-order", "worker-sigkilled", "persistent"])
+@pytest.mark.parametrize("tenths", range(2, 10))
+def test_what_a_cut_took_away_is_no_violation(
+    name: str, tenths: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (ROOT / "traces" / f"{name}.minidl").read_bytes()
+    (tmp_path / "cut.minidl").write_bytes(whole[: len(whole) * tenths // 10])
+    assert "truncated" in output(capsys, "check", tmp_path / "cut.minidl")
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.USAGE
+    told = capsys.readouterr()
+    assert told.err.startswith("usage: minidl")
+    assert "Begin with: minidl demo" in told.err
+    assert not told.out
 
 
 @pytest.mark.live
@@ -225,7 +266,6 @@ def test_a_viewer_that_is_not_installed(
 @pytest.mark.parametrize(
     "argv",
     [
-        "",
         "nonsense",
         "summary",
         "demo --workers x",
@@ -333,6 +373,55 @@ def test_view_serves_until_ctrl_c(trace: Path) -> None:
         rest = served.stdout.read()
     assert "Traceback" not in rest
     assert served.returncode in (cli.OK, cli.INTERRUPTED)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_view_leaves_nothing_when_it_is_terminated(trace: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-u", "-m", "minidl", "view", "--no-browser", str(trace)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        assert any("http://127.0.0.1:" in line for line in iter(served.stdout.readline, ""))
+        assert list(tmp_path.iterdir())
+        served.send_signal(number)
+    assert served.returncode == 128 + number
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminal.cleaning_up():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+
+
+@pytest.mark.parametrize("name", ["page.html", "picture.svg", "trace.json", "packed.minidl"])
+def test_what_a_failed_command_would_replace_is_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Path, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    (tmp_path / name).write_text("before")
+    monkeypatch.setattr(Path, "replace", fails)
+    command = {"trace.json": "export", "packed.minidl": "pack"}.get(name, "timeline")
+    recording = ROOT / "traces" / "shutdown-closed.minidl"
+    assert cli.main([command, str(recording), "-o", str(tmp_path / name)]) == cli.USAGE
+    assert (tmp_path / name).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.live
+def test_traces_are_private(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "pack", trace, "-o", tmp_path / "packed.minidl")
+    files = [path for path in (tmp_path / "packed.minidl", *trace.iterdir()) if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert trace.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.live

@@ -21,7 +21,7 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
-from minidl import iterators, signal_handling
+from minidl import iterators
 from minidl.errors import ExceptionWrapper, RemoteTracebackError
 from minidl.progress import ProgressBoard, Stage
 
@@ -271,22 +271,12 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
     del iterator
 
 
-def hang_in_init(worker_id: int) -> None:
-    wl.hang()
-
-
-class HangsAtOnce(minidl.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        wl.hang()
-        return iter(())
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dataset": wl.Numbers(9), "worker_init_fn": hang_in_init}, r"in worker_init_fn, for \d"),
-        ({"dataset": HangsAtOnce()}, r"making its fetcher \(an iterable dataset's __iter__\), for \d"),
+        ({"dataset": wl.Numbers(9), "worker_init_fn": wl.hang_in_init}, r"in worker_init_fn, for \d"),
+        ({"dataset": wl.HangsAtOnce()}, r"making its fetcher \(an iterable dataset's __iter__\), for \d"),
     ],
     ids=["worker_init_fn", "__iter__"],
 )
@@ -317,13 +307,9 @@ def test_a_worker_waits_since_it_began_to_wait_and_not_since_its_last_poll(monke
 
 
 @pytest.fixture
-def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A dead worker is found by looking, every 0.3 s, and not by SIGCHLD, whose handler raises wherever it comes."""
+def polling(no_sigchld: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead worker is found by looking, every 0.3 s, and not by SIGCHLD."""
     wl.impatient(monkeypatch)
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # as far as the loader knows
-    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGCHLD, previous)
 
 
 DEATHS: list[tuple[Callable[[], None], str]] = [

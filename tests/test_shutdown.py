@@ -20,7 +20,7 @@ import workloads as wl
 from torch._C import _error_if_any_worker_fails
 
 import minidl
-from minidl import shutdown, signal_handling
+from minidl import iterators, shutdown
 from minidl.check import examine
 from minidl.driver import END, JoinPin
 from minidl.protocol import LoaderState
@@ -39,15 +39,6 @@ def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("terminate", "kill"):
         monkeypatch.setattr(multiprocessing.process.BaseProcess, name, refuse)
-
-
-@pytest.fixture
-def no_sigchld(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Deaths are found by looking; SIGCHLD's handler would raise in the middle of the test."""
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGCHLD, previous)
 
 
 @pytest.fixture(params=["plain", "pinned", "persistent", "persistent and pinned"])
@@ -424,6 +415,72 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
         assert list(loader) == []
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+ON_THE_WAY: dict[str, tuple[Any, str]] = {
+    "a task": (iterators, "Task"),
+    "a new epoch's message": (iterators, "ResumeIteration"),
+    "a sentinel": (shutdown, "Sentinel"),
+}
+"""Messages, each with the module and the name of the class that is called between the driver's answer and the put."""
+
+
+@pytest.mark.parametrize("what", ON_THE_WAY)
+def test_a_signal_handler_may_close_the_iterator_before_a_message_is_put(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = ON_THE_WAY[what]
+    make, closed = getattr(module, name), []
+    persistent = what == "a new epoch's message"
+    loader: Any = minidl.DataLoader(wl.Stream(3), num_workers=2, persistent_workers=persistent, batch_size=None)
+
+    def close(number: int, frame: FrameType | None) -> None:
+        closed.append(number)
+        iterator.close()
+
+    def make_and_close(*arguments: Any) -> Any:
+        if not closed:
+            signal.raise_signal(signal.SIGUSR1)
+        return make(*arguments)
+
+    iterator: Any = iter(loader)
+    if persistent:
+        assert len(list(iterator)) == 3
+    else:
+        next(iterator)
+    before = signal.signal(signal.SIGUSR1, close)
+    monkeypatch.setattr(module, name, make_and_close)
+    try:
+        again = iter(loader) if persistent else iterator
+        assert list(again) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed == [signal.SIGUSR1]
+    assert_ended(iterator)
+
+
+def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put holds the lock of the queue's buffer, and the shutdown puts a sentinel into the same queue."""
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(9), num_workers=1))
+    next(iterator)
+    ready = iterator._index_queues[0]._notempty
+    notify, held = ready.notify, []
+
+    def notify_and_close() -> None:
+        if not held:
+            held.append(ready._is_owned())
+            signal.raise_signal(signal.SIGUSR1)
+        notify()
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: iterator.close())
+    monkeypatch.setattr(ready, "notify", notify_and_close)
+    try:
+        assert list(iterator) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert held == [True]
+    assert_ended(iterator, (0,))  # of SIGTERM: the worker's sentinel could not be written meanwhile
 
 
 class ClosesItsLoader:

@@ -474,6 +474,23 @@ def test_ranks_are_not_mixed_up() -> None:
         iter(streamed)
 
 
+def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:
+    def loader() -> Any:
+        return minidl.DataLoader(range(12), 2, sampler=minidl.DistributedSampler(range(12), 2, 1), collate_fn=list)
+
+    first, other, fresh = loader(), loader(), loader()
+    list(first)
+    other.load_state_dict(first.state_dict())
+    for one in (other, fresh):
+        one.sampler.set_epoch(1)
+    assert list(other) == list(fresh) != list(loader())
+    iterator = iter(other)
+    got, state = [next(iterator)], other.state_dict()
+    third = loader()
+    third.load_state_dict(state)
+    assert got + list(third) == list(fresh), "in an epoch, the state has its number"
+
+
 def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)

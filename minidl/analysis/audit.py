@@ -4,8 +4,8 @@ Interface: `audit(traces)` takes a joined trace, or one trace a rank, and gives 
 what each rank saw, and findings. A finding is a mistake, is harmless (padding, say), or says what this trace cannot
 tell. `run(arguments)` is the command; its exit code is 1 if a mistake was found.
 
-What is looked at: the indices that samples were asked by (`sample`), or without them each task's count and digest
-(`sampler_next`); what a sampler of shares was told (`share`); the workers' seeds (after worker_init_fn, or
+What is looked at: the indices that samples were asked by (`sample`, `sample_index`), or without them each task's count
+and digest (`sampler_next`); what a sampler of shares was told (`share`); the workers' seeds (after worker_init_fn, or
 `worker_ready`); which tasks were yielded (`yield`). An index counts as seen when its batch was handed to the training
 loop. Two ranks' DataLoaders are one if their datasets have one class and they are the same in number of those.
 """
@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
-from minidl.tracefile.format import Ints, Rows, TraceError
-from minidl.tracefile.join import rank_of, traces_in
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
@@ -35,7 +36,7 @@ MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
 BY_CHANCE: Final = 8
 """Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
 
-_SHUFFLING: Final = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+_SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
 
 
@@ -70,7 +71,8 @@ class Pass:
     """One rank's epoch of a DataLoader.
 
     indices: of the samples of all yielded batches, in the sampler's order; None if the trace does not have them.
-    marks: a number for each yielded task by which orders can be compared. complete: it went to the sampler's end.
+    dealt_in: how many samples at a time the ranks are dealt in turn. marks: a number for each yielded task by which
+    orders can be compared. complete: it went to the sampler's end.
     whole: so it did, or it took the sampler's last batch and did not ask for another, as frameworks do.
     """
 
@@ -84,6 +86,7 @@ class Pass:
     indices: tuple[int, ...] | None
     marks: tuple[int, ...]
     share: Share | None
+    dealt_in: int = 1
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -232,9 +235,8 @@ def _ranks(trace: Trace) -> dict[int, int]:
 
 def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
     for trace in traces:
-        for facts in (trace.manifest, *trace.loaders.values(), *trace.described("clock"), *trace.described("process")):
-            if type(size := facts.get("world_size")) is int:
-                yield size
+        yield from told(trace, "world_size")
+        yield from (size for line in trace.described("process") if type(size := line.get("world_size")) is int)
 
 
 def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:
@@ -300,7 +302,7 @@ def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, An
     yielded = np.zeros(len(tasks), bool)
     at = _task_of(tasks, yields)
     yielded[at[at >= 0]] = True
-    indices = _indices(tasks, rows[rows["code"] == ev.SAMPLE[0]])
+    indices = _indices(tasks, rows[np.isin(rows["code"], [ev.SAMPLE[0], ev.SAMPLE_INDEX]) & (rows["x"] >= 0)])
     shares = rows[rows["code"] == ev.SHARE]
     no_more = rows[(rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] == 0)]
     ended = set((np.searchsorted(begins["time"], no_more["time"], side="right") - 1).tolist())
@@ -323,6 +325,7 @@ def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, An
             indices=None if any(k is None for k in known) else tuple(i for k in known for i in k or ()),
             marks=_marks(tasks[mine]) if asked else (),
             share=share,
+            dealt_in=int(tasks["x"][epoch == this][:1].sum()) if facts.get("dealt_in") == "batches" else 1,
         )
 
 
@@ -396,7 +399,7 @@ _ITERABLE: Final = Finding(
     "the trace")  # fmt: skip
 _NO_INDICES: Final = Finding(
     UNKNOWN, "overlap", "the trace does not have the samples' indices, so which were seen twice is unknown",
-    'record with detail="sample", and a dataset without __getitems__')  # fmt: skip
+    'record with detail="sample"')  # fmt: skip
 _DRAWN_TWICE: Final = Finding(
     HARMLESS, "drawn twice", "in epoch {epoch}, {samples} came twice or more ({which}), and some of them on one rank: "
     "the sampler draws with replacement")  # fmt: skip
@@ -521,8 +524,9 @@ def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
     length, out = subject.length, Counter[int]()
     for one in passes.values():
         if one.share is not None and length and one.indices is not None:
-            first = max(0, -(-(length - one.share.replica) // one.share.replicas))  # in this share, behind the end
-            out.update(one.indices[first:])
+            turn, place = np.divmod(np.arange(len(one.indices)), one.dealt_in)
+            in_all = (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
+            out.update(one.indices[at] for at in np.flatnonzero(in_all >= length).tolist())
     return out
 
 
@@ -549,7 +553,8 @@ def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int]) -> Ite
         return
     by_sampler = length % ranks if subject.fact("sampler_drop_last") == {True} else 0
     sizes = {size for size in subject.fact("batch_size") if type(size) is int}
-    by_loader = (max(sizes, default=1) - 1) * ranks if subject.fact("drop_last") == {True} else 0
+    in_turn = max(sizes, default=1) * ranks - (1 if subject.fact("dealt_in") == {"batches"} else ranks)
+    by_loader = in_turn if subject.fact("drop_last") == {True} else 0
     found = f"in epoch {epoch}, {counted(len(missing), 'sample')} of {length} came to no rank: {_some(missing)}"
     yield (_DROPPED if len(missing) <= by_sampler + by_loader else _MISSED).of(found=found)
 
@@ -575,7 +580,7 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
     samplers, shuffle = subject.fact("sampler"), subject.fact("sampler_shuffle")
     if shuffle == {False} or samplers <= set(_IN_ORDER):
         yield _NO_SHUFFLING.of(found=found)
-    elif first.share is not None and second.share is not None and first.share.epoch == second.share.epoch:
+    elif first.share is not None and second.share is not None and first.share.epoch == second.share.epoch >= 0:
         yield _FORGOTTEN_SET_EPOCH.of(found=found, share=first.share)
     elif not (samplers <= set(_SHUFFLING) or shuffle == {True}):
         yield _PERHAPS_SHUFFLING.of(found=found)

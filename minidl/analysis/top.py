@@ -22,7 +22,6 @@ from os import PathLike
 from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.analysis.live import LiveTrace, ProcessLife, find_trace
 from minidl.playback.actors import as_dicts
@@ -30,8 +29,9 @@ from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import Activity, MessageStage, ProtocolState, Queued, WorkerNow
 from minidl.protocol import LoaderState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome
-from minidl.tracefile.format import Rows, errno_in_words
+from minidl.tracefile.format import errno_in_words
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, doing, duration, plain, size
@@ -220,7 +220,7 @@ class Job:
         state, over = _state(trace, known, lives)
         notes = []
         for process in trace.processes:
-            if process.whole_until and process.header is not None:
+            if process.header is not None and process.header.lost_events:
                 lost = counted(process.header.lost_events, "event")
                 reason = errno_in_words(process.header.errno)
                 notes.append(f"{process.name} has stopped recording, its last {lost} are missing: {reason}")
@@ -425,13 +425,13 @@ def _tasks(queue: tuple[Queued, ...], kind: Message) -> int:
     return sum(message.kind is kind for message in queue)
 
 
-def _needed(rows: Rows) -> npt.NDArray[np.intp]:
+def _needed(rows: Rows) -> Positions:
     """Return the positions of the events to follow: of the samples of a thread, only those since its last other event.
 
     They say what a worker is doing, and nothing that a later event of its thread does not overwrite.
     """
     _, thread = np.unique(rows["process"].astype(np.int64) << 32 | rows["tid"], return_inverse=True)
-    sample = np.isin(rows["code"], ev.SAMPLE)
+    sample = np.isin(rows["code"], [*ev.SAMPLE, ev.SAMPLE_INDEX])
     last = np.full(len(rows), -1, np.intp)
     np.maximum.at(last, thread[~sample], np.flatnonzero(~sample))
     return np.flatnonzero(~sample | (np.arange(len(rows)) > last[thread]))

@@ -21,8 +21,9 @@ import numpy as np
 
 from minidl.check import actors, device, dispatch, joint, recording, replayed, resumption, slices, spans, tasks
 from minidl.check.report import Report, state_before
-from minidl.check.view import TABLE, LoaderView, Rows, Violation
+from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.unended import alive_at_end, open_spans
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _judge(trace: Trace) -> Report:
 
 def _loaders(trace: Trace) -> Iterator[LoaderView]:
     numbers = trace.events["loader"]
-    order: Rows = np.argsort(numbers, kind="stable")
+    order: Positions = np.argsort(numbers, kind="stable")
     known, starts = np.unique(numbers[order], return_index=True)
     for number, rows in zip(known.tolist(), np.split(order, starts[1:]), strict=bool(len(known))):
         if number:

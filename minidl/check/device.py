@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.words import name_of
 
 
@@ -71,7 +72,7 @@ def device_end(loader: LoaderView) -> Iterator[Violation]:
             yield loader.broken("a batch's copy did not end", over[0], row, missing=name_of(ev.COPY[1]))
 
 
-def _turns(loader: LoaderView, rows: Rows) -> list[int]:
+def _turns(loader: LoaderView, rows: Positions) -> list[int]:
     """The turn of each row of a copy's or a transform's end."""
     in_y = loader.code[rows] == ev.COPY[1]
     turns: list[int] = np.where(in_y, loader.y[rows], loader.x[rows]).tolist()

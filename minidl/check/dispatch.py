@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Positions
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools
 
 
-def orderly(loader: LoaderView, rows: Rows) -> Bools:
+def orderly(loader: LoaderView, rows: Positions) -> Bools:
     """For each row: is it before the first death of its epoch? After one the loader only raises and shuts down."""
     deaths = loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE)
     starts = np.r_[0, loader.begins]
@@ -25,7 +25,7 @@ def orderly(loader: LoaderView, rows: Rows) -> Bools:
     return alive
 
 
-def _neighbours(loader: LoaderView, rows: Rows) -> tuple[Rows, Rows]:
+def _neighbours(loader: LoaderView, rows: Positions) -> tuple[Positions, Positions]:
     """Of rows that include epoch begins: each row that is none, with the one before it; only those in order."""
     later = np.arange(1, len(rows))
     later = later[(loader.code[rows[1:]] != ev.EPOCH[0]) & orderly(loader, rows[1:])]

@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.protocol import MAKES, Act, Fact, JointState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId
 
 _ACTS: Final[dict[tuple[int, int], Act]] = {
@@ -209,7 +210,7 @@ def leftovers(loader: LoaderView) -> Iterator[Violation]:
     if not len(ends) or not loader.records(ev.WORKER_START[1], ev.WORKER_GONE):
         return
     end, state = int(ends[0]), _Trace(loader)
-    seen: Rows = loader.pick(ev.WORKER_GONE)
+    seen: Positions = loader.pick(ev.WORKER_GONE)
     gone = set(loader.worker[seen[seen < end]].tolist())
     there = {worker: row for worker, row in state.started.items() if row < end and worker not in gone}
     if len(there) != loader.x[end]:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from minidl.check.dispatch import orderly
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.dispatcher import DispatchError
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, as_dicts
 from minidl.protocol import ProtocolError
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import DoneEvent
 
 
@@ -62,7 +63,9 @@ def lifecycles(loader: LoaderView) -> Iterator[Violation]:
             yield from _followed(loader, WorkerReplay(worker, set_at), loader.of_worker(rows, worker))
 
 
-def _followed(loader: LoaderView, replay: LoaderReplay | WorkerReplay | PinReplay, rows: Rows) -> Iterator[Violation]:
+def _followed(
+    loader: LoaderView, replay: LoaderReplay | WorkerReplay | PinReplay, rows: Positions
+) -> Iterator[Violation]:
     """Take the rows through a replay, up to its first error."""
     for row, event in zip(rows.tolist(), as_dicts(loader.events, rows), strict=True):
         try:

@@ -98,7 +98,7 @@ class Report:
         ]
 
     def json(self) -> dict[str, Any]:
-        """The report as plain values. Rows are positions in `Trace.events`."""
+        """The report as plain values. Positions are positions in `Trace.events`."""
         first = self.first
         return {
             "trace": str(self.trace.path),

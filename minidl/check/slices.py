@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from minidl.check.view import TABLE, LoaderView, Rows, Violation
+from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 
 BUDGET: Final = 1_000
 """So many smaller slices are tried at most, each at the cost of one rule on a few events."""
@@ -54,7 +55,7 @@ class _Oracle:
         return self.known[key]
 
 
-def shows(loader: LoaderView, violation: Violation, rows: Rows) -> bool:
+def shows(loader: LoaderView, violation: Violation, rows: Positions) -> bool:
     """Whether `rows` of the view alone break the violation's rule at its event for its reason."""
     if not len(rows):
         return False

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Positions
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.words import name_of
 
@@ -59,7 +59,7 @@ def spans(loader: LoaderView) -> Iterator[Violation]:
                 yield loader.broken(told, after, rows[at], missing=name_of(begin + 1))
 
 
-def _span_rows(loader: LoaderView) -> Iterator[tuple[int, Rows]]:
+def _span_rows(loader: LoaderView) -> Iterator[tuple[int, Positions]]:
     """For each kind of span: its begin's code and its rows, lane by lane in order of time."""
     for begin in BEGINS.tolist():
         rows = loader.pick(begin, begin + 1)
@@ -67,7 +67,7 @@ def _span_rows(loader: LoaderView) -> Iterator[tuple[int, Rows]]:
             yield begin, rows[np.argsort(_lane(loader, rows), kind="stable")]
 
 
-def _lane(loader: LoaderView, rows: Rows) -> npt.NDArray[np.int64]:
+def _lane(loader: LoaderView, rows: Positions) -> Ints:
     """A number for each thread; spans of one kind never overlap on one thread."""
     tid = np.where(np.isin(loader.code[rows], _ANY_THREAD), 0, loader.tid[rows]).astype(np.int64)
     return (loader.process[rows].astype(np.int64) << 32) | tid
@@ -97,7 +97,7 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
     return min(found, default=None)
 
 
-def _end_of_a_span_around(loader: LoaderView, lane: Rows) -> int | None:
+def _end_of_a_span_around(loader: LoaderView, lane: Positions) -> int | None:
     """The first end in the rest of a thread's events that closes what was begun before them."""
     inner: list[int] = []
     for row in lane[_IS_BEGIN[loader.code[lane]] | _IS_BEGIN[loader.code[lane] - 1]].tolist():

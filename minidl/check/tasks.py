@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from minidl.check.view import LoaderView, Rows, Violation, rule
+from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, starts
 from minidl.tracefile.events import Ending, Outcome
 from minidl.tracefile.words import name_of
 
@@ -48,7 +49,7 @@ def _of_task(loader: LoaderView, code: int, row: int) -> str:
 def sequence(loader: LoaderView) -> Iterator[Violation]:
     rows = loader.pick(ev.TASK_ASSIGNED)
     epoch = loader.at_epoch[rows]
-    first = np.r_[True, epoch[1:] != epoch[:-1]][: len(rows)]
+    first = starts(epoch)
     expected = np.where(first, 0, np.r_[0, loader.task[rows][:-1] + 1][: len(rows)])
     wrong = (loader.task[rows] != expected) & (~first | loader.whole_epoch(rows))
     for at in np.flatnonzero(wrong):
@@ -83,7 +84,7 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
         for at in np.flatnonzero(had[come] != has[rows]):
             told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
             yield loader.broken(told, rows[at], come[at])
-    samples = loader.stage(ev.SAMPLE[0])
+    samples = np.sort(np.concatenate([loader.stage(code) for code in (ev.SAMPLE[0], ev.SAMPLE_INDEX)]))
     samples = samples[(loader.x[samples] == 0) & (loader.y[samples] >= 0)]
     come = _last_of_task(loader, samples, drawn)
     samples, come = samples[come >= 0], come[come >= 0]
@@ -92,7 +93,7 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
         yield loader.broken(told, samples[at], come[at])
 
 
-def _last_of_task(loader: LoaderView, rows: Rows, others: Rows) -> Rows:
+def _last_of_task(loader: LoaderView, rows: Positions, others: Positions) -> Positions:
     """Return for each of `rows` the last of `others` with the same key that comes before it, or -1."""
     key, row = loader.key, np.concatenate([rows, others])
     order = np.lexsort((row, key[row]))
@@ -218,7 +219,7 @@ def causality(loader: LoaderView) -> Iterator[Violation]:
     "A sample was left out, asked for twice, or counted to another batch.",
 )
 def nested(loader: LoaderView) -> Iterator[Violation]:
-    lanes = loader.pick(*ev.FETCH, ev.SAMPLE[0], ev.COLLATE[0])
+    lanes = loader.pick(*ev.FETCH, ev.SAMPLE[0], ev.SAMPLE_INDEX, ev.COLLATE[0])
     lanes = lanes[np.argsort(loader.process[lanes], kind="stable")]
     if not len(lanes):
         return
@@ -230,8 +231,9 @@ def nested(loader: LoaderView) -> Iterator[Violation]:
     inside = known & (code[last] == ev.FETCH[0]) & (loader.task[lanes][last] == loader.task[lanes])
     for at in np.flatnonzero(known & ~inside):
         yield loader.broken("outside the fetch of its task", lanes[at], lanes[last[at]])
-    expected = np.where(code[before] == ev.SAMPLE[0], loader.x[lanes][before] + 1, 0)
-    counted = inside & (code == ev.SAMPLE[0]) & (loader.x[lanes] >= 0)
+    numbered = np.isin(code, [ev.SAMPLE[0], ev.SAMPLE_INDEX])
+    expected = np.where(numbered[before] & (code[before] == code), loader.x[lanes][before] + 1, 0)
+    counted = inside & numbered & (loader.x[lanes] >= 0)
     for at in np.flatnonzero(counted & (loader.x[lanes] != expected)):
         told = f"position {loader.x[lanes[at]]}, the next one is {expected[at]}"
         yield loader.broken(told, lanes[at], lanes[before[at]])
@@ -315,7 +317,7 @@ def in_order(loader: LoaderView) -> Iterator[Violation]:
     if not loader.in_order or not loader.multiprocess or not len(rows):
         return
     task, epoch = loader.task[rows], loader.at_epoch[rows]
-    first = np.r_[True, epoch[1:] != epoch[:-1]]
+    first = starts(epoch)
     due = np.where(first, 0, np.r_[0, task[:-1] + 1])
     wrong = (task != due) & (~first | loader.whole_epoch(rows))
     for at in np.flatnonzero(wrong).tolist():
@@ -344,7 +346,7 @@ def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int 
     return None
 
 
-def _raised(loader: LoaderView) -> Rows:
+def _raised(loader: LoaderView) -> Positions:
     """Return the ends of each next that raised without yielding: the sampler failed while the next task was due, say.
 
     The batch that was due is lost then, in torch as here.
@@ -352,7 +354,7 @@ def _raised(loader: LoaderView) -> Rows:
     rows = loader.pick(ev.NEXT[1], ev.YIELD)
     after_yield = np.r_[False, loader.code[rows] == ev.YIELD][: len(rows)]
     ends = (loader.code[rows] == ev.NEXT[1]) & (loader.y[rows] == Outcome.ERROR)
-    raised: Rows = rows[ends & ~after_yield]
+    raised: Positions = rows[ends & ~after_yield]
     return raised
 
 

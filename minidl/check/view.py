@@ -4,7 +4,7 @@
 
 Rules of use: a check yields violations whose first row is the *first impossible event*: up to it the trace could still
 have been a behaviour of the protocol. A check compares what is there; if it concludes from an event that is *not*
-there it asks `complete`, `whole_task` or `whole_epoch` first, which know what was overwritten or lost. Rows are
+there it asks `complete`, `whole_task` or `whole_epoch` first, which know what was overwritten or lost. Positions are
 positions in the view's own columns; `origin` maps them to the trace's.
 """
 
@@ -17,19 +17,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Positions, Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.intp]
-
-NO_ROWS: Rows = np.empty(0, np.intp)
+NO_ROWS: Positions = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,9 @@ LOADER_THREAD: Final = np.array(
 
 IN_WORKER: Final = np.array(
     [
-        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, *ev.COLLATE, ev.RESULT_PUT, ev.RESUME_ACK),
-        *(ev.DONE_EVENT_SEEN, ev.WORKER_EXIT, ev.STATE_PUT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT, ev.STATE_PUT),
     ]
 )
 """What only a worker's main thread records, if there are workers."""
@@ -136,7 +134,7 @@ class Lacks:
 class LoaderView:
     """One iterator. Tasks are numbered anew in each epoch, so a task is identified by `.key`: epoch and task."""
 
-    def __init__(self, trace: Trace, number: int, origin: Rows) -> None:
+    def __init__(self, trace: Trace, number: int, origin: Positions) -> None:
         self.trace = trace
         self.number = number
         self.params: dict[str, Any] = dict(trace.loaders.get(number, {}))
@@ -145,7 +143,7 @@ class LoaderView:
         judged = slice(self.lacks.start, self.lacks.until)
         self._columns(events[judged], origin[judged])
 
-    def _columns(self, events: npt.NDArray[np.void], origin: Rows) -> None:
+    def _columns(self, events: Rows, origin: Positions) -> None:
         self.events, self.origin = events, origin
         self.code, self.task, self.worker, self.time, self.x, self.y, self.z, self.tid, self.process = (
             np.ascontiguousarray(events[name])
@@ -153,14 +151,16 @@ class LoaderView:
         )
         order = np.argsort(self.code, kind="stable")
         codes, starts = np.unique(self.code[order], return_index=True)
-        self._of_code: dict[int, Rows] = dict(zip(codes.tolist(), np.split(order, starts[1:]), strict=bool(len(codes))))
+        self._of_code: dict[int, Positions] = dict(
+            zip(codes.tolist(), np.split(order, starts[1:]), strict=bool(len(codes)))
+        )
         self.pinned = len(self.pick(ev.PIN_START)) > 0 or len(self.pick(ev.READY_GET[0])) > 0
         self.pinned |= bool(self.lacks.partial and self.params.get("pin_memory"))
         self.multiprocess = len(self.pick(ev.TASK_ASSIGNED)) > 0
         self.received = ev.READY_GET[1] if self.pinned else ev.RESULT_GET[1]
         self._number_epochs()
 
-    def restricted(self, rows: Rows) -> LoaderView:
+    def restricted(self, rows: Positions) -> LoaderView:
         """The same loader with nothing but `rows`, as if that were all that happened."""
         part = copy.copy(self)
         part.__dict__.pop("capacity", None)
@@ -190,53 +190,49 @@ class LoaderView:
         self.key = (self.at_epoch << 40) | (self.task + 1)
 
     # --- Picking rows
-    def pick(self, *codes: int) -> Rows:
-        """Rows with one of `codes`, in order."""
+    def pick(self, *codes: int) -> Positions:
+        """Positions with one of `codes`, in order."""
         if len(codes) == 1:
             return self._of_code.get(codes[0], NO_ROWS)
-        found: Rows = np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
-        return found
+        return np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
 
-    def about(self, code: int, x: int) -> Rows:
-        """Rows of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
+    def about(self, code: int, x: int) -> Positions:
+        """Positions of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
         rows = self.pick(code)
-        those: Rows = rows[self.x[rows] == x]
+        those: Positions = rows[self.x[rows] == x]
         return those
 
-    def stage(self, code: int) -> Rows:
-        """Rows of one stage of a task's way; of a get, those that brought what the stage is about."""
+    def stage(self, code: int) -> Positions:
+        """Positions of one stage of a task's way; of a get, those that brought what the stage is about."""
         wanted = {ev.INDEX_GET[1]: Message.TASK, ev.RESULT_GET[1]: Message.RESULT, ev.READY_GET[1]: Message.RESULT}
         rows = self.about(code, wanted[code]) if code in wanted else self.pick(code)
-        of_tasks: Rows = rows[self.task[rows] >= 0]
-        return of_tasks
+        return rows[self.task[rows] >= 0]
 
-    def of_worker(self, rows: Rows, worker: int) -> Rows:
+    def of_worker(self, rows: Positions, worker: int) -> Positions:
         """Those of `rows` that name the worker."""
-        mine: Rows = rows[self.worker[rows] == worker]
+        mine: Positions = rows[self.worker[rows] == worker]
         return mine
 
-    def match(self, rows: Rows, others: Rows) -> Rows:
+    def match(self, rows: Positions, others: Positions) -> Positions:
         """For each of `rows` the first of `others` with the same key, or -1."""
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
         order = np.argsort(self.key[others], kind="stable")
         keys = self.key[others][order]
         place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
-        found: Rows = np.where(keys[place] == self.key[rows], others[order[place]], -1)
-        return found
+        return np.where(keys[place] == self.key[rows], others[order[place]], -1)
 
-    def matched(self, rows: Rows, others: Rows) -> tuple[Rows, Rows]:
+    def matched(self, rows: Positions, others: Positions) -> tuple[Positions, Positions]:
         """Those of `rows` that `match` finds one of `others` for, and what it finds."""
         found = self.match(rows, others)
         return rows[found >= 0], found[found >= 0]
 
-    def last_before(self, rows: Rows, others: Rows) -> Rows:
+    def last_before(self, rows: Positions, others: Positions) -> Positions:
         """For each of `rows` the last of `others` that comes before it, or -1."""
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
         place = np.searchsorted(others, rows) - 1
-        found: Rows = np.where(place >= 0, others[np.maximum(place, 0)], -1)
-        return found
+        return np.where(place >= 0, others[np.maximum(place, 0)], -1)
 
     def records(self, *codes: int) -> bool:
         """Whether events of each of these kinds can be expected: in a trace made from outside, only of those it has."""
@@ -254,7 +250,7 @@ class LoaderView:
         """Whether nothing is missing from the loader's beginning to the last event judged."""
         return not self.lacks.overwritten
 
-    def whole_epoch(self, rows: Rows) -> Bools:
+    def whole_epoch(self, rows: Positions) -> Bools:
         """For each row: was its epoch begun when everything was recorded already?"""
         if self.complete:
             return np.ones(len(rows), bool)
@@ -262,14 +258,13 @@ class LoaderView:
         judged: Bools = starts[self.at_epoch[rows]] >= self.lacks.since
         return judged
 
-    def whole_task(self, rows: Rows) -> Bools:
+    def whole_task(self, rows: Positions) -> Bools:
         """For each row: was its task assigned (drawn, if there are no workers) when everything was recorded?"""
         there: Bools = ~np.isin(self.worker[rows], list(self.lacks.absent))
         if self.complete:
             return there
         births = self.pick(ev.TASK_ASSIGNED if self.multiprocess else ev.SAMPLER_NEXT[0])
-        judged: Bools = there & (self.match(rows, births) >= self._drawn_since)
-        return judged
+        return there & (self.match(rows, births) >= self._drawn_since)
 
     @functools.cached_property
     def _drawn_since(self) -> int:
@@ -327,23 +322,24 @@ class LoaderView:
 
 
 # --- What is missing --------------------------------------------------------------------------------------------------
-def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -> Lacks:
+def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
     """Find out between which rows of a loader's events nothing is missing."""
     start, since, until, overwritten, cut = 0, 0, len(events), [], ""
     home = events["process"][np.isin(events["code"], LOADER_THREAD)][:1].tolist()
     home = home or [index for index, process in enumerate(trace.processes) if process.role == "loader"]
     for index in np.unique(events["process"]).tolist():
         process = trace.processes[index]
-        head, tail = _losses(trace, index)
-        own = trace.events["time"][trace.events["process"] == index] if head or tail else None
-        if own is not None and head:
-            overwritten.append((process.name, head))
-            there = int(np.searchsorted(events["time"], own[0]))
+        if process.whole_from:
+            oldest = trace.events[trace.events["process"] == index]
+            overwritten.append((process.name, int(oldest["seq"].min()) - 1))
+            there = int(np.searchsorted(events["time"], oldest["time"][0]))
             since, start = max(since, there), max(start, there if index in home else 0)
-        if own is not None and tail:
-            last = int(np.searchsorted(events["time"], own[-1], side="right"))
+        if process.whole_until:
+            last = int(np.searchsorted(events["time"], process.whole_until, side="right"))
             if last < until:
                 until, cut = last, f"{process.name} could not record any more (a full disk, say)"
+                if process.header is not None and not process.header.lost_events:
+                    cut = f"the events file of {process.name} is truncated"
     stopped = _stopped(trace, events)
     if stopped < until:
         until, cut = stopped, "the loader's own process had stopped recording"
@@ -352,17 +348,7 @@ def _lacks(trace: Trace, events: npt.NDArray[np.void], params: dict[str, Any]) -
     return Lacks(start, since - start, until, tuple(overwritten), cut, beyond, absent, partial)
 
 
-def _losses(trace: Trace, index: int) -> tuple[int, int]:
-    """Of a process: events overwritten at the head of its ring, and events that it could not record later."""
-    process = trace.processes[index]
-    if not process.lost:
-        return 0, 0
-    own = trace.events["seq"][trace.events["process"] == index]
-    head = min(process.lost, int(own.min()) - 1)
-    return head, process.lost - head
-
-
-def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
+def _stopped(trace: Trace, events: Rows) -> int:
     """How many of a loader's events came before its own process stopped recording: all, if it was shut down first.
 
     A loader may outlive its `with minidl.trace(...)`. Its workers then go on recording, alone.
@@ -377,8 +363,10 @@ def _stopped(trace: Trace, events: npt.NDArray[np.void]) -> int:
     return int(np.searchsorted(events["time"], trace.events["time"][last], side="right"))
 
 
-def _absent(events: npt.NDArray[np.void]) -> frozenset[int]:
+def _absent(events: Rows) -> frozenset[int]:
     """Workers that got tasks, and whose results came, though no process recorded any work of theirs."""
-    answered = events["worker"][np.isin(events["code"], [ev.RESULT_GET[1], ev.YIELD])]
+    answered = events["worker"][
+        np.isin(events["code"], [ev.RESULT_READ, *ev.RESULT_REBUILD, ev.RESULT_GET[1], ev.YIELD])
+    ]
     wrote = events["worker"][np.isin(events["code"], IN_WORKER)]
     return frozenset((set(answered.tolist()) - set(wrote.tolist())) - {-1})

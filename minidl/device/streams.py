@@ -74,6 +74,9 @@ class Device(Protocol):
     def mark(self, timed: bool = False) -> Mark:
         """Return a mark in the consumer's current stream."""
 
+    def current(self) -> int:
+        """Return the number of the consumer's current stream."""
+
     def idle_mark(self) -> Mark:
         """Return a timed mark in a stream without other work."""
 
@@ -122,6 +125,9 @@ class AcceleratorDevice:
         # A thread that waits for an untimed mark is far ahead of the device: it may sleep and free its core.
         sleeps = {"blocking": True} if self.device.type == "cuda" and not timed else {}
         return self.record(self.module.current_stream(self.device), timed, **sleeps)
+
+    def current(self) -> int:
+        return int(self.module.current_stream(self.device).stream_id)
 
     def idle_mark(self) -> AcceleratorMark:
         if self._idle is None:
@@ -235,6 +241,9 @@ class SimulatedDevice:
         mark = SimulatedMark()
         mark.reach()
         return mark
+
+    def current(self) -> int:
+        return 0
 
     def idle_mark(self) -> SimulatedMark:
         return self.mark(True)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 from minidl import driver as do
@@ -18,8 +19,9 @@ from minidl.explore.decisions import FORBIDDEN, Driving, decided
 from minidl.explore.steps import KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
 from minidl.explore.world import DECISIONS, LOCK, READY, RESULTS, State, World
 from minidl.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
+from minidl.record.decisions import TracedLoaderLifecycle
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
+from minidl.tracefile.events import Actor, DoneEvent, Message, QueueId
 
 PHASES: Final = {
     Simple.SET_PIN_DONE: at.STOP_PIN,
@@ -32,6 +34,24 @@ PHASES: Final = {
 }
 """Effects of a shutdown that are steps of their own -> where the loader is then; those of one place are one step."""
 
+BLOCKED: Final[dict[str, Callable[[World], bool]]] = {
+    at.JOIN_PIN: lambda w: w.pin is None or w.pin.life is not PinState.ENDED,
+    at.TELL_WORKERS: lambda w: w.event_dead,  # in Event.set, whose lock a dead worker holds
+    at.SEND_SENTINELS: lambda w: w.frozen is not None and w.frozen >= 0,  # in Queue.put: the lock of a stopped thread
+    at.JOIN_WORKERS: lambda w: not w.nobody,
+}
+"""Where the loader is in its shutdown -> what keeps it there."""
+
+FLAGS: Final = {
+    Simple.SET_PIN_DONE: ("pin_told", Act.SET_PIN_DONE, ev.DONE_EVENT_SET, DoneEvent.PIN_THREAD),
+    Simple.WAKE_PIN: ("wake", Act.WAKE_PIN, ev.SENTINEL_PUT, QueueId.RESULT),
+    Simple.SET_WORKERS_DONE: ("done", Act.SET_WORKERS_DONE, ev.DONE_EVENT_SET, DoneEvent.WORKERS),
+}
+"""Effects that set one flag of the world -> the flag, the act, its event with x."""
+
+INTERVAL: Final = int(do.MP_STATUS_CHECK_INTERVAL * 1e9)
+"""The bound that events of waits name, in ns."""
+
 
 class Loader(Acting):
     """The loader's main thread, and its threads that feed the index queues."""
@@ -39,17 +59,20 @@ class Loader(Acting):
     def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
         super().__init__(configuration, protocol, reduced=reduced)
         self.driving = Driving(configuration, protocol)
-        self._doing: dict[Any, Callable[[World, Any], Effect | None]] = {
-            Simple.DRAW: self._draw, Assignment: self._assigned, do.Get: self._get, Deliver: self._yield,
-            Simple.READY: self._with_user_again, Simple.SHUT_DOWN: self._epoch_over,
-            Simple.END: self._end, do.Raise: self._raise, do.NoteDeath: self._note_death,
-            do.PutResume: self._put_resume, do.PutSentinel: self._send_sentinel,
-            Simple.SET_PIN_DONE: self._set_pin_done, Simple.WAKE_PIN: self._wake_pin,
-            do.JoinPin: self._pin_joined, Simple.CLOSE_RESULT_QUEUE: self._close_queues,
-            Simple.SET_WORKERS_DONE: self._set_workers_done, do.JoinWorkers: self._workers_joined,
-            Simple.CLOSE_INDEX_QUEUES: self._close_queues,
-            Simple.FORGET_WORKERS: lambda w, _: self._ask(w, "done"), do.Terminate: self._terminate,
+        self.handed: Deliver | None = None  # last
+        self._get = ev.READY_GET if configuration.pin else ev.RESULT_GET
+        self._answered: dict[Any, Callable[[World, Any], Effect | None]] = {
+            Simple.DRAW: self._draw, do.Get: self._wait, Deliver: self._yield, Simple.READY: self._with_user_again,
+            Simple.SHUT_DOWN: self._epoch_over, Simple.END: self._end, do.Raise: self._raise,
         }  # fmt: skip
+        """Effects whose answer to the driver is their own -> what performs them; returns what comes next."""
+        self._done: dict[Any, Callable[[World, Any], None]] = {
+            Assignment: self._assigned, do.NoteDeath: self._note_death, do.PutResume: self._put_resume,
+            do.PutSentinel: self._send_sentinel, do.JoinPin: self._pin_joined, do.JoinWorkers: self._workers_joined,
+            Simple.CLOSE_RESULT_QUEUE: self._close_queues, Simple.CLOSE_INDEX_QUEUES: self._close_queues,
+            Simple.FORGET_WORKERS: silent, do.Terminate: self._terminate, **dict.fromkeys(FLAGS, self._set_flag),
+        }  # fmt: skip
+        """Effects that `done` answers -> what performs them."""
 
     # --- The driver and its effects -----------------------------------------------------------------------------------
     def _ask(self, w: World, call: str, argument: Any = None) -> Effect | None:
@@ -77,18 +100,19 @@ class Loader(Acting):
                 w.phase, w.decisions = phase, decided(w.decisions.frozen, effect)
                 self._begin_join(w, effect)
                 return
-            effect = self._doing[kind](w, effect)
+            if (perform := self._done.get(kind)) is not None:
+                perform(w, effect)
+                effect = self._ask(w, "done")
+            else:
+                effect = self._answered[kind](w, effect)
 
     def _go_on(self, state: State, out: list[Step]) -> None:
-        """A step of the shutdown that waits for no other actor."""
+        """A step of the shutdown."""
         w = World(state)
-        if w.event_dead and w.phase == at.TELL_WORKERS:
-            return  # blocked in Event.set, whose lock a dead worker holds
-        if w.phase == at.SEND_SENTINELS and w.frozen is not None and w.frozen >= 0:
-            return  # blocked in Queue.put, whose lock belongs to a thread that is stopped for good
-        what = w.phase
-        self._perform(w, w.decisions.effect)
-        self._took(out, w, "loader", what)
+        blocked, what = BLOCKED.get(w.phase), w.phase
+        if blocked is None or not blocked(w):
+            self._perform(w, w.decisions.effect)
+            self._took(out, w, "loader", what)
 
     # --- An epoch -----------------------------------------------------------------------------------------------------
     def _begin(self, state: State, out: list[Step]) -> None:
@@ -108,11 +132,10 @@ class Loader(Acting):
         w.drawn += there and c.streams is None
         return self._ask(w, "drawn" if there else "sampler_ended")
 
-    def _assigned(self, w: World, given: Assignment) -> Effect | None:
+    def _assigned(self, w: World, given: Assignment) -> None:
         self._do(w, Act.SEND_TASK, given.worker_id)
         self.say(MAIN, ev.INDEX_PUT, given.idx, given.worker_id, 1)
         self._put_index(w, given.worker_id, given.idx)
-        return self._ask(w, "done")
 
     def _put_index(self, w: World, worker: int, message: int) -> None:
         """Into an index queue's buffer; if no worker reads it any more, it only takes up room."""
@@ -181,18 +204,16 @@ class Loader(Acting):
         w.phase = ""
         return effect
 
-    def _put_resume(self, w: World, effect: do.PutResume) -> Effect | None:
+    def _put_resume(self, w: World, effect: do.PutResume) -> None:
         self.say(MAIN, ev.RESUME_PUT, -1, effect.worker_id, effect.epoch)
         self._put_index(w, effect.worker_id, at.resume(effect.epoch))
-        return self._ask(w, "done")
 
-    def _get(self, w: World, effect: do.Get) -> None:
+    def _wait(self, w: World, effect: do.Get) -> None:
         """Begin to wait for a message."""
-        self._do(w, Act.GET_RESULT, -1, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
+        self._do(w, Act.GET_RESULT, -1, *_bounded(effect))
         w.phase = at.RESUMING if w.decisions.missing else at.GETTING
         w.decisions = decided(w.decisions.frozen, effect)
-        code = ev.READY_GET[0] if self.configuration.pin else ev.RESULT_GET[0]
-        self.say(MAIN, code, *w.decisions.wanted, 5_000_000_000)
+        self.say(MAIN, self._get[0], *w.decisions.wanted, INTERVAL)
 
     def _yield(self, w: World, step: Deliver) -> None:
         if step.idx in w.handed:
@@ -241,8 +262,7 @@ class Loader(Acting):
         kind, task, worker = at.parts(message)
         if not self.configuration.pin:
             self._say_read(MAIN, kind, task, worker)
-        code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
-        self._say_got(MAIN, code, kind, task, worker)
+        self._say_got(MAIN, self._get[1], kind, task, worker)
         self._perform(w, self._ask(w, "received", message))
 
     def _nothing_came(self, w: World, out: list[Step], *, timed_out: bool = False) -> None:
@@ -255,7 +275,7 @@ class Loader(Acting):
         effect = self._ask(w, "nothing_came", (dead, pin_alive, timed_out, jammed))
         if type(effect) is do.Get:
             return
-        self._say_nothing_came()
+        self.say(MAIN, self._get[1], -1, -1, Message.EMPTY)
         if isinstance(effect, do.NoteDeath):
             who = (f"worker {effect.who} dead") if effect.who != do.PIN else "the pin thread dead"
             what = f"finds {who}"
@@ -266,16 +286,11 @@ class Loader(Acting):
         self._perform(w, effect)
         self._took(out, w, "loader", what)
 
-    def _say_nothing_came(self) -> None:
-        code = ev.READY_GET[1] if self.configuration.pin else ev.RESULT_GET[1]
-        self.say(MAIN, code, -1, -1, Message.EMPTY)
-
-    def _note_death(self, w: World, effect: do.NoteDeath) -> Effect | None:
+    def _note_death(self, w: World, effect: do.NoteDeath) -> None:
         if effect.who == do.PIN:
             self.say(MAIN, ev.FOUND_DEAD, -1, -1, Actor.PIN_THREAD)
         else:
             self.say(MAIN, ev.FOUND_DEAD, -1, effect.who, Actor.WORKER, 0, w.crew[effect.who].code)
-        return self._ask(w, "done")
 
     def _raise(self, w: World, _: Any = None) -> None:
         """An error reaches the user, who gives up."""
@@ -287,7 +302,7 @@ class Loader(Acting):
         w = World(state)
         w.signalled = False
         if w.phase in (at.GETTING, at.RESUMING):
-            self._say_nothing_came()
+            self.say(MAIN, self._get[1], -1, -1, Message.EMPTY)
         if w.phase in SHUTTING_DOWN:
             self._ask(w, "interrupted")
             self._perform(w, self._shut_down(w))
@@ -296,74 +311,45 @@ class Loader(Acting):
         self._took(out, w, "loader", "is interrupted by SIGCHLD")
 
     # --- The shutdown -------------------------------------------------------------------------------------------------
-    def _send_sentinel(self, w: World, effect: do.PutSentinel) -> Effect | None:
+    def _set_flag(self, w: World, effect: Simple) -> None:
+        flag, act, code, x = FLAGS[effect]
+        self._do(w, act)
+        self.say(MAIN, code, -1, -1, x)
+        setattr(w, flag, True)
+
+    def _send_sentinel(self, w: World, effect: do.PutSentinel) -> None:
         self._do(w, Act.SEND_SENTINEL, effect.worker_id)
         self.say(MAIN, ev.SENTINEL_PUT, -1, effect.worker_id, QueueId.INDEX)
         self._put_index(w, effect.worker_id, at.SENTINEL)
-        return self._ask(w, "done")
-
-    def _set_pin_done(self, w: World, _: Any) -> Effect | None:
-        self._do(w, Act.SET_PIN_DONE)
-        self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.PIN_THREAD)
-        w.pin_told = True
-        return self._ask(w, "done")
-
-    def _wake_pin(self, w: World, _: Any) -> Effect | None:
-        self._do(w, Act.WAKE_PIN)
-        self.say(MAIN, ev.SENTINEL_PUT, -1, -1, QueueId.RESULT)
-        w.wake = True
-        return self._ask(w, "done")
 
     def _begin_join(self, w: World, effect: Effect) -> None:
         if isinstance(effect, do.JoinPin):
-            self._do(w, Act.JOIN_PIN, -1, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
-            self.say(MAIN, ev.JOIN[0], -1, -1, Actor.PIN_THREAD, 5_000_000_000)
+            self._do(w, Act.JOIN_PIN, -1, *_bounded(effect))
+            self.say(MAIN, ev.JOIN[0], -1, -1, Actor.PIN_THREAD, INTERVAL)
         elif isinstance(effect, do.JoinWorkers):
             for number in range(self.configuration.workers):
-                self._do(w, Act.JOIN_WORKER, number, *((Fact.BOUNDED,) if effect.timeout is not None else ()))
-            self.say(MAIN, ev.JOIN[0], -1, 0, Actor.WORKER, 5_000_000_000)
+                self._do(w, Act.JOIN_WORKER, number, *_bounded(effect))
+            self.say(MAIN, ev.JOIN[0], -1, 0, Actor.WORKER, INTERVAL)
 
-    def _join_pin(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.pin is not None and w.pin.life is PinState.ENDED:
-            self._perform(w, w.decisions.effect)
-            self._took(out, w, "loader", at.JOIN_PIN)
+    def _pin_joined(self, w: World, _: Any) -> None:
+        ended = w.pin is not None and w.pin.life is PinState.ENDED
+        self.say(MAIN, ev.JOIN[1], -1, -1, Actor.PIN_THREAD, int(ended))
 
-    def _pin_joined(self, w: World, _: Any) -> Effect | None:
-        assert w.pin is not None
-        self.say(MAIN, ev.JOIN[1], -1, -1, Actor.PIN_THREAD, int(w.pin.life is PinState.ENDED))
-        return self._ask(w, "done")
+    def _workers_joined(self, w: World, _: Any) -> None:
+        for number, worker in enumerate(w.crew):
+            if number:
+                self.say(MAIN, ev.JOIN[0], -1, number, Actor.WORKER, INTERVAL)
+            self.say(MAIN, ev.JOIN[1], -1, number, Actor.WORKER, int(worker.place == at.GONE))
 
-    def _close_queues(self, w: World, effect: Simple) -> Effect | None:
+    def _close_queues(self, w: World, effect: Simple) -> None:
         results = effect is Simple.CLOSE_RESULT_QUEUE
         for number in (-1,) if results else range(self.configuration.workers):
             queue = QueueId.RESULT if results else QueueId.INDEX
             self.say(MAIN, ev.CANCEL_JOIN_THREAD, -1, number, queue)
             self.say(MAIN, ev.QUEUE_CLOSE, -1, number, queue)
-        return self._ask(w, "done")
 
-    def _set_workers_done(self, w: World, _: Any) -> Effect | None:
-        self._do(w, Act.SET_WORKERS_DONE)
-        self.say(MAIN, ev.DONE_EVENT_SET, -1, -1, DoneEvent.WORKERS)
-        w.done = True
-        return self._ask(w, "done")
-
-    def _join_workers(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        if w.nobody:
-            self._perform(w, w.decisions.effect)
-            self._took(out, w, "loader", at.JOIN_WORKERS)
-
-    def _workers_joined(self, w: World, _: Any) -> Effect | None:
-        for number, worker in enumerate(w.crew):
-            if number:
-                self.say(MAIN, ev.JOIN[0], -1, number, Actor.WORKER, 5_000_000_000)
-            self.say(MAIN, ev.JOIN[1], -1, number, Actor.WORKER, int(worker.place == at.GONE))
-        return self._ask(w, "done")
-
-    def _terminate(self, w: World, effect: do.Terminate) -> Effect | None:
+    def _terminate(self, w: World, effect: do.Terminate) -> None:
         self._signal(w, 9 if effect.kill else 15, Act.KILL if effect.kill else Act.TERMINATE)
-        return self._ask(w, "done")
 
     def _closed(self, w: World) -> None:
         """The shutdown has ended: what has it left?"""
@@ -395,43 +381,28 @@ class Loader(Acting):
 
     # --- What the loader's lifecycle tells ----------------------------------------------------------------------------
     def _say_moved(self, w: World, rcvd_idx: int, event: LoaderEvent, before: LoaderState) -> None:
-        """The events of a trace that stand for a move of the loader's lifecycle."""
-        c, epoch, count = self.configuration, w.decisions.epoch, len(w.handed)
-        if before is LoaderState.IDLE and event in (LoaderEvent.NEXT, LoaderEvent.RESUME, LoaderEvent.SHUT_DOWN):
-            self.say(MAIN, ev.CONSUMER[1], w.handed[-1] if w.handed else -1)
-        if event is LoaderEvent.EPOCH_BEGIN:
-            self.say(MAIN, ev.EPOCH[0], -1, -1, epoch, c.workers, c.prefetch)
-        elif event is LoaderEvent.PRIMED:
-            self.say(MAIN, ev.CONSUMER[0], -1, -1, count)
-        elif event is LoaderEvent.NEXT:
-            self.say(MAIN, ev.NEXT[0], rcvd_idx, -1, rcvd_idx)
-        elif event is LoaderEvent.YIELD:
-            step = self.handed
-            self.say(MAIN, ev.YIELD, step.idx, step.worker_id, Outcome.DATA, count)
-            self.say(MAIN, ev.NEXT[1], step.idx, -1, count, Outcome.DATA)
-            self.say(MAIN, ev.CONSUMER[0], step.idx, -1, count)
-        elif event is LoaderEvent.RAISE:
-            self._say_gone(w)
-            self.say(MAIN, ev.NEXT[1], -1, -1, count, Outcome.ERROR)
-            self.say(MAIN, ev.CONSUMER[0], -1, -1, count)
-        elif event is LoaderEvent.EPOCH_END:
-            self.say(MAIN, ev.NEXT[1], -1, -1, count, Outcome.EXHAUSTED)
-            self.say(MAIN, ev.EPOCH[1], -1, -1, epoch, count, Ending.EXHAUSTED)
-        elif event in (LoaderEvent.RESUME, LoaderEvent.SHUT_DOWN):
-            if before not in (LoaderState.EXHAUSTED, LoaderState.RESUMING):
-                last = epoch - (event is LoaderEvent.RESUME)
-                self.say(MAIN, ev.EPOCH[1], -1, -1, last, count, Ending.CLOSED)
-            if event is LoaderEvent.SHUT_DOWN:
-                self.say(MAIN, ev.SHUTDOWN[0])
-        elif event is LoaderEvent.TERMINATED:
-            self._say_gone(w)
-            self.say(MAIN, ev.SHUTDOWN[1], -1, -1, sum(worker.place != at.GONE for worker in w.crew))
+        """Have the traced lifecycle emit a move. What it would remember of the run is read off the state after it."""
+        c = self.configuration
+        seen = SimpleNamespace(num_workers=c.workers, prefetch_factor=c.prefetch, rcvd_idx=rcvd_idx)
+        traced: Any = TracedLoaderLifecycle(SimpleNamespace(
+            emit=self._emit, dispatcher=seen, delivered=self.handed, alone=False, loader=0, let_go=silent,
+            emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
+        traced.state, traced.task = before, w.handed[-1] if w.handed else -1
+        traced.epoch = w.decisions.epoch - (event in (LoaderEvent.EPOCH_BEGIN, LoaderEvent.RESUME))
+        traced.yielded = len(w.handed) - (event is LoaderEvent.YIELD)
+        traced.open_consumer = before is LoaderState.IDLE
+        traced.open_epoch = before not in (LoaderState.EXHAUSTED, LoaderState.RESUMING)
+        traced.handle(event)
 
-    def _say_gone(self, w: World) -> None:
-        """Workers that are seen to have ended; a trace tells each of them once."""
-        for number, worker in enumerate(w.crew):
-            if worker.place == at.GONE:
-                self.say(MAIN, ev.WORKER_GONE, -1, number, 0, worker.code)
+    def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.say(MAIN, code, task, worker, x, y, z)
+
+    def _say_gone(self, w: World) -> int:
+        """Workers that are seen to have ended; a trace tells each of them once. Returns how many have not."""
+        gone = [(number, worker.code) for number, worker in enumerate(w.crew) if worker.place == at.GONE]
+        for number, code in gone:
+            self.say(MAIN, ev.WORKER_GONE, -1, number, 0, code)
+        return len(w.crew) - len(gone)
 
     # --- How Python exits ---------------------------------------------------------------------------------------------
     def _exit(self, state: State, out: list[Step]) -> None:
@@ -473,3 +444,7 @@ class Loader(Acting):
             w.pin = None if w.pin is None else w.pin._replace(place=at.BLOCKED)
             self._perform(w, self._shut_down(w))
             self._took(out, w, "loader", "stops its threads, and shuts down in __del__", held)
+
+
+def _bounded(wait: do.Get | do.JoinPin | do.JoinWorkers) -> tuple[Fact, ...]:
+    return () if wait.timeout is None else (Fact.BOUNDED,)

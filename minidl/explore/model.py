@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash, Protocol
-from minidl.explore.loader import Loader
+from minidl.explore.loader import PHASES, Loader
 from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
@@ -33,9 +33,7 @@ class Model(Loader, Workers, PinThread):
         super().__init__(configuration, protocol, reduced=reduced)
         self._phases: dict[str, Callable[[State, list[Step]], None]] = {
             at.NEW: self._begin, at.IDLE: self._with_user, at.GETTING: self._getting, at.RESUMING: self._getting,
-            at.STOP_PIN: self._go_on, at.JOIN_PIN: self._join_pin, at.TELL_WORKERS: self._go_on,
-            at.SEND_SENTINELS: self._go_on, at.JOIN_WORKERS: self._join_workers,
-            at.TERMINATE: self._go_on, at.CLOSED: self._exit, at.EXITING: self._exit,
+            **dict.fromkeys(PHASES.values(), self._go_on), at.CLOSED: self._exit, at.EXITING: self._exit,
             at.JOIN_CHILDREN: self._join_children, at.JOIN_FEEDERS: self._join_feeders,
             at.FINALISING: self._finalise,
         }  # fmt: skip

@@ -14,9 +14,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from minidl.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
 from minidl.protocol import (
     LoaderEvent,
@@ -31,14 +28,14 @@ from minidl.protocol import (
     WorkerState,
 )
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
-from minidl.tracefile.format import Rows
 
 Row = Mapping[str, int]
 """One row of `Trace.events` as `as_dicts` makes it."""
 
 
-def as_dicts(events: Rows, rows: npt.NDArray[np.intp] | slice) -> Iterator[dict[str, int]]:
+def as_dicts(events: Rows, rows: Positions | slice) -> Iterator[dict[str, int]]:
     """Yield rows of `Trace.events` as dictionaries: reading single rows of the array would take most of the time."""
     columns = [events[name][rows].tolist() for name in ("time", "code", "task", "worker", "x", "y", "z", "pid")]
     for time, code, task, worker, x, y, z, pid in zip(*columns, strict=True):

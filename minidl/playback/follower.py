@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.dispatcher import DispatchError
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, Row, WorkerReplay
@@ -26,8 +25,8 @@ from minidl.playback.inferred import InferredDispatch
 from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
 from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
-from minidl.tracefile.format import Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -66,6 +65,8 @@ _AT_HOME: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.WORKER_START, ev.TASK_
 
 _WITH_WORKERS: Final = (
     *ev.WORKER_START,
+    *ev.WORKER_INIT,
+    *ev.MAKE_FETCHER,
     ev.WORKER_READY,
     ev.TASK_ASSIGNED,
     ev.INDEX_PUT,
@@ -676,6 +677,10 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.CONSUMER[1]: _lets_go_of("consumer"),
     ev.WORKER_START[0]: _works(Activity.STARTING),
     ev.WORKER_START[1]: Follower._worker_started,
+    ev.WORKER_INIT[0]: _works(Activity.INITIALISING),
+    ev.WORKER_INIT[1]: _works(Activity.READY),
+    ev.MAKE_FETCHER[0]: _works(Activity.OPENING),
+    ev.MAKE_FETCHER[1]: _works(Activity.READY),
     ev.WORKER_READY: Follower._worker_ready,
     ev.WORKER_EXIT: _works(Activity.LEFT),
     ev.WORKER_GONE: lambda follower, event: follower._gone(event, event["x"], event["y"]),
@@ -705,7 +710,7 @@ _FOLLOWED: Final = {code: [follow for follow, reads in _READERS if code in reads
 
 
 # --- Before the first event -------------------------------------------------------------------------------------------
-def causal_order(events: Rows) -> npt.NDArray[np.intp]:
+def causal_order(events: Rows) -> Positions:
     """Return positions in `events` (rows of `Trace.events`) in an order that could have been the real one.
 
     By time, but within a process by the order of emission: an event that was emitted later than another of its process

@@ -39,6 +39,8 @@ class Activity(enum.Enum):
     """What a worker's main thread does."""
 
     STARTING = "starting"
+    INITIALISING = "in worker_init_fn"
+    OPENING = "making its fetcher"
     READY = "between two steps"
     WAITING = "waiting for a task"
     TAKEN = "has taken"
@@ -52,6 +54,8 @@ class Activity(enum.Enum):
 
 _ABOUT_A_TASK: Final = (Activity.TAKEN, Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.ANSWERED)
 _STEPS: Final = {
+    Activity.INITIALISING: ev.WORKER_INIT[0],
+    Activity.OPENING: ev.MAKE_FETCHER[0],
     Activity.WAITING: ev.INDEX_GET[0],
     Activity.FETCHING: ev.FETCH[0],
     Activity.SAMPLE: ev.SAMPLE[0],

@@ -1,10 +1,13 @@
 """Traced pure classes: subclasses that emit their decisions.
 
-Interface: `TRACED` maps each class that decides to the subclass that `TracedPorts.decider` makes in its place.
+Interface: `TRACED` maps each class that decides to the subclass that `TracedPorts.decider` makes in its place. No class
+traces the driver itself: an iterator without workers has a lifecycle and no driver, and a driver that emits what its
+dispatcher decides has to repeat `_step` and `received`, for 3 to 6 % of a traced batch's CPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -28,6 +31,7 @@ from minidl.tracefile import events as ev
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
 _NEXT, _YIELD, _CLOSED = LoaderEvent.NEXT, LoaderEvent.YIELD, LoaderState.CLOSED
+_READY = WorkerEvent.READY
 _DATA, _ERROR, _EXHAUSTED = ev.Outcome
 
 
@@ -222,7 +226,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
 
 class TracedWorkerLifecycle(WorkerLifecycle):
-    """Emits the tasks that a worker skips, and the reason of its end."""
+    """Emits that a worker is ready, the tasks that it skips, and the reason of its end."""
 
     ENDINGS: ClassVar = {
         WorkerEvent.SENTINEL: ev.Ending.SENTINEL,
@@ -242,6 +246,8 @@ class TracedWorkerLifecycle(WorkerLifecycle):
             self.emit(ev.DONE_EVENT_SEEN, self.shared.received, self.worker_id, seen)
         elif event in self.ENDINGS:
             self.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
+        elif event is _READY:
+            self.emit(ev.WORKER_READY, -1, self.worker_id, os.getpid(), os.getppid(), self.shared.seed)
         return action
 
 

@@ -14,13 +14,18 @@ def count(index: Any) -> int:
     return len(index) if isinstance(index, (list, tuple)) else 1
 
 
+def _key(index: Any) -> int:
+    return index if isinstance(index, int) else -1
+
+
 class TracedProgress:
-    """A `fetch.Progress` that emits a task's steps; each closes the one before it."""
+    """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it."""
 
     def __init__(self, emit: Emit, worker_id: int) -> None:
         self.emit = emit
         self.worker_id = worker_id
         self.task = -1
+        self.index: Any = None  # what the fetcher got for the task
         self.open: tuple[int, int, int] | None = None  # code of the end to emit, with its x and y
         self.fetching = False
         self.at = -1, -1  # position and index of the sample asked for last
@@ -31,17 +36,40 @@ class TracedProgress:
             self.open = None
             self.emit(code, self.task, self.worker_id, x, y)
 
+    def initialising(self) -> None:
+        """worker_init_fn is called next."""
+        self._begin_without_task(ev.WORKER_INIT)
+
+    def opening(self) -> None:
+        """A fetcher is made next."""
+        self._begin_without_task(ev.MAKE_FETCHER)
+
+    def waiting(self) -> None:
+        """The worker waits for a message next."""
+        self._end_step()
+
+    def _begin_without_task(self, span: tuple[int, int]) -> None:
+        self._end_step()
+        self.task, self.open = -1, (span[1], 0, 0)
+        self.emit(span[0], -1, self.worker_id)
+
     def begin(self, task: int, index: Any) -> None:
         """Begin a task."""
-        self.task, self.fetching, self.at = task, True, (-1, -1)
+        self.task, self.index, self.fetching, self.at = task, index, True, (-1, -1)
         self.emit(ev.FETCH[0], task, self.worker_id, count(index))
 
     def samples(self, count: int) -> None:
+        self.tell_indices()
         self.sample(-1, -1)
+
+    def tell_indices(self) -> None:
+        """Emit each index of the task: no sample of it will be seen by itself."""
+        for position, index in enumerate(self.index if isinstance(self.index, (list, tuple)) else [self.index]):
+            self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, _key(index))
 
     def sample(self, position: int, index: Any) -> None:
         self._end_step()
-        key = index if isinstance(index, int) else -1
+        key = _key(index)
         self.at, self.open = (position, key), (ev.SAMPLE[1], position, key)
         self.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
 
@@ -54,7 +82,7 @@ class TracedProgress:
         """End the task's fetch."""
         if self.fetching:
             self._end_step()
-            self.fetching = False
+            self.fetching, self.index = False, None
             self.emit(ev.FETCH[1], self.task, self.worker_id, outcome)
 
 
@@ -64,12 +92,21 @@ class TracedWorkerProgress(WorkerProgress):
     watch: TracedProgress
     initialised: Callable[[], None] | None = None
 
+    def initialising(self) -> None:
+        super().initialising()
+        self.watch.initialising()
+
     def opening(self) -> None:
         """Making a fetcher; before the first one, worker_init_fn has been called."""
         super().opening()
         if self.initialised is not None:
             self.initialised()
             self.initialised = None
+        self.watch.opening()
+
+    def waiting(self) -> None:
+        WorkerProgress.waiting(self)
+        self.watch.waiting()
 
     def begin(self, task: int, index: Any) -> None:
         super().begin(task, index)

@@ -28,6 +28,7 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.worker import _worker_loop
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
+from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
 
 from minidl import ports as plain_ports
@@ -42,7 +43,7 @@ from minidl.record.observed_channels import (
     watch_sharing,
 )
 from minidl.record.observed_loader import ObservedLoader
-from minidl.record.observed_worker import ObservedCollate, ObservedWorker
+from minidl.record.observed_worker import Announced, AnnouncedFetchers, ObservedWorker
 from minidl.record.ports import TracedPorts, facts, watch_new_shared
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
@@ -52,12 +53,15 @@ from minidl.tracefile import events as ev
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
     "worker_start": "the process is started",
-    "worker_ready": "the worker's first get: torch has seeded it and run worker_init_fn by then",
+    "worker_init": "worker_init_fn is looked up, to the making of the fetcher or the worker's next get",
+    "make_fetcher": "create_fetcher is looked up, to the worker's next get",
+    "worker_ready": "the worker's first get: torch has seeded and initialised it by then",
     "worker_gone": "the exit code, where the loader looks at the process",
     "index_put": "a put",
     "index_write": "the index queue's pipe",
     "index_get": "a get",
     "fetch": "from the worker's look at the done event, which follows the get, to its put",
+    "sample_index": "the task that a worker has got",
     "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
     "task_error": "what is put; position and index are not seen",
     "shm_alloc": "torch makes a shared storage in the worker",
@@ -81,6 +85,7 @@ SEEN: Final[dict[str, str]] = {
 """Event -> the call that shows it. Stamped when it happens."""
 
 DERIVED: Final[dict[str, str]] = {
+    "share": "the sampler's own numbers at the first put of an epoch",
     "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
     "counts as exhausted if the loader has kept none of its tasks",
     "task_assigned": "the put that follows; outstanding is the loader's own count",
@@ -101,7 +106,6 @@ DERIVED: Final[dict[str, str]] = {
 
 UNSEEN: Final[dict[str, str]] = {
     "sampler_next": "the sampler is asked by the loader itself",
-    "share": "the sampler is iterated by the loader itself",
     "sample": "the dataset is asked by torch's fetcher",
     "pin": "torch's thread calls torch",
     "pin_start": "torch's thread",
@@ -236,6 +240,8 @@ def observed_iterators() -> Iterator[None]:
     def init_multi(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         given = loader.multiprocessing_context
         own = isinstance(self, _MinidlIterator) or isinstance(given, ObservedContext)
+        if not isinstance(self, _MinidlIterator):
+            _left.add(self)
         plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
 
     base.__init__, _TorchIterator.__init__ = init_base, init_multi  # type: ignore[method-assign]
@@ -243,6 +249,20 @@ def observed_iterators() -> Iterator[None]:
         yield
     finally:
         base.__init__, _TorchIterator.__init__ = plain_base, plain_multi  # type: ignore[method-assign]
+
+
+_left: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Observed iterators that the program still has."""
+
+
+def shut_down_observed() -> None:
+    """Shut the iterators down that a program left when it ended.
+
+    The collector would take them together with what else the program's globals held, in no certain order: their queues
+    may be gone when the sentinels are to be sent, and each worker is then waited for in vain and terminated.
+    """
+    for iterator in tuple(_left):
+        iterator._shutdown_workers()
 
 
 def _around(context: Any) -> ObservedContext:
@@ -337,8 +357,12 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     given = call.arguments
     ports.with_state = carries_state(target)
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
+    worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):
         given[name].shared = ports
-    counted = given["dataset_kind"] == 0 and given["auto_collation"]
-    given["collate_fn"] = ObservedCollate(worker, given["collate_fn"], counted)
+    counted = worker.by_index and given["auto_collation"]
+    given["collate_fn"] = Announced(given["collate_fn"], functools.partial(worker.collates, counted))
+    if given.get("init_fn") is not None:
+        given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
+    _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
     target(*call.args, **call.kwargs)

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from minidl.record.fetching import count
+from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 
@@ -168,6 +169,9 @@ class ObservedLoader:
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
             self.status = getattr(self.iterator(), "_workers_status", self.status)
             self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
+            dealt = dealt_by(getattr(self.iterator(), "_index_sampler", None))
+            if dealt is not None:
+                self.emit(ev.SHARE, -1, -1, *dealt[1])
 
     def primed(self) -> None:
         """Begin the consumer's time: the first tasks have been sent."""

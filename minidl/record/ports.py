@@ -8,7 +8,6 @@ changes what the loader does, and an emit never raises. The loader holds no line
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,7 @@ from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedProgress, TracedWorkerProgress
 from minidl.record.group import place_in_group
 from minidl.record.recorder import spanned
-from minidl.record.sampling import TracedSampler
+from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 
@@ -63,10 +62,8 @@ class TracedPorts(Shared, ports.Ports):
 
     # --- in the loader's process
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
-        share = getattr(sampler, "sampler", sampler)
-        numbers = [getattr(share, name, None) for name in ("epoch", "rank", "num_replicas")]
-        if all(type(number) is int for number in numbers):
-            self.emit(ev.SHARE, -1, -1, *numbers)
+        if (dealt := dealt_by(sampler)) is not None:
+            self.emit(ev.SHARE, -1, -1, *dealt[1])
         return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
@@ -102,7 +99,7 @@ class TracedPorts(Shared, ports.Ports):
     def _enter_worker(self, worker_id: int, seed: int) -> None:
         recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         watch_new_shared(self, worker_id)
-        self.emit(ev.WORKER_READY, -1, worker_id, os.getpid(), os.getppid(), seed)
+        self.seed = seed
         if self.config.functions_min_us is not None:
             functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 
@@ -158,12 +155,15 @@ def watch_new_shared(shared: Shared, worker_id: int) -> None:
 
 def facts(iterator: Any) -> dict[str, Any]:
     """Return an iterator's parameters, for the side file."""
-    share = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
+    outer = iterator._index_sampler
+    *_, share = nested_samplers(outer)
+    dealing = dealt_by(outer)
     return {
-        "dataloader": _dataloader(iterator._index_sampler),
+        "dataloader": _dataloader(outer),
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
+        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # of an Arrow dataset: its content
         "num_workers": iterator._num_workers,
         "prefetch_factor": iterator._prefetch_factor,
         "in_order": iterator._in_order,
@@ -171,8 +171,9 @@ def facts(iterator: Any) -> dict[str, Any]:
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,
         "timeout_s": iterator._timeout,
-        "batch_size": getattr(iterator._index_sampler, "batch_size", None),
-        "drop_last": iterator._drop_last,
+        "batch_size": getattr(outer, "batch_size", None),
+        "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
+        "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
         "sampler": type(share).__qualname__,
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -24,6 +24,40 @@ def facts_of_index(index: Any) -> tuple[int, int, int]:
         return len(index), first, hash(tuple(index)) if first >= 0 else 0
     except TypeError:
         return len(index), first, 0
+
+
+class Dealt(NamedTuple):
+    """What a sampler of shares says of itself before a pass: its epoch (-1 = it has none), whose share, of how many."""
+
+    epoch: int
+    replica: int
+    replicas: int
+
+
+_NAMES = ("rank", "num_replicas"), ("process_index", "num_processes")
+"""Of a share and of their number: torch's DistributedSampler, Accelerate's BatchSamplerShard."""
+
+
+def dealt_by(index_sampler: Any) -> tuple[Any, Dealt] | None:
+    """The sampler of shares in a loader's sampler, and what it deals out; None if no sampler in it does."""
+    nest = list(nested_samplers(index_sampler))
+    for depth, sampler in enumerate(nest):
+        for names in _NAMES:
+            replica, replicas = (getattr(sampler, name, None) for name in names)
+            if type(replica) is int and type(replicas) is int:
+                epochs = (getattr(inner, "epoch", None) for inner in nest[depth:])
+                epoch = next((epoch for epoch in epochs if type(epoch) is int), -1)
+                return sampler, Dealt(epoch, replica, replicas)
+    return None
+
+
+def nested_samplers(index_sampler: Any) -> Iterator[Any]:
+    """A loader's sampler, then what it takes its indices from, from the outermost to the innermost."""
+    seen: list[Any] = []
+    while index_sampler is not None and all(index_sampler is not other for other in seen):
+        seen.append(index_sampler)
+        yield index_sampler
+        index_sampler = getattr(index_sampler, "sampler", getattr(index_sampler, "batch_sampler", None))
 
 
 class TracedSampler:

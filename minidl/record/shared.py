@@ -34,7 +34,8 @@ class Shared:
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
     that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
     epoch; `workers`; `alone`, if there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if
-    pinning is. Where batches are fetched: `fetching`. In a worker: `received`, the task that came last.
+    pinning is. Where batches are fetched: `fetching`. In a worker: `received`, the task that came last; `seed`, its
+    own.
     """
 
     def __init__(self, config: TraceConfig, loader: int) -> None:
@@ -50,6 +51,7 @@ class Shared:
         self.alone = self.pinned = self.simulated = False
         self.fetching: TracedProgress | None = None
         self.received = -1
+        self.seed = 0
 
     def __getstate__(self) -> tuple[TraceConfig, int]:
         return self.config, self.loader

@@ -167,10 +167,10 @@ def _fields(spec: str) -> tuple[Field, ...]:
 
 def _instant(
     code: int, name: str, track: Track, colour: str, keys: str, fields: str,
-    meaning: str, ours: str, upstream: str, article: str,
+    meaning: str, ours: str, upstream: str, article: str, detail: bool = False,
 ) -> int:  # fmt: skip
     has_task, has_worker = "task" in keys, "worker" in keys
-    about = (meaning, ours, upstream, article)
+    about = (meaning, ours, upstream, article, "", detail)
     return _add(Event(code, name, Phase.INSTANT, track, colour, _fields(fields), has_task, has_worker, *about))
 
 
@@ -230,6 +230,11 @@ SAMPLE = _span(
     "the dataset is asked for one sample; index is -1 if the key is no integer",
     ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
+SAMPLE_INDEX = _instant(
+    29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
+    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__, or "
+    "torch's loader is observed; index is -1 if the key is no integer",
+    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", ""),
     "collate_fn joins the samples into a batch",
@@ -317,8 +322,8 @@ WORKER_START = _span(
     "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
-    "the worker is seeded and initialised and is about to enter its loop",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "the worker is seeded and initialised and enters its loop",
+    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
@@ -359,6 +364,16 @@ TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed; text is the error's last line",
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
+WORKER_INIT = _span(
+    86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", ""),
+    "the worker, which is seeded, calls the user's worker_init_fn",
+    ("worker:initialise", "worker:make_fetcher, worker:run"), "_utils.worker:_worker_loop", "1 §2.4.5", stage="init",
+)  # fmt: skip
+MAKE_FETCHER = _span(
+    88, "make_fetcher", Track.WORKER, "#8e1e64", "worker", ("", ""),
+    "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
+    ("worker:make_fetcher", "worker:run, worker:resume"), "dataloader:create_fetcher", "1 §2.4.5", stage="fetcher",
+)  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(

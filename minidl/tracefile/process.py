@@ -13,7 +13,8 @@ class Process:
     """One process that wrote to the trace. lost counts events that were overwritten or could not be recorded.
 
     whole_from: CLOCK_MONOTONIC ns of the oldest event if older ones were overwritten, else 0. whole_until: of the
-    newest one if later ones could not be recorded, else 0. rank: if the trace has several, else -1.
+    newest one if later ones could not be recorded, or were cut off with the end of its file, else 0. rank: if the trace
+    has several, else -1.
     """
 
     pid: int

@@ -46,6 +46,11 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
 
 
+def lacking(problems: Iterable[str]) -> list[str]:
+    """Return a line for each thing that a trace lacks (`Trace.problems`)."""
+    return [f"missing from the trace: {problem}" for problem in problems]
+
+
 def plain(text: str) -> str:
     """Escape control characters: a trace's texts are untrusted, and a terminal obeys them."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -76,6 +81,8 @@ _DOING: Final = {
     ev.RESULT_REBUILD[0]: "rebuilding task {task}",
     ev.PIN[0]: "pinning task {task}",
     ev.WORKER_START[0]: "starting worker {worker}",
+    ev.WORKER_INIT[0]: "in worker_init_fn",
+    ev.MAKE_FETCHER[0]: "making its fetcher (an iterable dataset's __iter__)",
     ev.SAMPLER_NEXT[0]: "asking the sampler",
 }
 

@@ -7,12 +7,14 @@ timeout whatever has come. `multiprocessing.Event` holds a lock while it is aske
 
 from __future__ import annotations
 
+import collections
 import multiprocessing.queues
 import os
 import pickle
 import queue
 import select
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 
+from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
 
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
@@ -65,9 +68,15 @@ class _Incoming:
         """Whether there is something to read."""
         return bool(self._poll.poll(0))
 
+    @signal_handling.wait
+    def _wait(self, seconds: float | None) -> bool:
+        if signal_handling.put_off:
+            signal_handling.raise_now()
+        return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
+
     def read(self, seconds: float | None) -> bool:
         """Wait for bytes and read some; False if none came. None: wait without a bound."""
-        if not self._poll.poll(None if seconds is None else seconds * 1e3):
+        if not self._wait(seconds):
             return False
         piece = os.read(self._fd, max(_PIECE, self._end - len(self._bytes)))
         if not piece:
@@ -108,6 +117,9 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
 
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
+        if not after_fork:
+            # A signal's handler that shuts the loader down may interrupt a put: its own put must not wait for that one.
+            self._notempty = threading.Condition(threading.RLock())
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.take
 
@@ -190,11 +202,39 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         return not self._incoming.arriving()
 
 
-class ReadyQueue(LiveRepr, queue.Queue):  # type: ignore[type-arg]
-    """A queue between two threads: the pin thread's output."""
+class ReadyQueue(LiveRepr):
+    """A queue between two threads, one that puts and one that gets: the pin thread's output.
+
+    A `queue.Queue` waits and takes in one function. An error that a signal's handler raises there can lose a message.
+    """
+
+    def __init__(self) -> None:
+        self._messages: collections.deque[Any] = collections.deque()
+        self._news = threading.Lock()  # held until a message comes
+        self._news.acquire()
 
     def _phrases(self) -> Iterator[str]:
-        yield counted(len(self.queue), "message")  # qsize() would wait for the queue's lock
+        yield counted(len(self._messages), "message")
+
+    def put(self, message: Any) -> None:
+        """Add a message, and wake the reader."""
+        self._messages.append(message)
+        if self._news.locked():
+            self._news.release()
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next message. Raises queue.Empty if none comes within `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._messages:
+            if not self._wait(-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise queue.Empty
+        return self._messages.popleft()
+
+    @signal_handling.wait
+    def _wait(self, seconds: float) -> bool:
+        if signal_handling.put_off:
+            signal_handling.raise_now()
+        return self._news.acquire(timeout=seconds)
 
 
 class SharedFlag(LiveRepr):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, Name, Slices, SliceTrack, places
 from minidl.tracefile.spans import stack
 from minidl.views.template import ANY, AT, US, compact, filled, us
@@ -20,7 +20,6 @@ from minidl.views.template import ANY, AT, US, compact, filled, us
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Ints = npt.NDArray[np.int64]
 
 ATTACHED_IDS: Final = 1 << 23
 """From here on: numbers of attached tracks, of processes that only an attachment knows (a GPU), and of arrows."""

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted
 from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-Rows = npt.NDArray[np.void]
 
 DPI: Final = 144
 ROW_INCHES, LEAST_ROW_INCHES = 0.2, 0.085  # of a row of height 1, in a small trace and in one of many lanes
@@ -125,7 +123,7 @@ class _Drawing:
         self.figure = make(figsize=(width, self.high), dpi=DPI, facecolor=PAPER)
         self.pixels = max(1, int((width - LEFT - RIGHT) * DPI))
 
-    def draw(self, batches: npt.NDArray[np.int64]) -> Figure:
+    def draw(self, batches: Ints) -> Figure:
         top = self.high - self.head - self.lanes_high
         axes = self._axes(top, self.lanes_high)
         axes.set_ylim(max(1.0, self.scene.height) + 0.15, -0.15)
@@ -245,11 +243,11 @@ class _Drawing:
     def _bars(self, axes: Axes) -> None:
         scene = self.scene
         wide, columns = per_pixel(scene.bars, scene.begin, scene.end, self.pixels)
-        for lane, row in _kinds(columns, "lane", "row"):
+        for lane, row in distinct(columns, "lane", "row"):
             self._columns(axes, columns[(columns["lane"] == lane) & (columns["row"] == row)], lane, row)
         fades = np.isin(wide["fate"], FADING)
         ended = wide[~fades]
-        for lane, row, code in _kinds(ended, "lane", "row", "code"):
+        for lane, row, code in distinct(ended, "lane", "row", "code"):
             mine = ended[(ended["lane"] == lane) & (ended["row"] == row) & (ended["code"] == code)]
             for simulated in (False, True):
                 if (some := mine[mine["simulated"] == simulated]).size:
@@ -409,7 +407,7 @@ class _Drawing:
         )  # fmt: skip
         return begin
 
-    def _arrows(self, axes: Axes, batches: npt.NDArray[np.int64]) -> None:
+    def _arrows(self, axes: Axes, batches: Ints) -> None:
         from matplotlib.patches import FancyArrowPatch
         from matplotlib.patheffects import withStroke
 
@@ -469,14 +467,6 @@ class _Drawing:
         axes.yaxis.tick_right()
         axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,
                   color=INK, ha="right", va="center")  # fmt: skip
-
-
-def _kinds(rows: Rows, *keys: str) -> list[tuple[int, ...]]:
-    """Return the combinations of values that the columns have."""
-    if not len(rows):
-        return []
-    found = np.unique(np.stack([rows[key] for key in keys], axis=1).astype(np.int64), axis=0)
-    return [tuple(row) for row in found.tolist()]
 
 
 def _unit(span: int) -> tuple[float, str]:

@@ -24,7 +24,7 @@ from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange
 from minidl.tracefile.reader import read_trace
-from minidl.tracefile.words import plain
+from minidl.tracefile.words import lacking, plain
 from minidl.views.replay_page import html
 
 MOST_CHANGES: Final = 6
@@ -241,5 +241,5 @@ def run(arguments: argparse.Namespace) -> int:
     elif interactive:
         interact(at, sys.stdin.fileno(), sys.stdout)
     else:
-        print("\n".join(render(at, cut=False)))
+        print("\n".join([*render(at, cut=False), *lacking(at.trace.problems)]))
     return 0

@@ -18,9 +18,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Event
 from minidl.tracefile.unended import left_alive
@@ -30,9 +30,6 @@ from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 BatchName = int | tuple[int, int, int]
 
 EDGE: Final = 0.04
@@ -466,10 +463,7 @@ def per_pixel(bars: Rows, begin: int, end: int, pixels: int) -> tuple[Rows, Rows
     pixel = np.clip(((thin["begin"] + thin["end"]) / 2 - begin) // size, 0, pixels - 1).astype(np.int64)
     order = np.lexsort((pixel, thin["code"], thin["row"], thin["lane"]))
     thin, pixel, took = thin[order], pixel[order], took[~wide][order]
-    new = np.ones(len(thin), bool)
-    key = np.stack([thin["lane"], thin["row"], thin["code"], pixel]).astype(np.int64)
-    new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(starts(thin["lane"], thin["row"], thin["code"], pixel))
     out = np.zeros(len(first), COLUMN)
     for name in ("lane", "row", "code"):
         out[name] = thin[name][first]

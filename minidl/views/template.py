@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
+from minidl.tracefile.arrays import Ints
 
 INT: Final = "%d"
 US: Final = "%d.%03d"
@@ -40,6 +39,6 @@ def filled(event: Mapping[str, object], *columns: Iterable[Any]) -> Iterable[str
     return map(template(event).__mod__, zip(*columns, strict=True))
 
 
-def us(ns: npt.NDArray[np.int64]) -> list[list[int]]:
+def us(ns: Ints) -> list[list[int]]:
     """Return the two columns for US: whole microseconds, and the nanoseconds after the point."""
     return [(ns // 1000).tolist(), (ns % 1000).tolist()]

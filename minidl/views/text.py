@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.spans import nest
-from minidl.tracefile.words import plain
+from minidl.tracefile.words import lacking, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, window_of
@@ -31,15 +31,13 @@ from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, wind
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-Rows = npt.NDArray[np.void]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 LETTERS: Final = {
-    "epoch": "=", "start": "+", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S", "collate": "C", "copy": "M",
-    "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R", "pin": "L", "next": "N",
-    "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U", "device compute": "U",
-    "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">", "still waiting": ">",
+    "epoch": "=", "start": "+", "init": "B", "fetcher": "O", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S",
+    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R",
+    "pin": "L", "next": "N", "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U",
+    "device compute": "U", "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">",
+    "still waiting": ">",
 }  # fmt: skip
 """The character of each label of `colours.paint`, and of the spans without an end."""
 
@@ -112,14 +110,14 @@ def render(
     path = [] if batch is None else _path(drawn, batch)
     failed = _alarms(drawn, window, batch)
     legend = _legend(bars[(bars["begin"] <= window.end) & (bars["end"] >= window.start)], fits)
-    missing = [f"missing from the trace: {problem}" for problem in trace.problems]
-    return "\n".join([*out, "", *shares, *_open(drawn, bars, window), *failed, *path, *missing, "", *legend])
+    ends = [*_open(drawn, bars, window), *failed, *path, *lacking(trace.problems)]
+    return "\n".join([*out, "", *shares, *ends, "", *legend])
 
 
-def _is_about(drawn: Scene, batch: int) -> Mask:
+def _is_about(drawn: Scene, batch: int) -> Bools:
     """Tell which bars are about the task. A wait is about the task that is needed and about the one that came."""
     spans = drawn.spans[drawn.bars["span"]]
-    mask: Mask = (spans["task"] == batch) | (spans["end_task"] == batch)
+    mask: Bools = (spans["task"] == batch) | (spans["end_task"] == batch)
     return mask
 
 

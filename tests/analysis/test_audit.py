@@ -56,6 +56,15 @@ EXPECTED: dict[str, tuple[list[str], list[str], list[str]]] = {
     "batches: correct": ([], [], ["overlap"]),
     "batches: forgotten sampler": (["forgotten DistributedSampler"], [], []),
     "batches: forgotten set_epoch": (["forgotten set_epoch"], [], ["overlap"]),
+    "batches in turn: correct": ([], ["padding"], []),
+    "batches in turn: forgotten set_epoch": (["forgotten set_epoch"], ["padding"], []),
+    "observed: correct": ([], ["padding"], []),
+    "observed: forgotten sampler": (["forgotten DistributedSampler"], [], []),
+    "observed: forgotten set_epoch": (["forgotten set_epoch"], ["padding"], []),
+    "observed: same seeds": (["same seeds on several ranks"], ["padding"], []),
+    "at once: correct": ([], ["padding"], []),
+    "at once: no workers": ([], ["padding"], ["seeds"]),
+    "at once: forgotten sampler": (["forgotten DistributedSampler"], [], []),
 }
 """Scene -> rules of mistakes, of what is harmless, of what can't be told."""
 

@@ -30,22 +30,27 @@ from minidl.tracefile.reader import Trace, read_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
-Rows = Any
+Positions = Any
 
 
 def cut(trace: Trace, rows: int) -> Trace:
     """The first so many events, as if everything had been killed then."""
     part = copy.copy(trace)
-    part._lines = [line for line in trace._lines if line["kind"] != "trace_end"]
+    part.lines = [line for line in trace.lines if line["kind"] != "trace_end"]
     part.events = trace.events[:rows]
     return part
 
 
 def losing(trace: Trace, process: int, lost: int) -> Trace:
-    """As if one process had said that it could not record so many events."""
+    """As if so many events of one process had been overwritten, or not recorded, and its file said so."""
     part = copy.copy(trace)
     part.processes = [copy.copy(process) for process in trace.processes]
-    part.processes[process].lost = lost
+    own, it = part.events[part.events["process"] == process], part.processes[process]
+    overwritten = int(own["seq"].min()) - 1
+    assert it.header is not None
+    it.lost, it.header = lost, it.header._replace(lost_events=lost - overwritten)
+    it.whole_from = int(own["time"].min()) if overwritten else 0
+    it.whole_until = int(own["time"].max()) if lost > overwritten else 0
     return part
 
 
@@ -257,7 +262,7 @@ def test_a_ring_is_judged_on_what_it_holds_and_says_what_it_lacks() -> None:
     trace = recorded("ring")
     text = " ".join(examine(trace).unjudged)
     assert "the oldest events were overwritten" in text
-    assert "whole-way: judged for the" in text
+    assert "whole-way, state-sent, state-yielded: judged for the" in text
     assert "lifecycle" in text
     loader = view_of(trace, int(trace.events["loader"].max()))
     since, until = loader.origin[loader.lacks.since], loader.origin[-1]
@@ -375,7 +380,7 @@ def test_a_model_without_a_guard_breaks_the_rule_that_the_guard_keeps(tmp_path: 
 
 
 # --- The report -------------------------------------------------------------------------------------------------------
-def reported(edit: Callable[[Rows], Rows], run: str = "persistent") -> Report:
+def reported(edit: Callable[[Positions], Positions], run: str = "persistent") -> Report:
     return examine(spoiled(recorded(run), edit))
 
 
@@ -450,7 +455,7 @@ def test_violations_come_by_time_the_first_impossible_events_first() -> None:
 
 @pytest.mark.live
 def test_many_breaches_of_one_rule_are_counted_not_listed() -> None:
-    def every_message_unknown(events: Rows) -> Rows:
+    def every_message_unknown(events: Positions) -> Positions:
         return put(events, np.flatnonzero(events["code"] == ev.SAMPLE[1]), task=-1, code=ev.RESULT_PUT, x=77)  # type: ignore[arg-type]
 
     report = reported(every_message_unknown)
@@ -515,7 +520,7 @@ def test_a_damaged_trace_is_judged_and_fails_nobody(seed: int) -> None:
     values = np.array([-(2**63), 2**63 - 1, -1, 0, 1, 5, 10**6, 2**40])
     for run in ("persistent", "pinned", "iterable, uneven", "no workers"):
 
-        def damaged(e: Rows) -> Rows:
+        def damaged(e: Positions) -> Positions:
             for column in ("task", "worker", "x", "y", "z"):
                 at = chance.integers(len(e), size=4)
                 e[column][at] = chance.choice(values, len(at))

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl
-from minidl import cli, protocol, shutdown, signal_handling
+from minidl import cli, protocol, shutdown
 from minidl.check import examine
 from minidl.dispatcher import Assignment, Deliver, Dispatcher, Signal
 from minidl.driver import Driver, Evidence, Get, Simple
@@ -371,9 +371,9 @@ def test_the_model_follows_a_live_stream(record: Callable[..., Trace], pinned: b
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("no_sigchld")
 def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wl.impatient(monkeypatch)
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
     with minidl.trace(tmp_path / "live", detail="batch"):
         iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), num_workers=2))
         for _ in range(5):

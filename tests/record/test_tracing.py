@@ -30,7 +30,7 @@ from oracle_twice import different
 from recorded import until_recorded
 
 import minidl
-from minidl import iterators, ports, signal_handling
+from minidl import iterators, ports
 from minidl.check import check
 from minidl.dispatcher import Dispatcher
 from minidl.record import recorder
@@ -60,6 +60,10 @@ def plain(directory: Path) -> None:
     drain(iter(minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=2)))
 
 
+def at_once(directory: Path) -> None:
+    drain(iter(minidl.DataLoader(wl.Batched(8), batch_size=2, num_workers=1)))
+
+
 def pinned(directory: Path) -> None:
     drain(iter(minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=2, pin_memory=True)))
 
@@ -79,7 +83,7 @@ def single(directory: Path) -> None:
 
 
 def stream(directory: Path) -> None:
-    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2)))
+    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2, worker_init_fn=wl.draw_once)))
 
 
 def unshared(directory: Path) -> None:
@@ -207,6 +211,7 @@ def signalled(number: int) -> Callable[[Path], None]:
 
 RUNS: dict[str, Callable[[Path], None]] = {
     "plain": plain,
+    "at once": at_once,
     "pinned": pinned,
     "persistent": persistent,
     "single": single,
@@ -233,10 +238,8 @@ STUCK = {"killed worker", "timed out", "dead pin thread"}
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     """Every run's trace."""
     found = {}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wl.no_sigchld():
         patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # deaths are found by looking
-        previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for name, run in RUNS.items():
             directory = tmp_path_factory.mktemp(name.replace(" ", "_"))
             if name in OF_THEIR_OWN:
@@ -247,7 +250,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
                         wl.impatient(inner)
                     run(directory)
             found[name] = read_trace(directory / "trace")
-        signal.signal(signal.SIGCHLD, previous)
     return found
 
 
@@ -655,7 +657,8 @@ def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp
 def test_detail_batch_leaves_out_samples_and_nothing_else(num_workers: int, tmp_path: Path) -> None:
     for detail in ("batch", "sample"):
         with minidl.trace(tmp_path / detail, detail=detail):
-            drain(iter(minidl.DataLoader(wl.Tensors(8), batch_size=2, num_workers=num_workers)))
+            for dataset in (wl.Tensors(8), wl.Batched(8)):
+                drain(iter(minidl.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
     brief, whole = codes(read_trace(tmp_path / "batch")), codes(read_trace(tmp_path / "sample"))
     assert ev.SAMPLE[0] in whole
     optional = {ev.REORDER_STORE, ev.REORDER_POP, ev.DONE_EVENT_SEEN}  # a matter of time

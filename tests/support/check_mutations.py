@@ -132,6 +132,13 @@ def yields_swapped(e: Rows) -> Rows:
     return swap(e, find(e, ev.YIELD, 0), find(e, ev.YIELD, 1), "task", "worker")
 
 
+def early_fetch(e: Rows) -> Rows:
+    """The second epoch's fetcher is made only after the first task of that epoch is taken up."""
+    made = find(e, ev.MAKE_FETCHER[1], worker=1, nth=1)
+    fetches = np.flatnonzero((e["code"] == ev.FETCH[0]) & (e["worker"] == 1))
+    return move(e, made, int(fetches[fetches > made][0]), 1)
+
+
 def silent_worker(e: Rows) -> Rows:
     ends = np.isin(e["code"], [ev.WORKER_EXIT, ev.WORKER_GONE, ev.SENTINEL_GET]) & (e["worker"] == 1)
     return np.delete(e, np.flatnonzero(ends))
@@ -257,6 +264,8 @@ def _table() -> list[Mutation]:
         lambda e: double(e, find(e, ev.FETCH[0], 3), find(e, ev.FETCH[1], 3)))
     add("a sample is asked for twice", "doubled", "nested", "sample begin",
         lambda e: double(e, find(e, ev.SAMPLE[0], 3, 1)))
+    add("an index is told twice", "doubled", "nested", "sample_index",
+        lambda e: double(e, find(e, ev.SAMPLE_INDEX, 3, 1)), "at once")
     add("a batch is pinned twice", "doubled", "once", "pin begin",
         lambda e: double(e, find(e, ev.PIN[0], 3), find(e, ev.PIN[1], 3)), "pinned")
     # ... swapped and moved
@@ -304,6 +313,8 @@ def _table() -> list[Mutation]:
         lambda e: put(e, find(e, ev.INDEX_PUT, 3), x=5))
     add("another sample than the sampler's", "changed", "indices", "sample begin",
         lambda e: put(e, find(e, ev.SAMPLE[0], 3), y=999))
+    add("another index than the sampler's", "changed", "indices", "sample_index",
+        lambda e: put(e, find(e, ev.SAMPLE_INDEX, 3), y=999), "at once")
     add("a message that shrinks on its way", "changed", "bytes", "result_rebuild begin",
         lambda e: put(e, find(e, ev.RESULT_REBUILD[0], 3), x=7))
     add("data out of an error", "changed", "outcomes", "yield",
@@ -338,6 +349,16 @@ def _table() -> list[Mutation]:
         lambda e: drop(e, find(e, ev.WORKER_START[0], worker=1), find(e, ev.WORKER_START[1], worker=1)))
     add("a worker that works before it is ready", "dropped", "lifecycle", "fetch begin",
         lambda e: drop(e, find(e, ev.WORKER_READY, worker=1)))
+    add("a worker that is ready before its fetcher is made", "moved", "initialised", "worker_ready",
+        lambda e: move(e, find(e, ev.MAKE_FETCHER[1], worker=1), find(e, ev.WORKER_READY, worker=1), 1))
+    add("a worker that is ready and was not initialised", "dropped", "initialised", "worker_ready",
+        lambda e: drop(e, *(find(e, code, worker=1) for code in (*ev.WORKER_INIT, *ev.MAKE_FETCHER))))
+    add("worker_init_fn is called when the fetcher is made", "swapped", "initialised", "worker_init begin",
+        lambda e: swap(swap(e, find(e, ev.WORKER_INIT[0], worker=1), find(e, ev.MAKE_FETCHER[0], worker=1), "code"),
+            find(e, ev.WORKER_INIT[1], worker=1), find(e, ev.MAKE_FETCHER[1], worker=1), "code"))
+    add("a fetch before the fetcher is made", "moved", "initialised", "fetch begin", early_fetch)
+    add("a new epoch with the old fetcher", "dropped", "initialised", "fetch begin",
+        lambda e: drop(e, *(find(e, code, worker=1, nth=1) for code in ev.MAKE_FETCHER)))
     add("an epoch that nobody began", "dropped", "lifecycle", "next begin", lambda e: drop(e, find(e, ev.EPOCH[0])))
     add("a new epoch that nobody announced", "dropped", "messages", "resume_ack",
         lambda e: drop(e, find(e, ev.RESUME_PUT, worker=1)))

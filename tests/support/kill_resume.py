@@ -96,7 +96,8 @@ class Case:
         order = "" if self.in_order else ", any order"
         persistent = ", persistent" if self.persistent else ""
         every = f", state_every {self.state_every}" if self.state_every else ""
-        return f"{self.kind}, {self.workers} workers{persistent}{order}{every}"
+        ranks = f"{self.ranks} ranks, " if self.ranks > 1 else ""
+        return f"{ranks}{self.kind}, {self.workers} workers{persistent}{order}{every}"
 
 
 def live(case: Case, rank: int, path: Path) -> None:

@@ -8,6 +8,7 @@ in a file, and talk through the loopback.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.data
 from torch.nn.parallel import DistributedDataParallel
 
 import minidl
@@ -56,6 +58,36 @@ class AtOnce(Samples):
         return [self[index] for index in indices]
 
 
+class Order(torch.utils.data.Sampler[int]):
+    """An order by the epoch: each rank has the whole of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch = length, 0
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class InTurn(torch.utils.data.BatchSampler):
+    """Deals out whole batches of one order in turn, and pads from its begin: as Accelerate does, by the same names."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(Order(length), BATCH, drop_last=False)
+        self.num_processes, self.process_index = dist.get_world_size(), dist.get_rank()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.epoch = epoch  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return -(-self.sampler.length // (BATCH * self.num_processes))  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Any:
+        order = list(self.sampler)
+        for turn in range(len(self)):
+            first = (turn * self.num_processes + self.process_index) * BATCH
+            yield [order[at % len(order)] for at in range(first, first + BATCH)]
+
+
 @dataclass(frozen=True)
 class Scene:
     """A training. tell(sampler, epoch, rank): the call of set_epoch; seed(rank): of the global generator."""
@@ -72,6 +104,7 @@ class Scene:
     dataset: Callable[[int], Any] = Samples
     aligned: bool = True
     early: bool = False  # takes all batches and does not ask for another
+    observed: bool = False  # of torch's own loader
 
 
 def told_nothing(sampler: Any, epoch: int, rank: int) -> None: ...
@@ -94,6 +127,10 @@ def reseeding(dataset: Any, rank: int) -> dict[str, Any]:
         torch.manual_seed(1000 * rank + torch.initial_seed())
 
     return {"sampler": minidl.DistributedSampler(dataset), "worker_init_fn": worker_init_fn}
+
+
+def in_turn(dataset: Any, rank: int) -> dict[str, Any]:
+    return {"batch_sampler": InTurn(len(dataset)), "batch_size": 1}
 
 
 def uneven(dataset: Any, rank: int) -> dict[str, Any]:
@@ -123,7 +160,16 @@ SCENES: dict[str, Scene] = {
     ),
     "batches: correct": Scene(detail="batch"),
     "batches: forgotten sampler": Scene(detail="batch", loader=shuffled, tell=told_nothing),
-    "batches: forgotten set_epoch": Scene(dataset=AtOnce, tell=told_nothing),
+    "batches: forgotten set_epoch": Scene(detail="batch", tell=told_nothing),
+    "batches in turn: correct": Scene(loader=in_turn),
+    "batches in turn: forgotten set_epoch": Scene(loader=in_turn, tell=told_nothing),
+    "observed: correct": Scene(observed=True),
+    "observed: forgotten sampler": Scene(observed=True, loader=shuffled, tell=told_nothing),
+    "observed: forgotten set_epoch": Scene(observed=True, tell=told_nothing),
+    "observed: same seeds": Scene(observed=True, seed=lambda rank: 7),
+    "at once: correct": Scene(dataset=AtOnce),
+    "at once: no workers": Scene(dataset=AtOnce, workers=0),
+    "at once: forgotten sampler": Scene(dataset=AtOnce, loader=shuffled, tell=told_nothing),
 }  # fmt: skip
 
 
@@ -131,15 +177,18 @@ def train(scene: Scene, rank: int, directory: Path) -> None:
     """One rank's training."""
     torch.manual_seed(scene.seed(rank))
     dataset = scene.dataset(scene.samples)
-    options = scene.loader(dataset, rank)
-    loader: Any = minidl.DataLoader(dataset, batch_size=BATCH, num_workers=scene.workers, **options)
+    options = {"batch_size": BATCH, "num_workers": scene.workers} | scene.loader(dataset, rank)
+    if scene.observed:
+        options["multiprocessing_context"] = minidl.observe()
+    loader: Any = (torch.utils.data.DataLoader if scene.observed else minidl.DataLoader)(dataset, **options)
+    sampler = options.get("batch_sampler", options.get("sampler"))
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimiser = torch.optim.SGD(model.parameters(), 1e-4)
-    with minidl.trace(directory, detail=scene.detail), loader:
+    with minidl.trace(directory, detail=scene.detail), contextlib.nullcontext() if scene.observed else loader:
         if scene.aligned:
             minidl.align_clocks()
         for epoch in range(scene.epochs):
-            scene.tell(options.get("sampler"), epoch, rank)
+            scene.tell(sampler, epoch, rank)
             scene.each_epoch(rank)
             for batch in itertools.islice(loader, len(loader)) if scene.early else loader:
                 optimiser.zero_grad()

@@ -26,7 +26,6 @@ import workloads as wl
 from kill_resume import Case
 
 import minidl
-from minidl import signal_handling
 from minidl.record import recorder
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
@@ -69,9 +68,8 @@ def failing_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 
 def record(run: Callable[[Path], None], directory: Path, ring_bytes: int | None = None) -> Path:
     """Record `run(directory)` with a simulated device; a killed worker is found by looking, every 0.3 s."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wl.no_sigchld():
         patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # as far as the loader knows
         if run.__name__ == "killed":
             wl.impatient(patch)
         with minidl.trace(directory / "trace", ring_bytes=ring_bytes):
@@ -231,7 +229,9 @@ RUNS: dict[str, Run] = {
     "no workers": lambda: loop(wl.Tensors(8), num_workers=0, epochs=2),
     "no workers, an error": lambda: loop(Failing(8), num_workers=0),
     "fork": lambda: loop(wl.Tensors(24)),
-    "persistent": lambda: loop(wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4),
+    "persistent": lambda: loop(
+        wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4, worker_init_fn=wl.draw_once
+    ),
     "persistent, left early": lambda: loop(wl.Tensors(32), epochs=3, stop_after=3, persistent_workers=True),
     "left early": lambda: loop(wl.Tensors(32), epochs=2, stop_after=3),
     "in_order off": lambda: loop(wl.Tensors(24), num_workers=3, in_order=False),
@@ -252,6 +252,7 @@ RUNS: dict[str, Run] = {
     "reordered": reordered,
     "skipped tasks": skipped,
     "several loaders": several,
+    "at once": lambda: loop(wl.Batched(24)),
     "resumed": lambda: resumed(2),
     "resumed, any order": lambda: resumed(2, in_order=False),
     "resumed, no workers": lambda: resumed(0),
@@ -288,11 +289,6 @@ def recorded(name: str) -> Trace:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No warning for more workers than cores; a worker's death is found by looking, not by a signal."""
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings(), wl.no_sigchld():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-        previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGCHLD, previous)
+        yield

@@ -5,6 +5,7 @@ All of them run in torch's workers and in ours: they ask `torch.utils.data.get_w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ import torch.utils.data
 
 import minidl
 import minidl.worker as worker_module
+from minidl import signal_handling
 
 
 def worker() -> tuple[int, int, int]:
@@ -258,6 +260,16 @@ def failing_init(worker_id: int) -> None:
     raise SimpleError(f"worker {worker_id} does not begin")
 
 
+def hang_in_init(worker_id: int) -> None:
+    hang()
+
+
+class HangsAtOnce(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        hang()
+        return iter(())
+
+
 class FailingSampler:
     """Gives its items, then raises."""
 
@@ -419,6 +431,18 @@ def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
 
     for module in (driver, pin_memory, worker_module):
         monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", seconds)
+
+
+@contextlib.contextmanager
+def no_sigchld() -> Iterator[None]:
+    """Let our loader find deaths by looking. SIGCHLD's handler, also an earlier test's, would raise in the test."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    installed, signal_handling._SIGCHLD_handler_set = signal_handling._SIGCHLD_handler_set, True
+    try:
+        yield
+    finally:
+        signal_handling._SIGCHLD_handler_set = installed
+        signal.signal(signal.SIGCHLD, before)
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------

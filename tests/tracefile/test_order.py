@@ -15,7 +15,7 @@ from oracle_trace import write_process
 from recorded import record
 
 import minidl
-from minidl.analysis.story import story
+from minidl.analysis.story import in_order, story
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.format import HEADER_BYTES, RECORD
@@ -256,6 +256,20 @@ def shifted(path: Path, target: Path, process: int, by: int) -> Trace:
     rows["time"][rows["seq"] > 0] += by
     file.write_bytes(data)
     return read_trace(target)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["persistent", "pinned"])
+def test_a_story_puts_a_cause_first_at_equal_times(name: str, traces: dict[str, Trace]) -> None:
+    trace = traces[name]
+    vars(trace.order)["times"] = np.zeros(len(trace.events), np.int64)
+    way = np.flatnonzero(trace.events["task"] == 3)
+    told = in_order(trace, way)
+    for place, at in enumerate(told.tolist()):
+        assert not [other for other in told[:place].tolist() if trace.happened_before(at, other)]
+    assert len(told) == len(way) > 20
+    for other in (way[::-1], np.roll(way, 5)):
+        assert in_order(trace, other).tolist() == told.tolist()
 
 
 @pytest.mark.live
