@@ -26,6 +26,7 @@ ANSWERS = {
         "prediction_sent": 4, "prediction_most": 4, "prediction_each": 1, "prediction_worker": 1,
         "prediction_buffered": 4, "prediction_slowest_worker": 0, "my_answer": 8,
     },
+    "12_checkpointing": {"prediction_lost": 16, "prediction_lost_late": 8, "prediction_again": 2, "my_answer": 28},
 }  # fmt: skip
 ASKED = re.compile(r"^(prediction_\w+|my_answer) = (\S+)", re.MULTILINE)
 
@@ -39,7 +40,8 @@ def pictures(notebook: Any) -> int:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["00_first_look.ipynb", "05_many_workers.ipynb"]
+    names = ["00_first_look.ipynb", "05_many_workers.ipynb", "12_checkpointing.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
