@@ -22,6 +22,7 @@ ORDER = (
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
+    ("device", "sim"),
     ("transport", "tensors message queues"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),

@@ -144,9 +144,9 @@ class TracedLoaderLifecycle(LoaderLifecycle):
             self.open_epoch = False
             self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
 
-    def _begin_consumer(self, task: int = -1) -> None:
+    def _begin_consumer(self) -> None:
         self.open_consumer = True
-        self.emit(ev.CONSUMER[0], task, x=self.yielded)
+        self.emit(ev.CONSUMER[0], x=self.yielded)
 
     def _end_consumer(self) -> None:
         if self.open_consumer:
@@ -159,9 +159,9 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.open_next = True
         self.emit(ev.NEXT[0], wanted, -1, wanted)
 
-    def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+    def _end_next(self, outcome: ev.Outcome) -> None:
         self.open_next = False
-        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+        self.emit(ev.NEXT[1], -1, -1, self.yielded, outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
