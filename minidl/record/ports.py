@@ -61,10 +61,10 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         if (dealt := dealt_by(sampler)) is not None:
             self.emit(ev.SHARE, -1, -1, *dealt[1])
-        return TracedSampler(self, iter(sampler))
+        return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
         self.alone = True
