@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -51,8 +52,8 @@ from minidl.resume import Course
 from minidl.shutdown import Crew
 from minidl.worker import WorkerSpec, _worker_loop
 
-# Frameworks test for torch's iterator types, so ours are subclasses of them in name; every method is ours. The type
-# checker takes the two for plain classes, since our methods have other signatures.
+# Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
+# sees plain classes instead, because our methods have other signatures.
 if TYPE_CHECKING:
 
     class _TorchSingle: ...
@@ -69,8 +70,8 @@ Loader: TypeAlias = Any
 def _labelled(name: str) -> AbstractContextManager[Any]:
     """A label for profilers around one `__next__`, as upstream's.
 
-    `record_function` costs 5 µs even when no profiler runs, so it is used only when one does. The other one reaches
-    observers that are registered in C++ and of which this flag says nothing.
+    `record_function` costs 5 µs even if no profiler runs, so it is used only if one does. `_RecordFunctionFast` also
+    reaches observers that are registered in C++, which the flag does not count.
     """
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
@@ -335,7 +336,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         for worker_id in range(self._num_workers):
             index_queue = self._ports.queue("index", context, worker_id)
-            # If this process exits while a worker is gone, nothing empties the queue that its feeder writes to.
+            # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
             start = self._record.start_of(worker_id, loader)
             spec = self._worker_spec(worker_id, index_queue, context, start)
@@ -432,7 +433,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         return self._process_data(effect)
 
     def _process_data(self, step: Deliver) -> Any:
-        """Yield a batch; one task was sent for it. Article 1 §2.4.7."""
+        """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""
         data = step.data
         self._in_hand = step.idx, step.worker_id
         if isinstance(data, ExceptionWrapper):
@@ -505,7 +506,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         return effect
 
     def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
-        """Ask the driver what that means, and raise its error. waited: seconds, if the user's timeout has passed."""
+        """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
         timed_out = waited is not None and isinstance(error, queue.Empty)
         effect = self._driver.nothing_came(liveness.evidence_of(self._crew, timed_out=timed_out))
         return self._raise(effect, error, waited or 0.0)
@@ -519,7 +520,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         return self._raise(effect, error)
 
     def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
-        """Perform effects up to the error that they lead to, and raise it; the effect, if it leads to none."""
+        """Perform effects up to an error, and raise it; return the effect if it leads to none."""
         while isinstance(effect, (NoteDeath, PutSentinel)):
             self._perform_rare(effect)
             effect = self._driver.done()
@@ -542,29 +543,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._shutdown_workers()
 
     # What is decided lives in the driver; tools and tests of torch's loader look for it here, under these names.
-    @property
-    def _shutdown(self) -> bool:
-        return self._driver.closed
-
-    @property
-    def _send_idx(self) -> int:
-        return self._dispatcher.send_idx
-
-    @property
-    def _rcvd_idx(self) -> int:
-        return self._dispatcher.rcvd_idx
-
-    @property
-    def _tasks_outstanding(self) -> int:
-        return self._dispatcher.tasks_outstanding
-
-    @property
-    def _workers_status(self) -> list[bool]:
-        return self._dispatcher.workers_status
-
-    @property
-    def _workers_num_tasks(self) -> list[int]:
-        return self._dispatcher.workers_num_tasks
+    _shutdown = property(attrgetter("_driver.closed"))
+    _send_idx = property(attrgetter("_dispatcher.send_idx"))
+    _rcvd_idx = property(attrgetter("_dispatcher.rcvd_idx"))
+    _tasks_outstanding = property(attrgetter("_dispatcher.tasks_outstanding"))
+    _workers_status = property(attrgetter("_dispatcher.workers_status"))
+    _workers_num_tasks = property(attrgetter("_dispatcher.workers_num_tasks"))
 
     @property
     def _task_info(self) -> dict[int, tuple[Any, ...]]:

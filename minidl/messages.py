@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(slots=True)  # not frozen, which makes one four times as dear
+@dataclass(slots=True)  # not frozen: creating a frozen instance takes four times as long
 class Task:
     """Indices to fetch. `idx` is the value of `send_idx` when it was sent; `index` what the sampler gave for it."""
 
@@ -61,4 +61,7 @@ class ResumeIteration:
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """The final signal: whoever receives it leaves its loop (upstream: `None`, `(None, None)` for the pin thread)."""
+    """The last message: a worker leaves its loop; the pin thread wakes, and looks at its done event.
+
+    Upstream sends `None` to a worker and `(None, None)` to the pin thread.
+    """

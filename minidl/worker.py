@@ -34,7 +34,7 @@ from minidl.worker_info import WorkerInfo
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker is started with. manager_pid: the loader's process, or None if another process forks."""
+    """A worker's arguments. manager_pid: the loader's process; None if a fork server starts the worker."""
 
     worker_id: int
     num_workers: int
@@ -68,8 +68,8 @@ class WorkerSpec:
 class ManagerWatchdog:
     """Tells a worker whether the loader's process still lives: an orphan has another parent.
 
-    manager_pid None: a fork server may be the parent, which goes on living for as long as any worker holds its pipe. So
-    the worker also looks whether the loader still holds the other end of the worker's own pipe.
+    manager_pid None: the parent may be a fork server, which lives on for as long as any worker holds its pipe. So the
+    worker also checks that the loader still holds the other end of the worker's own pipe.
     """
 
     def __init__(self, manager_pid: int | None = None) -> None:
@@ -88,7 +88,7 @@ class ManagerWatchdog:
 def numpy_seed(base_seed: int, worker_id: int) -> list[int]:
     """Four 32-bit words for `numpy.random.seed`, from NumPy's SeedSequence of (worker_id, base_seed).
 
-    Mixed, so that NumPy does not run in step with `random`, which has the same generator and gets seed + worker_id.
+    NumPy and `random` use the same generator. With the same seed they could return the same numbers.
     """
     return [int(word) for word in np.random.SeedSequence((worker_id, base_seed)).generate_state(4)]
 
@@ -107,7 +107,7 @@ def _publish_worker_info(spec: WorkerSpec) -> None:
 
 
 class _Worker:
-    """What a worker knows between two messages."""
+    """A worker: its state between two messages, and what it does about each."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -118,7 +118,7 @@ class _Worker:
         self.init_exception: ExceptionWrapper | None = None
 
     def make_fetcher(self, start: FetchStart | None = None) -> None:
-        """A fetcher for a new epoch. Its failure (an iterable's __iter__, say) is kept for the next task to report."""
+        """Make a fetcher for a new epoch. If that fails (an iterable's __iter__ raises, say), the next task says so."""
         spec = self.spec
         start = start or FetchStart()
         self.progress.opening()
@@ -148,7 +148,7 @@ class _Worker:
             self.make_fetcher(self.spec.start)
 
     def fetch(self, task: Task) -> Any:
-        """The task's batch, or what stands for it: an ExceptionWrapper or a WorkerExhausted."""
+        """The task's batch, or what is sent in its place: an ExceptionWrapper or a WorkerExhausted."""
         if self.init_exception is not None:
             data, self.init_exception = self.init_exception, None
             return data
@@ -211,7 +211,7 @@ class _Worker:
     def run(self) -> None:
         """The loop."""
         watchdog = ManagerWatchdog(self.spec.manager_pid)
-        self.progress.waiting()  # and after each message; not at each poll, which would reset since when it waits
+        self.progress.waiting()  # also after each message, but not at each poll: that would reset the time of the wait
         self.lifecycle.decide(WorkerEvent.READY)
         action = Action.WAIT
         while action is not Action.LEAVE:
@@ -230,13 +230,13 @@ class _Worker:
                 self.work(message)
             elif action is Action.RESUME:
                 self.resume(message)
-            del message  # else it would keep the indices until the next one comes
+            del message  # otherwise the indices stay in memory until the next message comes
 
 
 def _worker_loop(spec: WorkerSpec) -> None:
     """Run a worker to its end (upstream: `_worker_loop`; article 1 §2.4.5).
 
-    A KeyboardInterrupt ends it in silence, because the loader's process gets the same signal and raises it.
+    A KeyboardInterrupt ends it without a traceback, because the loader's process gets the same signal and raises it.
     """
     worker = _Worker(spec)
     try:
