@@ -118,6 +118,10 @@ class Dispatcher(LiveRepr):
         self._turn = 0
         self._given_up = set()
 
+    def start_at(self, worker_id: int) -> None:
+        """Give the epoch's first task to this worker: a resumed epoch goes on in turn."""
+        self._turn = worker_id
+
     @property
     def capacity(self) -> int:
         """Most tasks that may be outstanding at once."""

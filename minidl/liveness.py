@@ -81,7 +81,7 @@ def explained(result: Result, error: Exception) -> Result:
         error = cause
     where = "in the loader while it rebuilt a batch"
     wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
-    return Result(result.idx, result.worker_id, wrapper)
+    return Result(result.idx, result.worker_id, wrapper, result.state)
 
 
 def raise_if_out_of_descriptors() -> None:

@@ -22,11 +22,15 @@ class Task:
 
 @dataclass(slots=True)
 class Result:
-    """What became of a task: a batch, an `ExceptionWrapper`, a `WorkerExhausted` or a `RebuildFailure`."""
+    """What became of a task: a batch, an `ExceptionWrapper`, a `WorkerExhausted` or a `RebuildFailure`.
+
+    state: the number of the worker's batches in this epoch and, packed, its state after them; None = not sent.
+    """
 
     idx: int
     worker_id: int
     data: Any
+    state: tuple[int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,14 @@ class RebuildFailure:
 
 @dataclass(frozen=True, slots=True)
 class ResumeIteration:
-    """Begin epoch number `epoch` with a new fetcher; a worker acknowledges by sending it back with its id."""
+    """Begin epoch number `epoch` with a new fetcher; a worker acknowledges by sending it back with its id.
+
+    state: in the acknowledgement, the packed state in which the worker's last epoch has left its dataset.
+    """
 
     epoch: int
     worker_id: int = -1
+    state: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,9 +83,9 @@ class Ports:
         return Envelope(message)
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
-        """The sampler's iterator for one epoch."""
-        return iter(sampler)
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        """The sampler's iterator for one epoch, which `draws` makes."""
+        return draws(sampler)
 
     def queue(self, which: WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
         """Make a queue between processes in a multiprocessing context; "ready" is local."""

@@ -28,6 +28,7 @@ from minidl.ports import FoundDead, Ports, WorkerEntered
 from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.signal_handling import _set_worker_signal_handlers
+from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, opened, pack
 from minidl.worker_info import WorkerInfo
 
 
@@ -50,6 +51,8 @@ class WorkerSpec:
     board: ProgressBoard
     ports: Ports
     manager_pid: int | None
+    start: FetchStart
+    state_every: int | None
 
     @property
     def seed(self) -> int:
@@ -111,19 +114,27 @@ class _Worker:
         self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
+        self.keeper: Keeper | None = None  # takes the states that go with results
         self.init_exception: ExceptionWrapper | None = None
 
-    def make_fetcher(self) -> None:
+    def make_fetcher(self, start: FetchStart | None = None) -> None:
         """Make a fetcher for a new epoch. If that fails (an iterable's __iter__ raises, say), the next task says so."""
         spec = self.spec
+        start = start or FetchStart()
         self.progress.opening()
-        self.fetcher = None  # if the new one fails, the old one would go on with the old epoch's samples
+        self.fetcher = self.keeper = None  # if the new one fails, the old one would go on with the old epoch's samples
         try:
-            self.fetcher = _DatasetKind.create_fetcher(
-                spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
-            )
+            self.fetcher = opened(start, spec.dataset, self.create_fetcher)
+            self.keeper = keeper_of(self.fetcher, spec.state_every, start.number)
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, spec.where)
+
+    def create_fetcher(self) -> _BaseDatasetFetcher:
+        """A fetcher of the whole dataset."""
+        spec = self.spec
+        return _DatasetKind.create_fetcher(
+            spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
+        )
 
     def initialise(self) -> None:
         """Run worker_init_fn and make the first fetcher."""
@@ -134,7 +145,7 @@ class _Worker:
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, self.spec.where)
         else:
-            self.make_fetcher()
+            self.make_fetcher(self.spec.start)
 
     def fetch(self, task: Task) -> Any:
         """The task's batch, or what is sent in its place: an ExceptionWrapper or a WorkerExhausted."""
@@ -158,18 +169,34 @@ class _Worker:
     def work(self, task: Task) -> None:
         """Fetch and send."""
         self.progress.begin(task.idx, task.index)
-        data = self.fetch(task)
+        data, state = self.fetch(task), None
+        if self.keeper is not None:
+            try:
+                state = self.keeper.after(exhausted=isinstance(data, WorkerExhausted))
+            except Exception as error:
+                self.keeper = None  # else the end of the dataset would never be told
+                if not isinstance(data, ExceptionWrapper):
+                    data = ExceptionWrapper(error, self.spec.where, f"Task {task.idx}: taking the state after it.")
         exhausted = isinstance(data, WorkerExhausted)
         self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
-        result = Result(task.idx, self.spec.worker_id, data)
+        result = Result(task.idx, self.spec.worker_id, data, state)
         self.spec.result_queue.put(self.spec.ports.envelope(result))
         self.lifecycle.decide(WorkerEvent.ITERATION_END if exhausted else WorkerEvent.FETCHED)
         self.progress.waiting()
 
     def resume(self, message: ResumeIteration) -> None:
         """Acknowledge, then begin the new epoch."""
-        self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id))
+        left, failure = None, None
+        if self.keeper is not None:
+            try:
+                left = pack(fetcher_state(self.fetcher))
+            except Exception as error:
+                failure = ExceptionWrapper(
+                    error, self.spec.where, f"Epoch {message.epoch}: taking the state before it."
+                )
+        self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id, left))
         self.make_fetcher()
+        self.init_exception = self.init_exception or failure
         self.progress.waiting()
 
     def event_of(self, message: Any) -> WorkerEvent:

@@ -30,8 +30,10 @@ class Envelope:
         message = self.message
         if isinstance(message, Task) and _sure_to_pickle(message.index):
             return Task, (message.idx, message.worker_id, message.index)
-        load = load_task if isinstance(message, Task) else load_result
-        return load, (message.idx, message.worker_id, self.payload()[0])
+        about = message.idx, message.worker_id, self.payload()[0]
+        if isinstance(message, Task):
+            return load_task, about
+        return load_result, about if message.state is None else (*about, message.state)
 
     def payload(self) -> tuple[bytes, TensorPickler]:
         """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
@@ -81,9 +83,9 @@ def load_task(idx: int, worker_id: int, payload: bytes) -> Task:
     return Task(idx, worker_id, rebuild(payload))
 
 
-def load_result(idx: int, worker_id: int, payload: bytes) -> Result:
+def load_result(idx: int, worker_id: int, payload: bytes, state: tuple[int, bytes] | None = None) -> Result:
     """Called by the unpickler of the loader, or of its pin thread."""
-    return Result(idx, worker_id, rebuild(payload))
+    return Result(idx, worker_id, rebuild(payload), state)
 
 
 def rebuild(payload: bytes) -> Any:
