@@ -8,6 +8,7 @@ changes what the loader does, and an emit never raises. The loader holds no line
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 import weakref
@@ -187,12 +188,15 @@ def facts(iterator: Any) -> dict[str, Any]:
 
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one
 
 
 def _dataloader(index_sampler: Any) -> int:
     """Return a number that the iterators of one DataLoader share; 0 = unknown."""
     try:
-        return _dataloaders.setdefault(index_sampler, len(_dataloaders) + 1)
+        if index_sampler not in _dataloaders:
+            _dataloaders[index_sampler] = next(_numbers)
+        return _dataloaders[index_sampler]
     except TypeError:
         return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from pathlib import Path
@@ -203,6 +204,18 @@ def test_the_uneven_rank_was_left_alone(place: Path) -> None:
     """The mistake is real: DistributedDataParallel failed on the rank that went on."""
     assert (place / "uneven" / "error0").exists()
     assert not (place / "uneven" / "error1").exists()
+
+
+@pytest.mark.live
+def test_a_loader_that_is_gone_and_the_next_one_are_two(tmp_path: Path) -> None:
+    """A script makes one loader after the other; what is wrong with one is not said of the other."""
+    with minidl.trace(tmp_path / "trace"):
+        for dataset in (rank_runs.Samples(4), rank_runs.AtOnce(4)):
+            assert len(list(minidl.DataLoader(dataset, batch_size=2))) == 2
+            del dataset
+            gc.collect()
+    subjects = audit([read_trace(tmp_path / "trace")]).subjects
+    assert [subject.name for subject in subjects] == ["DataLoader of Samples", "DataLoader of AtOnce"]
 
 
 # --- What is missing --------------------------------------------------------------------------------------------------
