@@ -165,7 +165,7 @@ def facts(iterator: Any) -> dict[str, Any]:
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
-        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # of an Arrow dataset: its content
+        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # Arrow datasets have one
         "num_workers": iterator._num_workers,
         "prefetch_factor": iterator._prefetch_factor,
         "in_order": iterator._in_order,
