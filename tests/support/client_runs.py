@@ -91,7 +91,10 @@ def require(client: Client) -> None:
 
 
 FOREIGN = ("run", "observe")
-"""Modes of a client whose framework makes the loader itself, of a class that it does not let the user choose."""
+"""Modes of a client whose framework makes the loader itself, of a class that it does not let the user choose.
+
+`observe` is left out where the framework imports for seconds and its iterator is one that others below show.
+"""
 
 SEVERAL_RANKS = (
     Client("Lightning ddp", "lightning", "lightning", "lightning_ddp.py", ("ddp",), ranks=2),
@@ -113,12 +116,12 @@ SEVERAL_RANKS = (
 )  # fmt: skip
 
 ONE_PROCESS = (
-    Client("Transformers", "transformers", "transformers", "transformers_trainer.py", modes=FOREIGN),
+    Client("Transformers", "transformers", "transformers", "transformers_trainer.py", modes=("run",)),
     Client("datasets", "datasets", "datasets", "arrow_datasets.py"),
     Client("torchdata", "torchdata", "torchdata", "torchdata_stateful.py", modes=FOREIGN),
-    Client("skorch", "skorch", "skorch", "skorch_net.py"),
+    Client("skorch", "skorch", "skorch", "skorch_net.py", modes=("direct", "run")),
     Client("PyG", "torch-geometric", "torch_geometric", "pyg_graphs.py", modes=FOREIGN),
-    Client("MONAI", "monai", "monai", "monai_loader.py", modes=FOREIGN),
+    Client("MONAI", "monai", "monai", "monai_loader.py", modes=("run",)),
     Client("webdataset", "webdataset", "webdataset", "webdataset_shards.py", modes=FOREIGN),
 )
 
