@@ -1,8 +1,8 @@
 """The command line: a table of all commands with their arguments. `main(argv)` runs one and returns its exit code.
 
 Exit codes: 0 success; 1 a command found what it looks for (a broken rule, a mistake, a hole in the protocol); 2 wrong
-arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C. `run` exits with the
-script's own code. Results go to stdout, everything else to stderr. What the commands do: `commands`.
+arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C; 143 SIGTERM.
+`run` exits with the script's own code. Results go to stdout, everything else to stderr. `commands` has what they do.
 
 Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors come at once.
 """
@@ -10,6 +10,7 @@ Rule of use: this module and `commands` import neither torch nor NumPy, so that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ def _interval(text: str) -> float:
     return seconds
 
 
-BENCHMARKS = ("events", "loader", "files", "samplers")
+BENCHMARKS = ("events", "loader", "state", "files", "samplers")
 
 
 def _benchmark(name: str) -> str:
@@ -263,6 +264,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
 }  # fmt: skip
 
+SCRIPTS = (commands.run, commands.demo)
+"""What runs a training: signals do to it what they do without minidl."""
+
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 
@@ -304,7 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.say(whole.format_help().rstrip())
         return USAGE
     try:
-        code: int = arguments.act(arguments)
+        with terminal.cleaning_up() if arguments.act not in SCRIPTS else contextlib.nullcontext():
+            code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
     except (CommandError, minidl.TraceError) as error:

@@ -172,6 +172,7 @@ def _page(arguments: Namespace) -> int:
 
 
 def _picture(arguments: Namespace) -> int:
+    from minidl.tracefile.files import whole
     from minidl.views.picture import timeline
 
     with _prefixed("timeline", ValueError, ImportError):
@@ -182,7 +183,8 @@ def _picture(arguments: Namespace) -> int:
             workers=None if arguments.worker is None else [arguments.worker],
             batches=None if arguments.batch is None else [arguments.batch],
         )
-        figure.savefig(arguments.output)
+        with whole(arguments.output) as draft:
+            figure.savefig(draft)
     print(arguments.output)
     return OK
 

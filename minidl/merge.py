@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from minidl.tracefile.attachments import SUFFIX, Attachment, free_name
+from minidl.tracefile.files import whole
 from minidl.tracefile.format import MANIFEST, PACKED_SUFFIX, TraceError
 from minidl.tracefile.join import join
 from minidl.tracefile.profile import GZIP, profile
@@ -84,17 +84,8 @@ def _merge_profiles(path: Path, profiles: Sequence[Path], output: Path | None) -
         new.append(Attachment(free_name(f"profiler-1{SUFFIX}", taken), profile(one, trace, new)))
     if output is None:
         for attachment in new:
-            _put(path / attachment.name, attachment.data())
+            with whole(path / attachment.name) as draft:
+                draft.write_bytes(attachment.data())
         return path
     trace.attachments += new
     return trace.pack(output)
-
-
-def _put(target: Path, data: bytes) -> None:
-    """Write a file that is whole as soon as it has its name."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(data)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -25,8 +25,9 @@ import importlib.util
 import os
 import shutil
 import sys
+import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -40,7 +41,7 @@ from minidl import dataloader, terminal
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
-from minidl.record.observe import observed_iterators
+from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end
 from minidl.tracefile.ranks import lacking, words_of
@@ -52,10 +53,13 @@ class RunError(Exception):
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
-    """While this is open, `torch.utils.data.DataLoader` is `minidl.DataLoader`, and makes torch's samplers."""
+    """While this is open, `torch.utils.data.DataLoader` is minidl's, without states, and makes torch's samplers."""
     samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
     changes: list[tuple[Any, str, Any]] = [
-        *((home, "DataLoader", minidl.DataLoader) for home in (torch.utils.data, torch.utils.data.dataloader)),
+        *(
+            (home, "DataLoader", dataloader.LoaderWithoutState)
+            for home in (torch.utils.data, torch.utils.data.dataloader)
+        ),
         *((dataloader, name, getattr(torch.utils.data, name)) for name in samplers),
     ]
     before = [getattr(home, name) for home, name, _ in changes]
@@ -95,7 +99,10 @@ def run_script(
             settings = Settings(writer.config, observe, align_clocks)
             stack.enter_context(_recorded(settings))
             stack.enter_context(handed_on(settings))
+            others = set(threading.enumerate())
             code = _run(program, arguments)
+            code = _wait_for_threads(others) or code
+            shut_down_observed()
             gc.collect()  # ends loaders that only the script's globals held, while the recording is on
             write_program_end()
         for text in lacking(*words_of(trace)):
@@ -210,6 +217,18 @@ def _execute(code: types.CodeType, main: types.ModuleType) -> int:
     return 0
 
 
+def _wait_for_threads(others: Set[threading.Thread]) -> int:
+    """Join the threads that the script leaves, as the interpreter does at its end. Return 130 after Ctrl-C, else 0."""
+    try:
+        for thread in threading.enumerate():
+            if not thread.daemon and thread not in others:
+                thread.join()
+    except KeyboardInterrupt as error:
+        _show(error)
+        return 130
+    return 0
+
+
 def _exit_code(request: SystemExit) -> int:
     """Return a SystemExit's exit code, as the interpreter does: None is 0; any other object is printed and is 1."""
     if request.code is None:
@@ -232,7 +251,7 @@ def free_directory(parent: Path, name: str) -> Path:
     number = 1
     while True:
         try:
-            (parent / f"{name}-{number}").mkdir()
+            (parent / f"{name}-{number}").mkdir(0o700)
             return parent / f"{name}-{number}"
         except FileExistsError:
             number += 1

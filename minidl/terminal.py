@@ -5,10 +5,14 @@ Progress and messages go to stderr, so that stdout holds a command's result alon
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 ERASE_LINE = "\r\x1b[K"
 
@@ -31,6 +35,27 @@ def counting(what: str) -> Callable[[int, int], None]:
 def say(text: str) -> None:
     """Print a line to stderr at once."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def cleaning_up() -> Iterator[None]:
+    """While this is open, SIGTERM and SIGHUP raise SystemExit, so that what the block has opened is put away.
+
+    A signal that is ignored or handled already is left as it is. No effect outside the main thread.
+    """
+
+    def ended(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, ended)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def columns(fallback: int = 100) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import time
@@ -12,6 +13,7 @@ import pytest
 from holdings import Holdings
 from live import no_process
 
+from minidl.device import sim
 from minidl.record.observed_channels import joins_the_terminated
 
 pytest_plugins = ["shared_fixtures"]
@@ -27,7 +29,12 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is here before the first test out of the collector's sight: the check below collects after each."""
+    """Keep what is here before the first test out of the collector's sight: the check below collects after each.
+
+    Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler.
+    """
+    with contextlib.suppress(sim.SimError):  # no compiler: its tests are skipped
+        sim.built()
     gc.collect()
     gc.freeze()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import cli
+from minidl import cli, demo, terminal
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -124,6 +125,34 @@ def test_timeline_as_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "timeline: " in complaint(capsys, "timeline", trace, "-o", picture, "--batch", "99")
     assert "timeline: " in complaint(capsys, "timeline", trace, "-o", tmp_path / "picture.docx")
+
+
+def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = ROOT / "traces" / "shutdown-closed.minidl"
+    ruler, *lines = output(capsys, "timeline", recording, "--since", "0.1", "--until", "0.2").splitlines()
+    assert "|100 ms" in ruler
+    assert "|250" not in ruler
+    assert any(line.startswith("worker 0") for line in lines)
+    assert "since=9.0 s, until=9.5 s" in complaint(capsys, "timeline", recording, "--since", "9", "--until", "9.5")
+
+
+def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = ROOT / "traces" / "persistent.minidl"
+    assert "batch 3 of iterator 1, epoch 1," in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
+    assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
+
+
+@pytest.mark.parametrize(("argv", "pin"), [([], None), (["--pin"], True), (["--no-pin"], False)])
+def test_demo_pins_if_asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], pin: bool | None) -> None:
+    asked = []
+
+    def train(options: demo.Options) -> None:
+        asked.append(options.pin)
+        raise demo.DemoError("seen")
+
+    monkeypatch.setattr(demo, "train", train)
+    assert cli.main(["demo", *argv]) == cli.USAGE
+    assert asked == [pin]
 
 
 @pytest.mark.live
@@ -372,6 +401,55 @@ def test_view_serves_until_ctrl_c(trace: Path) -> None:
         rest = served.stdout.read()
     assert "Traceback" not in rest
     assert served.returncode in (cli.OK, cli.INTERRUPTED)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_view_leaves_nothing_when_it_is_terminated(trace: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-u", "-m", "minidl", "view", "--no-browser", str(trace)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        assert any("http://127.0.0.1:" in line for line in iter(served.stdout.readline, ""))
+        assert list(tmp_path.iterdir())
+        served.send_signal(number)
+    assert served.returncode == 128 + number
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminal.cleaning_up():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+
+
+@pytest.mark.parametrize("name", ["page.html", "picture.svg", "trace.json", "packed.minidl"])
+def test_what_a_failed_command_would_replace_is_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Path, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    (tmp_path / name).write_text("before")
+    monkeypatch.setattr(Path, "replace", fails)
+    command = {"trace.json": "export", "packed.minidl": "pack"}.get(name, "timeline")
+    recording = ROOT / "traces" / "shutdown-closed.minidl"
+    assert cli.main([command, str(recording), "-o", str(tmp_path / name)]) == cli.USAGE
+    assert (tmp_path / name).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.live
+def test_traces_are_private(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "pack", trace, "-o", tmp_path / "packed.minidl")
+    files = [path for path in (tmp_path / "packed.minidl", *trace.iterdir()) if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert trace.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.live

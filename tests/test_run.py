@@ -11,6 +11,7 @@ import pytest
 import torch.utils.data
 import torch.utils.data.dataloader
 from programs import ROOT, python, write
+from torch.distributed.checkpoint.stateful import Stateful
 from workloads import kill_group
 
 import minidl
@@ -148,8 +149,10 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
 def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
     torchs = torch.utils.data.DataLoader
     with run.replaced():
-        assert torch.utils.data.DataLoader is minidl.DataLoader
-        assert torch.utils.data.dataloader.DataLoader is minidl.DataLoader
+        ours = torch.utils.data.DataLoader
+        assert issubclass(ours, minidl.DataLoader)
+        assert torch.utils.data.dataloader.DataLoader is ours
+        assert not isinstance(ours([1]), Stateful), "frameworks would save and load states that torch's loader has not"
     assert torch.utils.data.DataLoader is torchs
     assert torch.utils.data.dataloader.DataLoader is torchs
 
@@ -167,6 +170,41 @@ def test_persistent_workers_that_the_script_leaves_are_ended_and_recorded(tmp_pa
     trace = read_trace(tmp_path / "trace")
     assert len(trace.select("worker_exit")) == 2
     assert check(trace) == []
+
+
+@pytest.mark.live
+def test_torchs_persistent_workers_leave_by_themselves_when_the_script_ends(tmp_path: Path) -> None:
+    program = """
+        from torch.utils.data import DataLoader, Dataset
+        class Numbers(Dataset):  # its methods hold the globals in a cycle
+            def __len__(self): return 8
+            def __getitem__(self, index): return index
+        loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)
+        iterator = iter(loader)
+        next(iterator)
+    """
+    script = write(tmp_path / "leaves.py", program)
+    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace", observe=True) == 0
+    trace = read_trace(tmp_path / "trace")
+    assert trace.select("worker_gone")["y"].tolist() == [0, 0]
+    assert not len(trace.select("terminate"))
+
+
+@pytest.mark.live
+def test_a_thread_that_outlives_the_script_is_recorded_to_its_end(tmp_path: Path) -> None:
+    program = """
+        import threading
+        from torch.utils.data import DataLoader
+        go_on = threading.Event()
+        def train():
+            go_on.wait(30)
+            assert len(list(DataLoader(range(8), batch_size=2))) == 4
+        threading.Thread(target=train).start()
+        threading.Timer(0.05, go_on.set).start()
+    """
+    script = write(tmp_path / "thread.py", program)
+    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace") == 0
+    assert len(read_trace(tmp_path / "trace").select("yield")) == 4
 
 
 @pytest.mark.live

@@ -20,7 +20,7 @@ import workloads as wl
 from torch._C import _error_if_any_worker_fails
 
 import minidl
-from minidl import iterators, shutdown, signal_handling
+from minidl import iterators, shutdown
 from minidl.check import examine
 from minidl.driver import END, JoinPin
 from minidl.protocol import LoaderState
@@ -39,15 +39,6 @@ def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("terminate", "kill"):
         monkeypatch.setattr(multiprocessing.process.BaseProcess, name, refuse)
-
-
-@pytest.fixture
-def no_sigchld(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Deaths are found by looking; SIGCHLD's handler would raise in the middle of the test."""
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGCHLD, previous)
 
 
 @pytest.fixture(params=["plain", "pinned", "persistent", "persistent and pinned"])
@@ -546,7 +537,7 @@ def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypa
 
 
 def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
-    with pytest.raises(AssertionError, match="END is no step of a shutdown"):
+    with pytest.raises(AssertionError, match="END is not a step of the shutdown"):
         crew.perform(END)
 
 

@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
-from minidl.tracefile.format import Ints, Rows, TraceError
-from minidl.tracefile.join import rank_of, traces_in
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
@@ -234,9 +235,8 @@ def _ranks(trace: Trace) -> dict[int, int]:
 
 def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
     for trace in traces:
-        for facts in (trace.manifest, *trace.loaders.values(), *trace.described("clock"), *trace.described("process")):
-            if type(size := facts.get("world_size")) is int:
-                yield size
+        yield from told(trace, "world_size")
+        yield from (size for line in trace.described("process") if type(size := line.get("world_size")) is int)
 
 
 def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:

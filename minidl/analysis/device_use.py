@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Ints, Rows
-from minidl.tracefile.spans import durations
+from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.spans import total
 from minidl.tracefile.words import duration, size
 
 if TYPE_CHECKING:
@@ -53,11 +53,6 @@ class DeviceUse:
         """Of the time from the first marked span on the device to the last; 0 if none is marked."""
         return self.idle / max(1, self.computed + self.idle)
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Of the copies alone; NaN if none was seen to end."""
-        return self.bytes / self.copy * 1e9 if self.copy else float("nan")
-
     def text(self) -> str:
         """All of it in a line."""
         memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
@@ -89,20 +84,16 @@ def device_use(trace: Trace, loader: int, spans: Rows | None = None) -> DeviceUs
         batches=len(copies),
         bytes=int(copies["bx"].sum()),
         pageable=int(enqueued["by"].sum()),
-        copy=_total(copies),
-        transform=_total(transforms),
-        hidden=_total(aside) - _overlap(aside, waits),
-        stalled=_total(waits),
-        host_wait=_total(host),
+        copy=total(copies),
+        transform=total(transforms),
+        hidden=total(aside) - _overlap(aside, waits),
+        stalled=total(waits),
+        host_wait=total(host),
         computed=computed,
         idle=whole - computed,
         error=int(calibrations["y"].max(initial=0)),
         simulated=bool(enqueued["ez"].any()),
     )
-
-
-def _total(spans: Rows) -> int:
-    return int(durations(spans).sum())
 
 
 def _overlap(spans: Rows, others: Rows) -> int:

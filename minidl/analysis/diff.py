@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from minidl.analysis.ledger import Ledger, ledger
-from minidl.analysis.summary import stage_codes, start_up
+from minidl.analysis.summary import prefetching, stage_codes, start_up
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import keys_at
 from minidl.tracefile.events import EVENTS
-from minidl.tracefile.format import Bools, Ints, Rows, TraceError
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.words import duration, lacking, size
@@ -367,11 +368,10 @@ def _groups(trace: Trace) -> list[Group]:
     yields = trace.select("yield")
     yields = yields[yields["x"] == ev.Outcome.DATA]
     found: dict[str, list[int]] = {}
-    begins = trace.select("epoch", ev.Phase.BEGIN)
     params: dict[int, dict[str, Any]] = {}
     for number in np.unique(yields["loader"]).tolist():
-        begun = begins[begins["loader"] == number]
-        params[number] = trace.loaders.get(number, {}) | ({"prefetch_factor": int(begun["z"][0])} if len(begun) else {})
+        own = trace.events[trace.events["loader"] == number]
+        params[number] = trace.loaders.get(number, {}) | prefetching(own)
         found.setdefault(repr(sorted(params[number].items())), []).append(number)
     if not found:
         raise TraceError(f"{trace.path} holds no batch that a loader has yielded: there is nothing to compare")
@@ -474,8 +474,7 @@ def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _those(rows: Rows, loaders: tuple[int, ...]) -> Rows:
-    found: Rows = rows[np.isin(rows["loader"], loaders)]
-    return found
+    return rows[np.isin(rows["loader"], loaders)]
 
 
 def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:
@@ -489,8 +488,7 @@ def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:
     keys = keys_at(trace.events, rows, rows["time"])
     order = np.lexsort((rows["time"], keys >> 31))
     rows, keys = rows[order], keys[order]
-    new = np.ones(len(rows), bool)
-    new[1:] = keys[1:] >> 31 != keys[:-1] >> 31
+    new = starts(keys >> 31)
     is_batch = (rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)
     kept = is_batch | new  # the rest are later calls of next, errors
     rows, keys, new, is_batch = rows[kept], keys[kept], new[kept], is_batch[kept]

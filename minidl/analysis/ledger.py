@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.batches import epochs, keys, keys_at
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.words import size
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ class Ledger:
     def sent(self) -> Rows:
         """The batches that were sent by a worker: tasks that ended in an error or in exhaustion are not among them."""
         there = np.isin(self.batches["outcome"], [-1, ev.Outcome.DATA]) & (self.batches["payload"] > 0)
-        found: Rows = self.batches[there]
-        return found
+        return self.batches[there]
 
     @property
     def copies_per_byte(self) -> float:
@@ -327,8 +326,7 @@ def _why(copies: Rows) -> npt.NDArray[np.uint8]:
         place = np.minimum(np.searchsorted(known, mine), len(known) - 1)
         carries = np.isin(copies["kind"], [Copy.PICKLE, Copy.WRITE, Copy.READ, Copy.REBUILD]) & (known[place] == mine)
         why[carries] = of_message[first][place[carries]]
-    out: npt.NDArray[np.uint8] = why.astype(np.uint8)
-    return out
+    return why.astype(np.uint8)
 
 
 def _keys(rows: Rows) -> Ints:

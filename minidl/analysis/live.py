@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.files import Files, no_trace_in
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
     MANIFEST,
     SIDE_SUFFIX,
     Header,
-    Rows,
     TraceError,
     events_file,
     header_problem,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.unended import open_spans
 from minidl.tracefile.words import duration, plain
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def story(
     names = _actors(trace)
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
     out = [title, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
+    if trace.events["code"][last] != ev.YIELD:
+        out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
     return "\n".join([*out, _shares(trace, chain, names)])
 
@@ -119,12 +122,12 @@ def _actors(trace: Trace) -> dict[tuple[int, int], str]:
     out: dict[tuple[int, int], str] = {}
     for kind, mask in (("pin thread", pins), ("feeder", feeds), ("", np.ones(len(events), bool))):
         rows = events[mask]
-        for process, tid in np.unique(np.stack([rows["process"], rows["tid"]], axis=1).astype(np.int64), axis=0):
+        for process, tid in distinct(rows, "process", "tid"):
             who = trace.processes[process]
             number = f" {who.worker}" if who.role == "worker" else ""
             name = f"{kind or ('worker' if number else 'loader')}{number}"
             name = "queue feeder" if name == "feeder" else name
-            out.setdefault((int(process), int(tid)), f"{name} of iterator {who.loader}" if several and number else name)
+            out.setdefault((process, tid), f"{name} of iterator {who.loader}" if several and number else name)
     return out
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
-from minidl.tracefile.format import Ints, Rows
 from minidl.tracefile.ranks import lacking
-from minidl.tracefile.spans import durations
+from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
 from minidl.tracefile.words import counted, duration, plain, size
 
@@ -130,10 +130,6 @@ class LoaderSummary:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
 
-    @property
-    def _no_shutdown(self) -> str:
-        return "alive at the program's end" if self.left_alive else "no shutdown recorded"
-
     def line(self, like: int) -> str:
         """The iterator in one line, for one whose parameters are those of iterator `like`."""
         return (
@@ -144,7 +140,10 @@ class LoaderSummary:
     def _start_and_end(self) -> Iterator[str]:
         if self.start_up is not None:
             yield f"workers ready after {duration(self.start_up)}"
-        yield self._no_shutdown if self.shutdown is None else f"shutdown took {duration(self.shutdown)}"
+        if self.shutdown is not None:
+            yield f"shutdown took {duration(self.shutdown)}"
+        else:
+            yield "alive at the program's end" if self.left_alive else "no shutdown recorded"
 
     def _epochs(self) -> str:
         return counted(self.epochs, "epoch") if self.epochs else "a part of an epoch" if self.batches else "no epoch"
@@ -258,13 +257,13 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSu
     waits = closed[closed["code"] == ev.NEXT[0]]
     return LoaderSummary(
         number=number,
-        params=trace.loaders.get(number, {}) | _prefetching(events),
+        params=trace.loaders.get(number, {}) | prefetching(events),
         epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
         batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
         wall=int(events["time"][-1] - events["time"][0]),
-        waited=_total(waits),
-        first_waits=_total(waits[waits["bx"] == 0]),
-        consumer=_total(closed[closed["code"] == ev.CONSUMER[0]]),
+        waited=total(waits),
+        first_waits=total(waits[waits["bx"] == 0]),
+        consumer=total(closed[closed["code"] == ev.CONSUMER[0]]),
         start_up=start_up(events),
         shutdown=_shutdown(closed),
         stages=_stages(closed),
@@ -278,14 +277,10 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSu
     )
 
 
-def _prefetching(events: Rows) -> dict[str, int]:
+def prefetching(events: Rows) -> dict[str, int]:
     """The prefetch factor, which an epoch's begin tells; nothing if there are no workers."""
     begins = events[events["code"] == ev.EPOCH[0]]
     return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
-
-
-def _total(spans: Rows) -> int:
-    return int(durations(spans).sum())
 
 
 def start_up(events: Rows) -> int | None:
@@ -296,7 +291,7 @@ def start_up(events: Rows) -> int | None:
 
 def _shutdown(spans: Rows) -> int | None:
     found = spans[spans["code"] == ev.SHUTDOWN[0]]
-    return _total(found) if len(found) else None
+    return total(found) if len(found) else None
 
 
 def stage_codes(spans: Rows) -> dict[str, list[int]]:
@@ -331,8 +326,8 @@ def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:
                 pid=process.pid,
                 tasks=len(fetches),
                 time=int(own["time"][-1] - (ready[0] if len(ready) else own["time"][0])),
-                fetching=_total(fetches),
-                idle=_total(gets),
+                fetching=total(fetches),
+                idle=total(gets),
                 ended=_ended(events, own, process.worker),
             )
         )
@@ -350,11 +345,11 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
     return "exit code 0" if len(gone) else "not recorded"
 
 
-def _slowest(spans: Rows, count: int = 3) -> list[Slow]:
-    """The slowest samples, or if none are recorded, the slowest fetches."""
+def _slowest(spans: Rows) -> list[Slow]:
+    """The three slowest samples, or if none are recorded, the slowest fetches."""
     samples = spans[spans["code"] == ev.SAMPLE[0]]
     rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
-    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:count]]
+    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
     by_index = len(samples) > 0
     return [
         Slow(int(row["by"]) if by_index else -1, int(row["task"]), int(row["worker"]), int(row["end"] - row["begin"]))

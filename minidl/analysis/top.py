@@ -29,8 +29,9 @@ from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import Activity, MessageStage, ProtocolState, Queued, WorkerNow
 from minidl.protocol import LoaderState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome
-from minidl.tracefile.format import Positions, Rows, errno_in_words
+from minidl.tracefile.format import errno_in_words
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, doing, duration, plain, size

@@ -19,7 +19,8 @@ import numpy as np
 from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
 from minidl.playback.state import MOST_WORKERS
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.arrays import Bools, Ints, Rows
+from minidl.tracefile.spans import total
 from minidl.tracefile.words import counted, duration, size
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     messages = mine[mine["code"] == ev.RESULT_REBUILD[0]]
     return Waiting(
         causes=causes,
-        consumer=int((consumer["end"] - consumer["begin"]).sum()),
+        consumer=total(consumer),
         batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
         workers=moments.workers,
         alike=sum(other == params for other in trace.loaders.values()) if params else 1,
@@ -235,8 +236,7 @@ def _work(spans: Rows) -> dict[Cause, int]:
     """How long the supplying steps took altogether, in ns."""
 
     def took(*pairs: tuple[int, int]) -> int:
-        rows = spans[np.isin(spans["code"], [pair[0] for pair in pairs])]
-        return int((rows["end"] - rows["begin"]).sum())
+        return total(spans[np.isin(spans["code"], [pair[0] for pair in pairs])])
 
     collate = took(ev.COLLATE)
     sending = took(ev.RESULT_PICKLE, ev.RESULT_WRITE)
@@ -298,8 +298,7 @@ class _Moments:
         return places[np.searchsorted(self.events["time"][places[:-1]], self.at, side="right") - 1]
 
     def _of_latest(self, latest: Ints, column: str) -> Ints:
-        found: Ints = np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
-        return found
+        return np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
 
     def _depth(self) -> Ints:
         """The reorder buffer's depth; an epoch begins with none."""
@@ -317,8 +316,7 @@ class _Moments:
         first[:, -1] = first.min(axis=1)
         first[0] = 0  # an epoch of which the begin is not in the trace
         worker = np.clip(self._of_latest(self.needs, "worker"), -1, self.workers)
-        found: Bools = self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
-        return found
+        return self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
 
     def causes(self) -> tuple[dict[Cause, int], Bools]:
         """The ns of each cause, and in which stretches the line was blocked."""

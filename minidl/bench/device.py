@@ -1,6 +1,6 @@
 """Performance of the device stage: copy bandwidth, copies hidden behind compute, time that each stage saves the GPU.
 
-Interface: `bench_device(rounds, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use.
+Interface: `bench_device(quick, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use.
 `simulate` runs the same code without one, with small sizes: each group of rows is marked as simulated, and its figures
 are the host's. Figures that only a trace has come from a traced epoch after the measured ones.
 """
@@ -59,8 +59,15 @@ class Plan:
         return f"{group} (simulated)" if self.simulated else group
 
 
-def plan(simulate: bool) -> Plan:
-    """Return the plan for this machine. Raises LookupError without an accelerator, unless one is simulated."""
+QUICK: dict[str, Any] = {"sizes": (16,), "copies": 16, "steps": 12}
+"""What `--quick` changes of a real device's plan; a simulated one's is small already."""
+
+
+def plan(simulate: bool, quick: bool = False) -> Plan:
+    """Return the plan for this machine; quick: fewer sizes, copies and steps.
+
+    Raises LookupError without an accelerator, unless one is simulated.
+    """
     if simulate:
         return Plan("simulated", sizes=(1,), copies=8, images=4, side=64, crop=48, steps=8, work=1.0, workers=1)
     if not torch.accelerator.is_available():
@@ -68,12 +75,15 @@ def plan(simulate: bool) -> Plan:
             "bench --device: this machine has no accelerator that torch can use: `--device simulated` runs the same "
             "code on a simulated device, and measures the host only"
         )
-    return Plan(str(torch.accelerator.current_accelerator()))
+    return Plan(str(torch.accelerator.current_accelerator()), **(QUICK if quick else {}))
 
 
-def bench_device(rounds: int, simulate: bool = False) -> list[Row]:
-    """Return all rows. Raises LookupError without an accelerator, unless one is simulated."""
-    mine = plan(simulate)
+def bench_device(quick: bool, simulate: bool = False) -> list[Row]:
+    """Return all rows. quick: a smaller plan, and 3 rounds instead of 9.
+
+    Raises LookupError without an accelerator, unless one is simulated.
+    """
+    mine, rounds = plan(simulate, quick), 3 if quick else 9
     print(", ".join(f"{name} {value}" for name, value in accelerator(mine).items()))
     rows = [row for size in mine.sizes for row in _copy_rows(mine, size, rounds)] + _step_rows(mine, rounds)
     return rows if mine.simulated else rows + cross_check(mine)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from minidl.check.view import LOADER_THREAD, LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, Message, QueueId
-from minidl.tracefile.format import Positions
 from minidl.tracefile.words import name_of
 
 
@@ -35,6 +36,48 @@ def started(loader: LoaderView) -> Iterator[Violation]:
     for at in np.flatnonzero(base[:1] != base):
         told = f"seed {loader.z[ready[at]]}; by its id and worker {loader.worker[ready[0]]}'s seed it is "
         yield loader.broken(told + str(base[0] + loader.worker[ready[at]]), ready[at], ready[0])
+
+
+_NONE: Final = 0
+_LAST_STEP: Final = {
+    ev.WORKER_INIT[0]: (_NONE,),
+    ev.MAKE_FETCHER[0]: (_NONE, ev.WORKER_INIT[1], ev.MAKE_FETCHER[1], ev.RESUME_ACK),
+    ev.WORKER_READY: (ev.WORKER_INIT[1], ev.MAKE_FETCHER[1]),  # the first alone: worker_init_fn has failed
+    ev.FETCH[0]: (ev.WORKER_INIT[1], ev.MAKE_FETCHER[1]),
+}
+"""What a worker's last step of `_STEPS` may be when an event comes."""
+
+_STEPS: Final = {
+    _NONE: ("the worker has not been initialised", ev.MAKE_FETCHER[1]),
+    ev.WORKER_INIT[0]: ("worker_init_fn has not returned", ev.WORKER_INIT[1]),
+    ev.WORKER_INIT[1]: ("worker_init_fn was called before", None),
+    ev.MAKE_FETCHER[0]: ("the fetcher is not made yet", ev.MAKE_FETCHER[1]),
+    ev.MAKE_FETCHER[1]: ("the fetcher was made before", None),
+    ev.RESUME_ACK: ("the worker has no fetcher for the new epoch", ev.MAKE_FETCHER[1]),
+}
+"""Each step of an initialisation: what holds after it, in words, and the event that should have come since, if one."""
+
+
+@rule(
+    "initialised",
+    "a worker calls worker_init_fn first and once, and is ready and fetches only with a fetcher that it has made since",
+    "Samples come from a dataset that is not set up: what worker_init_fn or __iter__ does for a worker is missing.",
+    needs="all",
+)
+def initialised(loader: LoaderView) -> Iterator[Violation]:
+    if not len(loader.pick(*ev.WORKER_INIT, *ev.MAKE_FETCHER)):
+        return  # a trace from before these events, or without workers
+    steps = loader.pick(*(code for code in _STEPS if code))
+    for code, allowed in _LAST_STEP.items():
+        rows = loader.pick(code)
+        for worker in np.unique(loader.worker[rows]).tolist():
+            mine = loader.of_worker(rows, worker)
+            last = loader.last_before(mine, loader.of_worker(steps, worker))
+            came = np.where(last >= 0, loader.code[last], _NONE)
+            for at in np.flatnonzero(~np.isin(came, allowed)):
+                reason, missing = _STEPS[int(came[at])]
+                shown = last[at : at + 1][last[at : at + 1] >= 0]
+                yield loader.broken(reason, mine[at], *shown, missing=name_of(missing) if missing else "")
 
 
 @rule(

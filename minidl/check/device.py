@@ -8,7 +8,7 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Positions
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.words import name_of
 
 

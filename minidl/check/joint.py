@@ -15,8 +15,8 @@ import numpy as np
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.protocol import MAKES, Act, Fact, JointState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId
-from minidl.tracefile.format import Positions
 
 _ACTS: Final[dict[tuple[int, int], Act]] = {
     (ev.DONE_EVENT_SET, DoneEvent.PIN_THREAD): Act.SET_PIN_DONE,

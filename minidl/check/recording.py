@@ -10,6 +10,7 @@ import numpy as np
 
 from minidl.check.view import TABLE, LoaderView, Rule, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import starts
 from minidl.tracefile.events import EVENTS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def recording(trace: Trace) -> Iterator[Violation]:
     final = np.zeros(len(trace.processes), np.int64)
     np.maximum.at(final, process, seq)
     order = np.lexsort((seq, process))
-    same = process[order][1:] == process[order][:-1]
+    same = ~starts(process[order])[1:]
     step = np.diff(seq[order])
     for at in np.flatnonzero(same & (step == 0)):
         rows = _later_first(order[at], order[at + 1])
@@ -47,7 +48,7 @@ def recording(trace: Trace) -> Iterator[Violation]:
             name, number = trace.processes[process[rows[0]]].name, seq[order[at]]
             yield Violation("recording", "", f"{name} lacks {step[at] - 1} event(s) after number {number}", rows)
     order = np.lexsort((seq, tid, process))
-    same = (process[order][1:] == process[order][:-1]) & (tid[order][1:] == tid[order][:-1])
+    same = ~starts(process[order], tid[order])[1:]
     for at in np.flatnonzero(same & (np.diff(time[order]) < 0)):
         rows = _later_first(order[at], order[at + 1])
         yield Violation("recording", "", f"the clock of thread {tid[rows[0]]} runs backwards", rows)

@@ -15,8 +15,8 @@ from minidl.dispatcher import DispatchError
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, as_dicts
 from minidl.protocol import ProtocolError
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import DoneEvent
-from minidl.tracefile.format import Positions
 
 
 @rule(

@@ -15,7 +15,7 @@ import numpy as np
 
 from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import Positions
+from minidl.tracefile.arrays import Positions
 
 BUDGET: Final = 1_000
 """So many smaller slices are tried at most, each at the cost of one rule on a few events."""

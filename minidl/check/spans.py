@@ -9,8 +9,8 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Positions
 from minidl.tracefile.events import EVENTS, Phase
-from minidl.tracefile.format import Ints, Positions
 from minidl.tracefile.words import name_of
 
 BEGINS: Final = np.array([event.code for event in EVENTS.values() if event.phase is Phase.BEGIN])

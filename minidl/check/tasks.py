@@ -10,8 +10,8 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, starts
 from minidl.tracefile.events import Ending, Outcome
-from minidl.tracefile.format import Positions
 from minidl.tracefile.words import name_of
 
 _WAY: Final = (
@@ -49,7 +49,7 @@ def _of_task(loader: LoaderView, code: int, row: int) -> str:
 def sequence(loader: LoaderView) -> Iterator[Violation]:
     rows = loader.pick(ev.TASK_ASSIGNED)
     epoch = loader.at_epoch[rows]
-    first = np.r_[True, epoch[1:] != epoch[:-1]][: len(rows)]
+    first = starts(epoch)
     expected = np.where(first, 0, np.r_[0, loader.task[rows][:-1] + 1][: len(rows)])
     wrong = (loader.task[rows] != expected) & (~first | loader.whole_epoch(rows))
     for at in np.flatnonzero(wrong):
@@ -317,7 +317,7 @@ def in_order(loader: LoaderView) -> Iterator[Violation]:
     if not loader.in_order or not loader.multiprocess or not len(rows):
         return
     task, epoch = loader.task[rows], loader.at_epoch[rows]
-    first = np.r_[True, epoch[1:] != epoch[:-1]]
+    first = starts(epoch)
     due = np.where(first, 0, np.r_[0, task[:-1] + 1])
     wrong = (task != due) & (~first | loader.whole_epoch(rows))
     for at in np.flatnonzero(wrong).tolist():

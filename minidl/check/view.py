@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Positions, Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Bools, Positions, Rows
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
@@ -96,15 +96,16 @@ LOADER_THREAD: Final = np.array(
     [
         *(*ev.EPOCH, *ev.SAMPLER_NEXT, ev.TASK_ASSIGNED, ev.INDEX_PUT, *ev.NEXT, ev.YIELD, *ev.CONSUMER),
         *(ev.RCVD_ADVANCE, ev.REORDER_STORE, ev.REORDER_POP, ev.WORKER_EXHAUSTED, ev.RESUME_PUT),
+        *(ev.RESUMED, ev.STATE_KEPT, ev.STATE_TAKEN),
     ]
 )
 """What only the loader's own thread records."""
 
 IN_WORKER: Final = np.array(
     [
-        *(ev.WORKER_READY, *ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
-        *(ev.RESULT_PUT, ev.RESUME_ACK),
-        *(ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT, ev.STATE_PUT),
     ]
 )
 """What only a worker's main thread records, if there are workers."""
@@ -193,8 +194,7 @@ class LoaderView:
         """Positions with one of `codes`, in order."""
         if len(codes) == 1:
             return self._of_code.get(codes[0], NO_ROWS)
-        found: Positions = np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
-        return found
+        return np.sort(np.concatenate([self._of_code.get(code, NO_ROWS) for code in codes]))
 
     def about(self, code: int, x: int) -> Positions:
         """Positions of `code` whose x is this: the message that a get brought, the queue that a sentinel went into."""
@@ -206,8 +206,7 @@ class LoaderView:
         """Positions of one stage of a task's way; of a get, those that brought what the stage is about."""
         wanted = {ev.INDEX_GET[1]: Message.TASK, ev.RESULT_GET[1]: Message.RESULT, ev.READY_GET[1]: Message.RESULT}
         rows = self.about(code, wanted[code]) if code in wanted else self.pick(code)
-        of_tasks: Positions = rows[self.task[rows] >= 0]
-        return of_tasks
+        return rows[self.task[rows] >= 0]
 
     def of_worker(self, rows: Positions, worker: int) -> Positions:
         """Those of `rows` that name the worker."""
@@ -221,8 +220,7 @@ class LoaderView:
         order = np.argsort(self.key[others], kind="stable")
         keys = self.key[others][order]
         place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
-        found: Positions = np.where(keys[place] == self.key[rows], others[order[place]], -1)
-        return found
+        return np.where(keys[place] == self.key[rows], others[order[place]], -1)
 
     def matched(self, rows: Positions, others: Positions) -> tuple[Positions, Positions]:
         """Those of `rows` that `match` finds one of `others` for, and what it finds."""
@@ -234,8 +232,7 @@ class LoaderView:
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
         place = np.searchsorted(others, rows) - 1
-        found: Positions = np.where(place >= 0, others[np.maximum(place, 0)], -1)
-        return found
+        return np.where(place >= 0, others[np.maximum(place, 0)], -1)
 
     def records(self, *codes: int) -> bool:
         """Whether events of each of these kinds can be expected: in a trace made from outside, only of those it has."""
@@ -267,8 +264,7 @@ class LoaderView:
         if self.complete:
             return there
         births = self.pick(ev.TASK_ASSIGNED if self.multiprocess else ev.SAMPLER_NEXT[0])
-        judged: Bools = there & (self.match(rows, births) >= self._drawn_since)
-        return judged
+        return there & (self.match(rows, births) >= self._drawn_since)
 
     @functools.cached_property
     def _drawn_since(self) -> int:

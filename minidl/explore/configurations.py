@@ -33,8 +33,8 @@ class Configuration:
     epochs: more than one only with persistent workers. index_room, result_room: messages that a pipe holds.
     may_break: the user may leave an epoch after any batch. exits: the interpreter exits while the program
     still holds the iterator, which is not closed. heard: the main thread iterates, so a worker's death interrupts it at
-    once (SIGCHLD); else the loader has to check. timeout: the user has set one. slow: a join may run out of time though
-    the actor that is joined could still end by itself.
+    once (SIGCHLD; and, as Ctrl-C may, also in a shutdown); else the loader has to check. timeout: the user has set one.
+    slow: a join may run out of time though the actor that is joined could still end by itself.
     """
 
     name: str

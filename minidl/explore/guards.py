@@ -92,7 +92,7 @@ _LIST = (
           "driver:deaths", "", (KILLED_STREAM,)),
     Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
           "driver:_stop_pin", "", (STUCK_PIN,)),
-    Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though SIGCHLD interrupted the shutdown before",
+    Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though an exception cut the shutdown short",
           "driver:close", "", (HEARD,)),
     Guard("kill-at-last", "killed_at_last", "ends a worker that SIGTERM does not reach",
           "driver:_leftovers", "", (STOPPED_WORKER,)),

@@ -25,8 +25,8 @@ from minidl.playback.inferred import InferredDispatch
 from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
 from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
-from minidl.tracefile.format import Positions, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -65,6 +65,8 @@ _AT_HOME: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.WORKER_START, ev.TASK_
 
 _WITH_WORKERS: Final = (
     *ev.WORKER_START,
+    *ev.WORKER_INIT,
+    *ev.MAKE_FETCHER,
     ev.WORKER_READY,
     ev.TASK_ASSIGNED,
     ev.INDEX_PUT,
@@ -143,7 +145,9 @@ class Follower:
         self.waiting_for: int | None = None
         self.waiting_worker = -1
         self.consumer: int | None = None
-        self.yielded = 0
+        self.yielded = self.resumed = 0
+        self.kept: dict[int, int] = {}  # worker -> task with which its state came
+        self.taken: int | None = None
         self.workers: dict[int, WorkerNow] = {}  # without what their lifecycles and index queues say
         self.index_queues: dict[int, list[Queued]] = {}
         self.pipe: list[Queued] = []
@@ -202,6 +206,7 @@ class Follower:
             outbox=list(self.outbox),
             ready=list(self.ready),
             in_flight=copy.copy(self.in_flight),
+            kept=dict(self.kept),
         )
         return new
 
@@ -333,6 +338,9 @@ class Follower:
             waiting_worker=self.waiting_worker,
             consumer=self.consumer,
             yielded=self.yielded,
+            resumed=self.resumed,
+            kept=dict(sorted(self.kept.items())),
+            taken=self.taken,
             workers=tuple(map(self._worker_now, sorted(self.workers))),
             result_queue=(*self.pipe, *self.outbox),
             pin=None if self.pin is None else replace(self.pin, state=self.pin_life.life.state),
@@ -525,7 +533,8 @@ class Follower:
 
     # --- the loader
     def _epoch_begun(self, event: Row) -> None:
-        self.epoch, self.yielded = event["x"], 0
+        self.epoch, self.yielded, self.resumed = event["x"], 0, 0
+        self.kept, self.taken = {}, None
         self.in_hand = self.waiting_for = self.consumer = None
         self.in_flight = {}
 
@@ -539,6 +548,16 @@ class Follower:
         self.in_hand = None
         if self.in_flight is not None:
             self.in_flight.pop(event["task"], None)
+
+    def _was_resumed(self, event: Row) -> None:
+        self.resumed = event["x"]
+
+    def _state_kept(self, event: Row) -> None:
+        if -1 <= event["worker"] < MOST_WORKERS:
+            self.kept[event["worker"]] = event["task"]
+
+    def _state_taken(self, event: Row) -> None:
+        self.taken = event["x"]
 
     def _epoch_ended(self, event: Row) -> None:
         self.in_flight = None
@@ -658,12 +677,19 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.CONSUMER[1]: _lets_go_of("consumer"),
     ev.WORKER_START[0]: _works(Activity.STARTING),
     ev.WORKER_START[1]: Follower._worker_started,
+    ev.WORKER_INIT[0]: _works(Activity.INITIALISING),
+    ev.WORKER_INIT[1]: _works(Activity.READY),
+    ev.MAKE_FETCHER[0]: _works(Activity.OPENING),
+    ev.MAKE_FETCHER[1]: _works(Activity.READY),
     ev.WORKER_READY: Follower._worker_ready,
     ev.WORKER_EXIT: _works(Activity.LEFT),
     ev.WORKER_GONE: lambda follower, event: follower._gone(event, event["x"], event["y"]),
     ev.FOUND_DEAD: Follower._found_dead,
     ev.RESUME_PUT: _puts_index(Message.RESUME),
     ev.RESUME_ACK: Follower._acknowledge,
+    ev.RESUMED: Follower._was_resumed,
+    ev.STATE_KEPT: Follower._state_kept,
+    ev.STATE_TAKEN: Follower._state_taken,
     ev.DONE_EVENT_SET: Follower._done,
     ev.SENTINEL_PUT: Follower._sentinel_put,
     ev.SENTINEL_GET: Follower._sentinel_got,

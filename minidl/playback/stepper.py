@@ -22,8 +22,8 @@ from minidl.playback.follower import causal_order, follower_of
 from minidl.playback.state import ProtocolState
 from minidl.playback.words import FieldChange, changes, describe
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Outcome
-from minidl.tracefile.format import Positions, Rows
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.unended import left_alive
 
@@ -52,7 +52,8 @@ class Replay:
         """Of each event in the order of the replay, its row in `trace.events`."""
         self._events = trace.events[self.rows]
         self._times = np.maximum.accumulate(self._events["time"])
-        self._batches = _batches(self._events)
+        self.batch_positions = _batches(self._events)
+        """Where `to_batch` goes for each batch."""
         self.progress: Callable[[int, int], None] | None = None
         """Called with (events followed, events to follow) on a long way, at every copy that is kept of it."""
         self._every = max(EVERY, -(-len(self.rows) // MOST_KEPT))
@@ -98,12 +99,12 @@ class Replay:
     @property
     def batches(self) -> int:
         """The number of batches (or errors in place of one) that were handed out, in all epochs together."""
-        return len(self._batches)
+        return len(self.batch_positions)
 
     @property
     def batch(self) -> int:
         """The number of them that have been handed out by now."""
-        return int(np.searchsorted(self._batches, self.position, side="right"))
+        return int(np.searchsorted(self.batch_positions, self.position, side="right"))
 
     @property
     def ending(self) -> str:
@@ -121,11 +122,6 @@ class Replay:
         return (
             f"<Replay of iterator {self.loader} of {self.trace.path}: at {self.position} of {len(self)} events; {end}>"
         )
-
-    @property
-    def batch_positions(self) -> Positions:
-        """Where `to_batch` goes for each batch."""
-        return self._batches
 
     def __copy__(self) -> Replay:
         new = Replay.__new__(Replay)
@@ -159,18 +155,14 @@ class Replay:
 
     def at(self, seconds: float) -> ProtocolState:
         """Go to a moment: all that was stamped up to `seconds` after the trace's first event has happened."""
-        return self.to(self.position_at(seconds))
-
-    def position_at(self, seconds: float) -> int:
-        """The position of a moment."""
-        start = int(self.trace.events["time"][0])
-        return int(np.searchsorted(self._times, start + round(seconds * 1e9), side="right"))
+        moment = int(self.trace.events["time"][0]) + round(seconds * 1e9)
+        return self.to(int(np.searchsorted(self._times, moment, side="right")))
 
     def to_batch(self, n: int) -> ProtocolState:
         """Go to where batch n (from 0, counted through all epochs) is in the consumer's hands. Raises IndexError."""
         if not 0 <= n < self.batches:
             raise IndexError(f"batch {n}: this run handed out {self.batches}, counted from 0")
-        return self.to(int(self._batches[n]))
+        return self.to(int(self.batch_positions[n]))
 
     def next_batch(self) -> ProtocolState:
         """Go to where the next batch is in the consumer's hands; to the end if there is none."""
@@ -178,7 +170,7 @@ class Replay:
 
     def previous_batch(self) -> ProtocolState:
         """Go back to where the batch before is in the consumer's hands; to the beginning if there is none."""
-        before = int(np.searchsorted(self._batches, self.position, side="left"))
+        before = int(np.searchsorted(self.batch_positions, self.position, side="left"))
         return self.to_batch(before - 1) if before else self.to(0)
 
     def to_row(self, row: int) -> ProtocolState:

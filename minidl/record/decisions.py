@@ -7,6 +7,7 @@ dispatcher decides has to repeat `_step` and `received`, for 3 to 6 % of a trace
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -25,10 +26,12 @@ from minidl.protocol import (
 )
 from minidl.record.shared import Shared
 from minidl.record.spans import batch_in_use
+from minidl.resume import Course
 from minidl.tracefile import events as ev
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
 _NEXT, _YIELD, _CLOSED = LoaderEvent.NEXT, LoaderEvent.YIELD, LoaderState.CLOSED
+_READY = WorkerEvent.READY
 _DATA, _ERROR, _EXHAUSTED = ev.Outcome
 
 
@@ -80,6 +83,21 @@ class TracedDispatcher(Dispatcher):
         self.emit(ev.WORKER_EXHAUSTED, idx, worker_id, sum(self.workers_status))
 
 
+class TracedCourse(Course):
+    """Emits from which batch on a worker's state counts, and when the program takes the loader's."""
+
+    def __init__(self, shared: Shared, *args: Any) -> None:
+        Course.__init__(self, *args)
+        self.emit, self.shared = shared.emit, shared
+        shared.course = self
+
+    def keep(self, task: int, worker: int) -> None:
+        self.emit(ev.STATE_KEPT, task, -1 if self.shared.alone else worker, self.places[worker].at)
+
+    def taken(self) -> None:
+        self.emit(ev.STATE_TAKEN, -1, -1, self.batches, self.deferred_batches, int(self.ended))
+
+
 class TracedLoaderLifecycle(LoaderLifecycle):
     """Emits epochs, the time in `__next__`, the consumer's time, and the shutdown."""
 
@@ -116,15 +134,19 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         decides = self.shared.dispatcher
         workers, prefetch = (0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+        course = self.shared.course
+        if course is not None and course.resumed:
+            behind = sum(place.behind for place in course.places) * (not course.indexed)
+            self.emit(ev.RESUMED, x=course.batches, y=course.turn, z=behind)
 
     def _end_epoch(self, ending: ev.Ending) -> None:
         if self.open_epoch:
             self.open_epoch = False
             self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
 
-    def _begin_consumer(self, task: int = -1) -> None:
+    def _begin_consumer(self) -> None:
         self.open_consumer = True
-        self.emit(ev.CONSUMER[0], task, x=self.yielded)
+        self.emit(ev.CONSUMER[0], x=self.yielded)
 
     def _end_consumer(self) -> None:
         if self.open_consumer:
@@ -137,9 +159,9 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.open_next = True
         self.emit(ev.NEXT[0], wanted, -1, wanted)
 
-    def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+    def _end_next(self, outcome: ev.Outcome) -> None:
         self.open_next = False
-        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+        self.emit(ev.NEXT[1], -1, -1, self.yielded, outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
@@ -204,7 +226,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
 
 class TracedWorkerLifecycle(WorkerLifecycle):
-    """Emits the tasks that a worker skips, and the reason of its end."""
+    """Emits that a worker is ready, the tasks that it skips, and the reason of its end."""
 
     ENDINGS: ClassVar = {
         WorkerEvent.SENTINEL: ev.Ending.SENTINEL,
@@ -224,6 +246,8 @@ class TracedWorkerLifecycle(WorkerLifecycle):
             self.emit(ev.DONE_EVENT_SEEN, self.shared.received, self.worker_id, seen)
         elif event in self.ENDINGS:
             self.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
+        elif event is _READY:
+            self.emit(ev.WORKER_READY, -1, self.worker_id, os.getpid(), os.getppid(), self.shared.seed)
         return action
 
 
@@ -245,6 +269,7 @@ class TracedPinLifecycle(PinLifecycle):
 
 
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    Course: TracedCourse,
     Dispatcher: TracedDispatcher,
     LoaderLifecycle: TracedLoaderLifecycle,
     WorkerLifecycle: TracedWorkerLifecycle,

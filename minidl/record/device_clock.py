@@ -13,8 +13,10 @@ stamped with the moment of its mark; its `seq` says when it was emitted.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -37,6 +39,9 @@ SOONEST, LATEST = 10_000_000, 1_000_000_000
 
 FLUSH: Final = 5.0
 """Seconds to wait, at a trace's end, for marks that a stream has not reached."""
+
+CONSUMER: Final = "compute"
+"""Name of the track of a stream in which the user's code runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class DeviceClock:
         self._first: Calibration | None = None
         self.calibration: Calibration
         self.calibrate()
+        self.calibration.mark.since(self.calibration.mark)  # raises now if the device's events give no times
 
     def calibrate(self) -> None:
         """Compare the clocks now."""
@@ -96,11 +102,12 @@ class DeviceClock:
         self.recorder.emit(ev.CLOCK_CALIBRATION, self.loader, -1, -1, reference, error, drift)
 
     def keep_time(self) -> None:
-        """Calibrate if it is due."""
+        """Calibrate if it is due; a device that has failed keeps its last calibration."""
         assert self._first is not None
         now, first = self._now(), self._first.reference
         if now - self.calibration.reference > min(LATEST, max(SOONEST, self.calibration.reference - first)):
-            self.calibrate()
+            with contextlib.suppress(Exception):  # the run itself meets the device's error
+                self.calibrate()
 
     def track(self, key: object, what: str) -> StreamTrack:
         """Return the track of the stream with this key; `what` names a new one."""
@@ -111,6 +118,10 @@ class DeviceClock:
             self.recorder.describe("thread", tid=tid, name=name)
             self._tracks[key] = StreamTrack(self, tid, what)
         return self._tracks[key]
+
+    def consumer(self) -> StreamTrack:
+        """Return the track of the consumer's current stream: work on another one is no part of its time."""
+        return self.track((CONSUMER, self.device.current()), CONSUMER)
 
     def poll(self, seconds: float = 0.0) -> None:
         """Emit the marks that the device has reached; wait up to `seconds` for the rest."""
@@ -147,7 +158,7 @@ class StreamTrack:
                 mark, calibration, event = self._waiting.popleft()
                 self._last = max(self._last, calibration.host_time(mark))
                 self.clock.recorder.emit_at(self._last, self.tid, *event)
-        except RuntimeError:
+        except Exception:
             self._waiting.clear()
         finally:
             self._polling.release()
@@ -159,26 +170,37 @@ _clocks: dict[str, DeviceClock] = {}
 
 
 def clock_of(device: Device, loader: int) -> DeviceClock | None:
-    """Return the clock of `device` in this process's trace, None without a trace.
+    """Return the clock of `device` in this process's trace; None without a trace, or if the device gives no times.
 
-    Its next calibrations are emitted as events of `loader`.
+    Its next calibrations are emitted as events of `loader`. Why there is no clock is said on stderr: tracing must not
+    break the program.
     """
     recorder = active()
     if recorder is None:
         return None
     clock = _clocks.get(device.name)
     if clock is None or clock.recorder is not recorder or clock.pid != os.getpid():
-        clock = _clocks[device.name] = DeviceClock(device, recorder, loader)
+        try:
+            clock = _clocks[device.name] = DeviceClock(device, recorder, loader)
+        except Exception as error:
+            print(
+                f"minidl: device {device.name}: it gives no times, so its work is not traced: {error}", file=sys.stderr
+            )
+            return None
     clock.loader = loader
     return clock
 
 
 def flush() -> None:
-    """Emit the marks that the devices have reached, wait briefly for the rest, forget the clocks."""
+    """Emit the marks that the devices have reached, wait briefly for the rest, forget the clocks.
+
+    It raises no error of a device: one that has failed must not keep the trace from its end.
+    """
     while _clocks:
         _, clock = _clocks.popitem()
         if clock.pid == os.getpid():
-            clock.calibrate()
+            with contextlib.suppress(Exception):
+                clock.calibrate()
             clock.poll(FLUSH)
 
 

@@ -16,7 +16,7 @@ from minidl.device.nest import tensors_in
 from minidl.device.streams import Device, Mark, Stream
 from minidl.record.device_clock import DeviceClock
 from minidl.record.shared import Shared
-from minidl.record.spans import CONSUMER, batch_in_use
+from minidl.record.spans import batch_in_use
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 
@@ -45,7 +45,6 @@ class TracedStream:
         self._shared, self._inner, self._device, self._clock = shared, inner, device, clock
         self._simulated = int(device.simulated)
         self._side = clock.track(id(device), "copies")
-        self._consumer = clock.track(CONSUMER, CONSUMER)
         self._count = itertools.count()
         self._depth = 0  # enqueued and not handed out
         self._handed_out = 0
@@ -117,7 +116,8 @@ class TracedStream:
     def hand_over(self, tagged: _Tagged, ready: Any) -> Any:
         about = self._shared.loader, tagged.task, -1, tagged.turn, self._simulated
         outcome = None  # remains None if an interrupt leaves the batch in the stage
-        self._consumer.note(self._device.mark(True), ev.DEVICE_WAIT[0], *about)
+        consumer = self._clock.consumer()
+        consumer.note(self._device.mark(True), ev.DEVICE_WAIT[0], *about)
         try:
             batch = self._inner.hand_over(tagged.copied, ready)
             outcome = Outcome.DATA
@@ -125,7 +125,7 @@ class TracedStream:
             outcome = Outcome.ERROR
             raise
         finally:
-            self._consumer.note(self._device.mark(True), ev.DEVICE_WAIT[1], *about)
+            consumer.note(self._device.mark(True), ev.DEVICE_WAIT[1], *about)
             if outcome is not None:
                 self._left(tagged.task, outcome)
             self._clock.poll()

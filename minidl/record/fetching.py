@@ -19,7 +19,7 @@ def _key(index: Any) -> int:
 
 
 class TracedProgress:
-    """A `fetch.Progress` that emits a task's steps; each closes the one before it."""
+    """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it."""
 
     def __init__(self, emit: Emit, worker_id: int) -> None:
         self.emit = emit
@@ -35,6 +35,23 @@ class TracedProgress:
             code, x, y = self.open
             self.open = None
             self.emit(code, self.task, self.worker_id, x, y)
+
+    def initialising(self) -> None:
+        """worker_init_fn is called next."""
+        self._begin_without_task(ev.WORKER_INIT)
+
+    def opening(self) -> None:
+        """A fetcher is made next."""
+        self._begin_without_task(ev.MAKE_FETCHER)
+
+    def waiting(self) -> None:
+        """The worker waits for a message next."""
+        self._end_step()
+
+    def _begin_without_task(self, span: tuple[int, int]) -> None:
+        self._end_step()
+        self.task, self.open = -1, (span[1], 0, 0)
+        self.emit(span[0], -1, self.worker_id)
 
     def begin(self, task: int, index: Any) -> None:
         """Begin a task."""
@@ -75,12 +92,21 @@ class TracedWorkerProgress(WorkerProgress):
     watch: TracedProgress
     initialised: Callable[[], None] | None = None
 
+    def initialising(self) -> None:
+        super().initialising()
+        self.watch.initialising()
+
     def opening(self) -> None:
         """Making a fetcher; before the first one, worker_init_fn has been called."""
         super().opening()
         if self.initialised is not None:
             self.initialised()
             self.initialised = None
+        self.watch.opening()
+
+    def waiting(self) -> None:
+        WorkerProgress.waiting(self)
+        self.watch.waiting()
 
     def begin(self, task: int, index: Any) -> None:
         super().begin(task, index)

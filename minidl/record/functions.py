@@ -23,8 +23,9 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.tracefile import attachments
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack
-from minidl.tracefile.format import Ints, Rows, TraceError
+from minidl.tracefile.format import TraceError
 
 DEFAULT_MIN_US: Final = 10.0
 """Default of the shortest recorded call."""
@@ -87,7 +88,7 @@ class FunctionRecorder:
         self.bytes = 0
         begun = time.monotonic_ns()
         name = f"functions-{self.pid}-{begun}{attachments.SUFFIX}"
-        self._fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._saver = threading.Thread(target=self._save_now_and_then, name="minidl-functions", daemon=True)

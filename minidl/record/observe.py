@@ -28,6 +28,7 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.worker import _worker_loop
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
+from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
 
 from minidl import ports as plain_ports
@@ -42,7 +43,7 @@ from minidl.record.observed_channels import (
     watch_sharing,
 )
 from minidl.record.observed_loader import ObservedLoader
-from minidl.record.observed_worker import ObservedCollate, ObservedWorker
+from minidl.record.observed_worker import Announced, AnnouncedFetchers, ObservedWorker
 from minidl.record.ports import TracedPorts, facts, watch_new_shared
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
@@ -52,7 +53,9 @@ from minidl.tracefile import events as ev
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
     "worker_start": "the process is started",
-    "worker_ready": "the worker's first get: torch has seeded it and run worker_init_fn by then",
+    "worker_init": "worker_init_fn is looked up, to the making of the fetcher or the worker's next get",
+    "make_fetcher": "create_fetcher is looked up, to the worker's next get",
+    "worker_ready": "the worker's first get: torch has seeded and initialised it by then",
     "worker_gone": "the exit code, where the loader looks at the process",
     "index_put": "a put",
     "index_write": "the index queue's pipe",
@@ -237,6 +240,8 @@ def observed_iterators() -> Iterator[None]:
     def init_multi(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         given = loader.multiprocessing_context
         own = isinstance(self, _MinidlIterator) or isinstance(given, ObservedContext)
+        if not isinstance(self, _MinidlIterator):
+            _left.add(self)
         plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
 
     base.__init__, _TorchIterator.__init__ = init_base, init_multi  # type: ignore[method-assign]
@@ -244,6 +249,20 @@ def observed_iterators() -> Iterator[None]:
         yield
     finally:
         base.__init__, _TorchIterator.__init__ = plain_base, plain_multi  # type: ignore[method-assign]
+
+
+_left: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Observed iterators that the program still has."""
+
+
+def shut_down_observed() -> None:
+    """Shut the iterators down that a program left when it ended.
+
+    The collector would take them together with what else the program's globals held, in no certain order: their queues
+    may be gone when the sentinels are to be sent, and each worker is then waited for in vain and terminated.
+    """
+    for iterator in tuple(_left):
+        iterator._shutdown_workers()
 
 
 def _around(context: Any) -> ObservedContext:
@@ -342,5 +361,8 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     for name in ("index_queue", "data_queue", "done_event"):
         given[name].shared = ports
     counted = worker.by_index and given["auto_collation"]
-    given["collate_fn"] = ObservedCollate(worker, given["collate_fn"], counted)
+    given["collate_fn"] = Announced(given["collate_fn"], functools.partial(worker.collates, counted))
+    if given.get("init_fn") is not None:
+        given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
+    _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
     target(*call.args, **call.kwargs)

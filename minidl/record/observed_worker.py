@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
 from minidl.record.fetching import TracedProgress, count
@@ -35,7 +38,8 @@ class ObservedWorker:
         self.shared.emit(code, task, self.worker_id, x, y, z)
 
     def asks(self) -> None:
-        """Emit, at the first wait for a message, that the worker is ready."""
+        """Emit, at a wait for a message, that a step is over, and at the first one, that the worker is ready."""
+        self.progress.waiting()
         if not self.ready:
             self.ready = True
             self.emit(ev.WORKER_READY, -1, os.getpid(), self.parent, self.seed)
@@ -66,6 +70,10 @@ class ObservedWorker:
             self.left = True
             self.emit(ev.WORKER_EXIT, -1, ending)
 
+    def collates(self, counted: bool) -> None:
+        """Emit that collate_fn is called next. counted: the task has an index for each sample."""
+        self.progress.collate(self.samples if counted else -1)
+
     def answers(self, task: int, data: Any) -> None:
         """Emit that the task's result is about to be put."""
         outcome = outcome_of_torch(data)
@@ -89,18 +97,34 @@ def outcome_of_torch(data: Any) -> ev.Outcome:
     return ev.Outcome.ERROR if isinstance(data, ExceptionWrapper) else ev.Outcome.DATA
 
 
-class ObservedCollate:
-    """Stands for collate_fn in a worker.
+class Announced:
+    """Stands for a function of the user's in a worker; `announce` is called before it.
 
-    It emits when its `__call__` is looked up, so it has no frame in the traceback of an error of collate_fn.
+    That happens when its `__call__` is looked up, so it has no frame in the traceback of an error of the function.
     """
 
-    def __init__(self, worker: ObservedWorker, collate_fn: Callable[..., Any], counted: bool) -> None:
-        self.worker = worker
-        self.collate_fn = collate_fn
-        self.counted = counted
+    def __init__(self, function: Callable[..., Any], announce: Callable[[], None]) -> None:
+        self.function = function
+        self.announce = announce
 
     @property
     def __call__(self) -> Callable[..., Any]:
-        self.worker.progress.collate(self.worker.samples if self.counted else -1)
-        return self.collate_fn
+        self.announce()
+        return self.function
+
+
+class AnnouncedFetchers:
+    """Stands for torch's `create_fetcher` in a worker; each lookup by the worker's loop announces a new fetcher.
+
+    A loader that the user's dataset makes in the worker looks it up too, and announces none.
+    """
+
+    def __init__(self, loop: Callable[..., None], announce: Callable[[], None]) -> None:
+        self.loop = getattr(inspect.unwrap(loop), "__code__", None)
+        self.announce = announce
+        self.plain = _DatasetKind.create_fetcher
+
+    def __get__(self, instance: Any, owner: Any = None) -> Callable[..., Any]:
+        if sys._getframe(1).f_code is self.loop:
+            self.announce()
+        return self.plain

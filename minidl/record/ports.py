@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -63,10 +62,10 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         if (dealt := dealt_by(sampler)) is not None:
             self.emit(ev.SHARE, -1, -1, *dealt[1])
-        return TracedSampler(self, iter(sampler))
+        return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
         self.alone = True
@@ -101,7 +100,7 @@ class TracedPorts(Shared, ports.Ports):
     def _enter_worker(self, worker_id: int, seed: int) -> None:
         recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         watch_new_shared(self, worker_id)
-        self.emit(ev.WORKER_READY, -1, worker_id, os.getpid(), os.getppid(), seed)
+        self.seed = seed
         if self.config.functions_min_us is not None:
             functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 

@@ -248,7 +248,7 @@ class Recorder:
             want = min(want, self._ring)
         size = HEADER_BYTES + want * SLOT_BYTES
         # The file is made once: if it has been deleted since, the trace is gone, and a new file would belong to none.
-        fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o644)
+        fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o600)
         try:
             old = os.fstat(fd).st_size
             if old < size:
@@ -344,7 +344,7 @@ class Recorder:
         except (TypeError, ValueError, RecursionError) as error:
             line = json.dumps({"kind": "refused", "code": -1, "values": f"{facts['kind']}: {error}"})
         data = line.encode("ascii") + b"\n"
-        fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -457,7 +457,7 @@ def number_loader(directory: str) -> int:
     forked ranks, never get the same number. If that fails, this process counts by itself.
     """
     try:
-        fd = os.open(os.path.join(directory, LOADERS), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(os.path.join(directory, LOADERS), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, b"\n")
             number = os.lseek(fd, 0, os.SEEK_CUR)  # the end of this write, even if other processes write
@@ -478,9 +478,10 @@ def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
     taken = TraceError(f"{path} already holds a trace: give another directory, or delete this one first")
     draft = path / f".{MANIFEST}.{secrets.token_hex(4)}"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, parents=True, exist_ok=True)
         if (path / MANIFEST).exists() or any(path.glob("*" + EVENTS_SUFFIX)):
             raise taken
+        draft.touch(0o600)
         draft.write_text(json.dumps(_manifest() | facts, indent=1, default=repr) + "\n")
         try:
             os.link(draft, path / MANIFEST)  # unlike a rename, fails if another process was faster

@@ -56,18 +56,23 @@ def trace(
         yield path
     finally:
         if not finalizing():
-            if own_functions is not None:
-                own_functions.finish()
             undo()
-            _end(recording)
+            try:
+                if own_functions is not None:
+                    own_functions.finish()
+            finally:
+                _end(recording)
 
 
 def _end(recording: recorder.Recorder) -> None:
-    for loader in tuple(live):
-        loader.emit_gone()
-    device_clock.flush()
-    recording.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
-    recorder.stop()
+    """Write what is left and stop; whatever fails, the recording stops, so that another trace can begin."""
+    try:
+        for loader in tuple(live):
+            loader.emit_gone()
+        device_clock.flush()
+        recording.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
+    finally:
+        recorder.stop()
 
 
 def _new_ports(config: TraceConfig) -> TracedPorts:

@@ -70,10 +70,14 @@ class Span(Unrecorded):
         self._recorder.emit(ev.COMPUTE[1], *self._about)
 
     def _mark(self, code: int) -> None:
-        if self._track is not None:
-            clock, track = self._track
+        if self._track is None:
+            return
+        clock, track = self._track
+        try:
             track.note(clock.device.mark(True), code, *self._about, int(clock.device.simulated))
-            track.poll()
+        except Exception:  # the device has failed; an error of the user's code must not be replaced by that
+            self._track = None
+        track.poll()
 
 
 def span(name: str, device: str | int | torch.device | None = None) -> Unrecorded:
@@ -86,14 +90,10 @@ def span(name: str, device: str | int | torch.device | None = None) -> Unrecorde
     return _UNRECORDED if recorder is None else Span(recorder, name, device)
 
 
-CONSUMER = "compute"
-"""Name of the track of the stream in which the user's code runs."""
-
-
 def _consumer_track(device: str | int | torch.device) -> tuple[DeviceClock, StreamTrack] | None:
     port = _port(device)
     clock = None if port is None else clock_of(port, batch_in_use.loader)
-    return None if clock is None else (clock, clock.track(CONSUMER, CONSUMER))
+    return None if clock is None else (clock, clock.consumer())
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from minidl.record import recorder
 from minidl.recordings.images import Images, Shards
 from minidl.recordings.training import Setting, Training, in_the_step, network
 
-Program = Callable[[Setting], None]
+Program = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,18 @@ def tell(name: str, setting: Setting) -> None:
     recording.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
 
 
-def _scene(name: str, shows: str) -> Callable[[Program], Program]:
-    """Declare a program as a recording; all of it is traced."""
+def _scene(name: str, shows: str, **options: Any) -> Callable[[Program], Program]:
+    """Declare a program, called with the setting and the options, as a recording; all of it is traced.
+
+    Of several recordings of one program, the lowest is declared first.
+    """
 
     def declare(program: Program) -> Program:
         def record(setting: Setting, directory: Path) -> Path:
             setting.images()  # drawn before the trace begins
             with minidl.trace(directory):
                 tell(name, setting)
-                program(setting)
+                program(setting, **options)
             return directory
 
         SCENES[name] = Recording(name, shows, record)
@@ -128,22 +131,16 @@ def _starved(setting: Setting) -> None:
 
 
 # --- Order ------------------------------------------------------------------------------------------------------------
-def _one_slow_sample(setting: Setting, in_order: bool) -> None:
-    slow = {setting.batch_size * 9 + 3: 0.6}  # of batch 9
-    with setting.loader(setting.images(slow=slow), 4, in_order=in_order) as loader:
-        Training(setting).epoch(setting.to_device(loader))
-
-
+@_scene(
+    "head-of-line-out-of-order", "the same sample with in_order=False: the batches behind it overtake", in_order=False
+)
 @_scene(
     "head-of-line-in-order", "one sample takes 0.6 s longer: finished batches wait behind it, and their workers too"
 )
-def _in_order(setting: Setting) -> None:
-    _one_slow_sample(setting, True)
-
-
-@_scene("head-of-line-out-of-order", "the same sample with in_order=False: the batches behind it overtake")
-def _out_of_order(setting: Setting) -> None:
-    _one_slow_sample(setting, False)
+def _one_slow_sample(setting: Setting, in_order: bool = True) -> None:
+    slow = {setting.batch_size * 9 + 3: 0.6}  # of batch 9
+    with setting.loader(setting.images(slow=slow), 4, in_order=in_order) as loader:
+        Training(setting).epoch(setting.to_device(loader))
 
 
 # --- Copies -----------------------------------------------------------------------------------------------------------
@@ -196,21 +193,13 @@ _usual("packed", "the same images in one tensor", 4, transform=_unchanged, prepa
 
 
 # --- Epochs -----------------------------------------------------------------------------------------------------------
+@_scene("respawn", "three epochs, workers and pin thread started again for each", persistent=False)
+@_scene("persistent", "three epochs, workers and pin thread kept", persistent=True)
 def _three_epochs(setting: Setting, persistent: bool) -> None:
     training = Training(setting)
     with setting.loader(setting.images(setting.batches // 4), 4, persistent_workers=persistent) as loader:
         for _ in range(3):
             training.epoch(setting.to_device(loader))
-
-
-@_scene("persistent", "three epochs, workers and pin thread kept")
-def _persistent(setting: Setting) -> None:
-    _three_epochs(setting, True)
-
-
-@_scene("respawn", "three epochs, workers and pin thread started again for each")
-def _respawn(setting: Setting) -> None:
-    _three_epochs(setting, False)
 
 
 @_scene("iterable-uneven-shards", "an iterable dataset whose four workers run out of data one after the other")
@@ -252,6 +241,14 @@ def _until_noticed(batches: Iterator[Any], training: Training, at: int, what: Ca
     raise AssertionError("the loader did not notice what became of its worker")
 
 
+@_scene(
+    "worker-sigstopped", "worker 1 is stopped: it lives, sends nothing, and the loader's timeout names it",
+    number=signal.SIGSTOP, timeout=1.5,
+)  # fmt: skip
+@_scene(
+    "worker-sigkilled", "worker 1 is killed in the middle of the epoch, and the loader finds it dead",
+    number=signal.SIGKILL,
+)  # fmt: skip
 def _signalled(setting: Setting, number: signal.Signals, timeout: float = 0) -> None:
     """Send a signal to worker 1 after six batches; wake it at the end, if it lives."""
     training = Training(setting)
@@ -263,16 +260,6 @@ def _signalled(setting: Setting, number: signal.Signals, timeout: float = 0) -> 
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-@_scene("worker-sigkilled", "worker 1 is killed in the middle of the epoch, and the loader finds it dead")
-def _sigkilled(setting: Setting) -> None:
-    _signalled(setting, signal.SIGKILL)
-
-
-@_scene("worker-sigstopped", "worker 1 is stopped: it lives, sends nothing, and the loader's timeout names it")
-def _sigstopped(setting: Setting) -> None:
-    _signalled(setting, signal.SIGSTOP, timeout=1.5)
 
 
 @dataclass(frozen=True)

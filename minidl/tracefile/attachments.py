@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.words import plain
 
 FORMAT: Final = 1

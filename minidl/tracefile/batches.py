@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import Message, Place
-from minidl.tracefile.format import Bools, Ints, Rows
 
 Steps = tuple[Ints, Ints]
 """A counter: times (ns, CLOCK_MONOTONIC) at which it changes, and to what."""
@@ -61,8 +61,7 @@ def latest(keys: Ints, times: Ints, wanted: Ints, when: Ints, early: Bools | boo
     found = np.where(early, at(False), at(True)) if np.any(early) else at(True)
     inside = (found >= 0) & (found < len(order))
     found = np.where(inside, found, 0)
-    out: Ints = np.where(inside & (known[mine] == wanted) & (group[found] == mine), order[found], -1)
-    return out
+    return np.where(inside & (known[mine] == wanted) & (group[found] == mine), order[found], -1)
 
 
 def epochs(events: Rows, loader: npt.NDArray[Any], time: Ints) -> Ints:
@@ -81,8 +80,7 @@ def keys(loader: npt.NDArray[Any], epoch: Ints, task: Ints) -> Ints:
 
     Tasks and epochs stay below 2**31 and 2**16; a task of -1 counts as 0, and so does an epoch of -1 before 0.
     """
-    key: Ints = (loader.astype(np.int64) << 47) + ((epoch + 1) << 31) + np.maximum(task, 0)
-    return key
+    return (loader.astype(np.int64) << 47) + ((epoch + 1) << 31) + np.maximum(task, 0)
 
 
 def keys_at(events: Rows, rows: Rows, time: Ints) -> Ints:
@@ -143,8 +141,7 @@ class Batches:
 
 
 def _of_task(group: npt.NDArray[Any], task: Ints) -> Ints:
-    key: Ints = (group.astype(np.int64) << 44) | (task & ((1 << 44) - 1))
-    return key
+    return (group.astype(np.int64) << 44) | (task & ((1 << 44) - 1))
 
 
 # --- Counters ---------------------------------------------------------------------------------------------------------

@@ -322,8 +322,8 @@ WORKER_START = _span(
     "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
-    "the worker is seeded and initialised and is about to enter its loop",
-    "worker:_worker_loop", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "the worker is seeded and initialised and enters its loop",
+    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
@@ -364,6 +364,16 @@ TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed; text is the error's last line",
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
+WORKER_INIT = _span(
+    86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", ""),
+    "the worker, which is seeded, calls the user's worker_init_fn",
+    ("worker:initialise", "worker:make_fetcher, worker:run"), "_utils.worker:_worker_loop", "1 §2.4.5", stage="init",
+)  # fmt: skip
+MAKE_FETCHER = _span(
+    88, "make_fetcher", Track.WORKER, "#8e1e64", "worker", ("", ""),
+    "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
+    ("worker:make_fetcher", "worker:run, worker:resume"), "dataloader:create_fetcher", "1 §2.4.5", stage="fetcher",
+)  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
@@ -452,6 +462,25 @@ CLOCK_CALIBRATION = _instant(
     "a mark of the device was bracketed by the host's clock: it lay at `reference`, give or take `error`; drift: how "
     "far the two clocks have gone apart since the last one",
     "record.device_clock:calibrate", "", "")  # fmt: skip
+
+# --- A loader's state -------------------------------------------------------------------------------------------------
+RESUMED = _instant(
+    140, "resumed", Track.LOADER, _VIOLET, "", "yielded:batches turn behind:batches",
+    "the epoch goes on where another loader's was left: batches yielded there, the worker whose turn is first, batches "
+    "that the workers fetch again and drop",
+    "iterators:_reset, iterators:__init__", "", "4 §iterator")  # fmt: skip
+STATE_PUT = _instant(
+    141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
+    "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",
+    "worker:work", "", "4 §iterator")  # fmt: skip
+STATE_KEPT = _instant(
+    142, "state_kept", Track.LOADER, _VIOLET, "task worker", "number",
+    "the batch that this state came with is yielded: from here on it is the worker's state",
+    "resume:_catch_up", "", "4 §iterator")  # fmt: skip
+STATE_TAKEN = _instant(
+    143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
+    "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
+    "stateful:saved", "", "4 §iterator")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(

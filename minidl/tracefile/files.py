@@ -7,6 +7,7 @@ never used as paths. A live file is read twice, and a slot counts if both readin
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
@@ -174,24 +175,39 @@ def _members(plain: bytes, problems: list[str]) -> Iterator[tuple[str, bytes]]:
         at += size + -size % tarfile.BLOCKSIZE
 
 
-def write_packed(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
-    """Write the named files as one packed trace and return its path, with its suffix added if it is missing.
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Give the path of a draft beside `target`, with its suffix; it takes the target's place if the block succeeds.
 
-    A file that is there is replaced once the new one is whole. The same members give the same bytes.
+    What was there before is kept until then, also after Ctrl-C or on a full disk. Raises OSError as `open` does.
     """
-    target = path if path.suffix == PACKED_SUFFIX else path.with_name(path.name + PACKED_SUFFIX)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        with (
-            draft.open("wb") as file,
-            gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
-            tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-        ):
-            for name, data in members:
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+        yield draft
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def write_packed(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    """Write the named files as one packed trace and return its path, with its suffix added if it is missing.
+
+    A file that is there is replaced once the new one is whole. Only its owner can read it. The same members give the
+    same bytes.
+    """
+    target = path if path.suffix == PACKED_SUFFIX else path.with_name(path.name + PACKED_SUFFIX)
+    with (
+        whole(target) as draft,
+        open(draft, "wb", opener=_private) as file,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
     return target
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -19,13 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.void]
-"""Events, spans or slices: a structured array."""
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.intp]
-"""Of events, in the array that holds them."""
+from minidl.tracefile.arrays import Rows
 
 FORMAT_VERSION: Final = 1
 """Version of the record layout and of the files around it; written into each trace's manifest."""

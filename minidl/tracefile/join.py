@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.files import Files, read_files
@@ -33,7 +34,6 @@ from minidl.tracefile.format import (
     PACKED_SUFFIX,
     SIDE_SUFFIX,
     Header,
-    Ints,
     TraceError,
     parts_of,
     records,
@@ -108,11 +108,7 @@ class Member:
 
     @property
     def world_size(self) -> int | None:
-        sizes = [self.manifest.get("world_size"), *(one.get("world_size") for one in self._told())]
-        return next((size for size in sizes if type(size) is int and size > 0), None)
-
-    def _told(self) -> list[dict[str, Any]]:
-        return [*self.trace.described("clock"), *self.trace.loaders.values()]
+        return next((size for size in told(self.trace, "world_size") if size > 0), None)
 
     def readings(self) -> list[tuple[int, int, int]]:
         """Return (at, offset, error), ns, of each alignment with plausible numbers."""
@@ -131,12 +127,15 @@ class Member:
 
 def rank_of(trace: Trace) -> int | None:
     """Return the rank that recorded a trace: by its environment, its process group, or its path; None = unknown."""
-    told = [trace.manifest, *trace.described("clock"), *trace.loaders.values()]
-    for facts in told:
-        if type(rank := facts.get("rank")) is int:
-            return rank
     named = _NAMED.search(trace.path.name)
-    return int(named[1]) if named else None
+    return next(told(trace, "rank"), int(named[1]) if named else None)
+
+
+def told(trace: Trace, name: str) -> Iterator[int]:
+    """Yield each number of this name, "rank" or "world_size", that environment, process group and iterators give."""
+    for facts in (trace.manifest, *trace.described("clock"), *trace.loaders.values()):
+        if type(number := facts.get(name)) is int:
+            yield number
 
 
 def traces_in(paths: Iterable[Path]) -> list[Path]:
@@ -425,7 +424,7 @@ def _write(output: Path, files: Files) -> Path:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise TraceError(f"merge: {output} is there already: give another place with -o")
     draft = output.with_name(f".{output.name}.{os.getpid()}")
-    draft.mkdir(parents=True)
+    draft.mkdir(0o700, parents=True)
     try:
         for stem, data in files.side.items():
             (draft / (stem + SIDE_SUFFIX)).write_bytes(data)

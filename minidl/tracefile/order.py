@@ -22,9 +22,9 @@ from typing import Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import latest
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import ends
 
@@ -111,9 +111,7 @@ class Order:
     def _previous(self) -> Ints:
         out = np.full(len(self.events), -1, np.int64)
         order = np.lexsort((self.rank, self.events["tid"], self.process))
-        same = (self.process[order][1:] == self.process[order][:-1]) & (
-            self.events["tid"][order][1:] == self.events["tid"][order][:-1]
-        )
+        same = ~starts(self.process[order], self.events["tid"][order])[1:]
         out[order[1:][same]] = order[:-1][same]
         return out
 
@@ -223,8 +221,7 @@ class Order:
     @cached_property
     def times(self) -> Ints:
         """ns of each event, on the clock of the trace's first process."""
-        out: Ints = self.events["time"] + self.offsets[self.process]
-        return out
+        return self.events["time"] + self.offsets[self.process]
 
     @cached_property
     def offsets(self) -> Ints:

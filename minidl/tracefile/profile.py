@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.tracefile import attachments
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.attachments import LATEST, SLICE, Attachment, Name, SliceTrack
-from minidl.tracefile.format import Rows, TraceError
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
 from minidl.tracefile.files import Files, read_files, write_packed
@@ -32,10 +33,7 @@ from minidl.tracefile.format import (
     RECORD,
     ROW,
     SIDE_SUFFIX,
-    Bools,
     Header,
-    Ints,
-    Rows,
     TraceError,
     errno_in_words,
     events_file,
@@ -47,7 +45,7 @@ from minidl.tracefile.format import (
 from minidl.tracefile.order import Order
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
-from minidl.tracefile.words import counted, duration, name_of, value_of
+from minidl.tracefile.words import counted, duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +73,8 @@ class Trace:
 
     manifest: dict, as written where the run began. events: array of ROW, by time. processes: by start.
     threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters. attachments: what
-    other recorders saw, by name; they are read when asked for their slices.
+    other recorders saw, by name; they are read when asked for their slices. lines: all that was described, in each
+    process's order, with "process" (index) added.
     problems: what the trace lacks, in words.
     """
 
@@ -88,10 +87,10 @@ class Trace:
         self.strings: dict[tuple[int, int], str] = {}
         self.loaders: dict[int, dict[str, Any]] = {}
         self.attachments: list[Attachment] = sorted(files.attachments, key=lambda one: one.name)
-        self._lines: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self._files = Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
-        for stem in sorted(files.side.keys() | files.events.keys(), key=_start_of):
+        for stem in sorted(files.side.keys() | files.events.keys(), key=lambda stem: parts_of(stem)[::-1]):
             pid, start = parts_of(stem)
             process = Process(pid=pid, start_ns=start, file=stem)
             self.processes.append(process)
@@ -166,7 +165,7 @@ class Trace:
             self.problems.append(
                 f"pid {process.pid}: an event did not fit a record: code {facts['code']}, {facts['values']}"
             )
-        self._lines.append({**facts, "kind": kind, "process": index})
+        self.lines.append({**facts, "kind": kind, "process": index})
 
     def _place_ranks(self) -> None:
         """Give each process and each iterator its rank: a worker's is its iterator's, which is its process's."""
@@ -193,38 +192,45 @@ class Trace:
             return np.empty(0, ROW)
         assert data is not None
         process.header = header = Header.read(data)
-        process.lost, lost_lines, errno, ring = header.lost_events, header.lost_lines, header.errno, header.ring
         slots = records(data)
-        rows = _valid(slots, ring)
+        rows = _valid(slots, header.ring)
         process.events = len(rows)
-        truncated = len(slots) < header.slots
-        if process.lost or truncated:
-            whole = _before_a_gap(rows) if truncated else rows
-            process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
-        if process.lost:
-            self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {errno_in_words(errno)}")
-        if lost_lines:
-            self._lack(process, f"{counted(lost_lines, 'description')} could not be recorded: {errno_in_words(errno)}")
-        if truncated:
-            self._lack(process, f"its events file is truncated: {len(slots)} of {header.slots} slots are there")
+        self._note_end(process, header, slots, rows)
         if len(rows):
-            last = int(rows["seq"][-1])
-            overwritten = max(0, last - ring) if ring else 0
-            if overwritten:
-                process.lost += overwritten
-                process.whole_from = int(rows["time"][0])
-                self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
-            if last - overwritten > len(rows):
-                gaps = last - overwritten - len(rows)
-                self._lack(
-                    process, f"{counted(gaps, 'event')} missing: begun and never completed, or changed while being read"
-                )
+            self._note_ring(process, header.ring, rows)
         out = np.empty(len(rows), ROW)
         for name in RECORD.names or ():
             out[name] = rows[name]
         out["pid"] = process.pid
         out["process"] = index
         return out
+
+    def _note_end(self, process: Process, header: Header, slots: Rows, rows: Rows) -> None:
+        """Note what a process could not record, and what was cut off its file."""
+        process.lost, reason = header.lost_events, errno_in_words(header.errno)
+        truncated = len(slots) < header.slots
+        if process.lost or truncated:
+            whole = _before_a_gap(rows) if truncated else rows
+            process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
+        if process.lost:
+            self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {reason}")
+        if header.lost_lines:
+            self._lack(process, f"{counted(header.lost_lines, 'description')} could not be recorded: {reason}")
+        if truncated:
+            self._lack(process, f"its events file is truncated: {len(slots)} of {header.slots} slots are there")
+
+    def _note_ring(self, process: Process, ring: int, rows: Rows) -> None:
+        """Note what was overwritten, and what is missing between the oldest record and the newest."""
+        last = int(rows["seq"][-1])
+        overwritten = max(0, last - ring) if ring else 0
+        if overwritten:
+            process.lost += overwritten
+            process.whole_from = int(rows["time"][0])
+            self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
+        if gaps := max(0, last - overwritten - len(rows)):
+            self._lack(
+                process, f"{counted(gaps, 'event')} missing: begun and never completed, or changed while being read"
+            )
 
     def _lack(self, process: Process, what: str) -> None:
         process.note = f"{process.note}; {what}" if process.note else what
@@ -251,14 +257,9 @@ class Trace:
         lacks = f", {counted(len(self.problems), 'problem')}" if self.problems else ""
         return f"<Trace {self.path}: {who or 'no processes'}; {counted(len(self), 'event')} in {duration(took)}{lacks}>"
 
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """All that was described, in each process's order, with "process" (index) added."""
-        return self._lines
-
     def described(self, kind: str) -> list[dict[str, Any]]:
-        """All that was described under `kind`, in each process's order, with "process" (index) added."""
-        return [line for line in self._lines if line["kind"] == kind]
+        """Those of `lines` that are of this kind."""
+        return [line for line in self.lines if line["kind"] == kind]
 
     def text(self, row: np.void) -> str:
         """The text that an event of `events` carries in its string field; "" if it has none."""
@@ -266,16 +267,6 @@ class Trace:
             if own.unit == "string":
                 return self.strings.get((int(row["process"]), int(row[column])), "")
         return ""
-
-    def in_words(self, row: np.void) -> str:
-        """An event of `events` in a line: "+0.0012 s  worker 0 (pid 71)  fetch end  task 3  worker 0  outcome=data"."""
-        since = int(row["time"]) - int(self.events["time"][0])
-        parts = [f"+{since / 1e9:.6f} s", self.processes[row["process"]].name, name_of(int(row["code"]))]
-        parts += [f"{key} {row[key]}" for key in ("task", "worker") if row[key] >= 0]
-        for column, own in zip("xyz", EVENTS[int(row["code"])].fields, strict=False):
-            value = repr(self.text(row)) if own.unit == "string" else value_of(own, int(row[column]))
-            parts.append(f"{own.name}={value}")
-        return "  ".join(parts)
 
     def select(self, name: str, phase: Phase | None = None) -> Rows:
         """The events called `name`, of one phase or of all. Raises KeyError if the table has no such event."""
@@ -408,13 +399,7 @@ class Trace:
 
 def _per_code(codes: npt.NDArray[np.uint16], what: Callable[[Event], str]) -> npt.NDArray[np.object_]:
     table = np.array([what(EVENTS[c]) if c in EVENTS else "" for c in range(max(EVENTS) + 1)], dtype=object)
-    out: npt.NDArray[np.object_] = table[codes]
-    return out
-
-
-def _start_of(stem: str) -> tuple[int, int]:
-    pid, start = parts_of(stem)
-    return start, pid
+    return table[codes]
 
 
 def _text(value: object) -> str:

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.events import EVENTS, Event, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
 
 SPAN = np.dtype(
     [
@@ -79,10 +79,7 @@ def _match(events: Rows, index: Ints, keys: list[str], end_of: Ints) -> None:
     is_begin = _BEGIN[codes]
     columns = [np.where(is_begin, codes, codes - 1), *(events[key][index] for key in keys)]
     order = np.lexsort(columns)
-    new = np.zeros(len(order), bool)
-    for column in columns:
-        new[1:] |= column[order][1:] != column[order][:-1]
-    group = np.cumsum(new)
+    group = np.cumsum(starts(*(column[order] for column in columns)))
     step = np.where(is_begin, 1, -1)[order]
     depth = np.cumsum(step) + (step < 0)  # after a begin, before an end: the same number for the two of a pair
     inner = np.lexsort((depth, group))
@@ -116,6 +113,11 @@ def durations(spans: Rows) -> Ints:
     """How long each span took, ns; spans without an end must be left out before."""
     took: Ints = spans["end"] - spans["begin"]
     return took
+
+
+def total(spans: Rows) -> int:
+    """How long the spans took together, ns."""
+    return int(durations(spans).sum())
 
 
 # --- Nesting ----------------------------------------------------------------------------------------------------------

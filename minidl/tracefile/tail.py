@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from minidl.tracefile.format import HEADER_BYTES, MAGIC, RECORD, SLOT_BYTES, Header, Rows, slots_of
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.format import HEADER_BYTES, MAGIC, RECORD, SLOT_BYTES, Header, slots_of
 
 BLOCK: Final = 64
 """Slots that are searched together for the newest event: a single slot may stay empty for good."""
@@ -74,8 +75,7 @@ def _agreed(fd: int, begin: int, end: int, slots: int) -> Rows:
         first, last = begin % slots, (end - 1) % slots + 1
         parts = [(first, last)] if first < last else [(first, slots), (0, last)]
         data = b"".join(os.pread(fd, (b - a) * SLOT_BYTES, HEADER_BYTES + a * SLOT_BYTES) for a, b in parts)
-        rows: Rows = np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], RECORD)
-        return rows
+        return np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], RECORD)
 
     if end <= begin:
         return np.empty(0, RECORD)

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.format import Rows
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import doing, duration, listed
@@ -22,12 +22,17 @@ POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
 """Waits that end with nothing now and then, and begin again."""
 
 
-def open_spans(trace: Trace, spans: Rows | None = None) -> list[str]:
-    """In words, for each thread with a span open when the trace or its process ends: the innermost one, how long."""
+def open_spans(trace: Trace, spans: Rows | None = None, worker: tuple[int, int] | None = None) -> list[str]:
+    """In words, for each thread with a span open when the trace or its process ends: the innermost one, how long.
+
+    worker: only of this one, (loader, worker).
+    """
     last = int(trace.events["time"][-1]) if len(trace) else 0
     out = []
     alive = left_alive(trace)
     for process, row, ended in _innermost(trace, spans):
+        if worker not in (None, (process.loader, process.worker)):
+            continue
         if process.whole_until:
             since = duration(last - process.whole_until)
             out.append(f"{process.name} was {doing(row)} when its recording stopped, {since} before that")

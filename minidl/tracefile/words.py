@@ -81,6 +81,8 @@ _DOING: Final = {
     ev.RESULT_REBUILD[0]: "rebuilding task {task}",
     ev.PIN[0]: "pinning task {task}",
     ev.WORKER_START[0]: "starting worker {worker}",
+    ev.WORKER_INIT[0]: "in worker_init_fn",
+    ev.MAKE_FETCHER[0]: "making its fetcher (an iterable dataset's __iter__)",
     ev.SAMPLER_NEXT[0]: "asking the sampler",
 }
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, Name, Slices, SliceTrack, places
-from minidl.tracefile.format import Ints
 from minidl.tracefile.spans import stack
 from minidl.views.template import ANY, AT, US, compact, filled, us
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import (
     NEVER,
     Batches,
@@ -38,7 +39,7 @@ from minidl.tracefile.batches import (
     sums,
 )
 from minidl.tracefile.events import EVENTS, Event, Field, Message, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
+from minidl.tracefile.files import whole
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
@@ -96,7 +97,7 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | N
     progress is called after each kind of event.
     """
     target = Path(path)
-    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with whole(target) as draft, draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(_Export(trace).document(progress))
     return target
 
@@ -210,7 +211,7 @@ class _Export:
             for (owner, tid), thread in self.trace.threads.items():
                 if owner == process.pid:
                     name("thread_name", pid, tid, name=feeders.get((index, tid), thread))
-        for index, tid, loader in _distinct(self._spans_of(ev.CONSUMER[0]), "process", "tid", "loader"):
+        for index, tid, loader in distinct(self._spans_of(ev.CONSUMER[0]), "process", "tid", "loader"):
             track = self._track(index, tid, loader)
             name("thread_name", self.pids[index], track, name=self.named("consumer", loader))
         for title, pid in self.attached.processes.items():
@@ -234,7 +235,7 @@ class _Export:
 
     def _index_feeders(self) -> dict[tuple[int, int], str]:
         """Return (process, tid) -> name of the threads that feed index queues: all have the same name in Python."""
-        found = _distinct(self._spans_of(ev.INDEX_WRITE[0]), "process", "tid", "loader", "worker")
+        found = distinct(self._spans_of(ev.INDEX_WRITE[0]), "process", "tid", "loader", "worker")
         return {
             (process, tid): self.named(f"feeder to worker {worker}", loader)
             for process, tid, loader, worker in found
@@ -278,7 +279,7 @@ class _Export:
             if not is_named(event):
                 yield name, rows
                 continue
-            for process, text in _distinct(self.spans[rows], "process", "bx"):
+            for process, text in distinct(self.spans[rows], "process", "bx"):
                 title = name.replace(event.name, self.trace.strings.get((process, text)) or event.name)
                 yield title, rows & (self.spans["process"] == process) & (self.spans["bx"] == text)
 
@@ -428,7 +429,7 @@ class _Export:
         gets = gets[gets["x"] == message]
         rows = np.concatenate([puts, gets])
         changes = np.concatenate([np.ones(len(puts), np.int64), np.full(len(gets), -1, np.int64)])
-        for loader, worker in _distinct(rows, "loader", "worker"):
+        for loader, worker in distinct(rows, "loader", "worker"):
             mine = (rows["loader"] == loader) & (rows["worker"] == worker)
             process = self._process_of(loader, worker)
             title = name if process != self.home.get(loader) else f"{name} of worker {worker}"
@@ -443,12 +444,6 @@ class _Export:
 
 
 _BEGIN, _END = ("bx", "by", "bz"), ("ex", "ey", "ez")
-
-
-def _distinct(rows: Rows, *names: str) -> list[list[int]]:
-    """Return the combinations of values that the columns have, sorted."""
-    found: list[list[int]] = np.unique(np.stack([rows[n].astype(np.int64) for n in names], axis=1), axis=0).tolist()
-    return found
 
 
 def _names(event: Event, rows: Rows, mine: Bools, prefix: str) -> Iterator[tuple[str, Bools]]:
@@ -467,7 +462,7 @@ def _room(rows: Rows) -> Ints:
     order = np.lexsort((np.arange(len(rows)), rows["tid"], rows["process"]))
     out = np.full(len(rows), ANCHOR_NS, np.int64)
     process, tid, time = (rows[name][order] for name in ("process", "tid", "time"))
-    same = (process[1:] == process[:-1]) & (tid[1:] == tid[:-1])
+    same = ~starts(process, tid)[1:]
     out[order[:-1]] = np.where(same, np.minimum(time[1:] - time[:-1], ANCHOR_NS), ANCHOR_NS)
     return out
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -85,8 +85,9 @@ def _on(track: Track) -> Bools:
 
 _IN_WORKER = table_of(
     [
-        *(*ev.INDEX_GET, *ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
-        *(ev.WORKER_READY, ev.RESULT_PUT, ev.WORKER_EXIT),
+        *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
+        *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
+        *(ev.RESULT_PUT, ev.WORKER_EXIT),
     ]
 )
 """Events that only a worker emits, with its own number. (A sample is also fetched without workers: with number -1.)"""
@@ -220,8 +221,7 @@ class Layout:
         kind[code == ev.EPOCH[0]] = LaneKind.EPOCHS
         below = np.where(kind >= LaneKind.WORKER, (np.clip(worker, 0, 1 << 30) << 1) | (kind == LaneKind.FEEDER), 0)
         below = np.where(kind == LaneKind.DEVICE, rows["tid"].astype(np.int64) - ev.DEVICE_TID, below)
-        key: Ints = (((self.crew.slot[at] << 3) | np.minimum(kind, LaneKind.WORKER)) << 32) | below
-        return key
+        return (((self.crew.slot[at] << 3) | np.minimum(kind, LaneKind.WORKER)) << 32) | below
 
     def stack(self, begin: Ints, until: Ints) -> tuple[Ints, tuple[Lane, ...]]:
         """Return the row of each span within its lane, and the lanes. begin, until: of each span's bar.

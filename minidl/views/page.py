@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
+from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
-from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import paint
 from minidl.views.scene import FADING, FATES, Scene, alarm, is_named, number_column, scene_of, title_of
@@ -65,7 +66,8 @@ class Page(str):
         if path is None:
             return self
         target = Path(path)
-        target.write_text(self, encoding="utf-8")
+        with whole(target) as draft:
+            draft.write_text(self, encoding="utf-8")
         return target
 
 
@@ -247,11 +249,10 @@ def _texts(scene: Scene) -> dict[str, int]:
     return texts
 
 
-def _named(scene: Scene) -> list[tuple[int, int]]:
+def _named(scene: Scene) -> list[list[int]]:
     """Return (process, number in it) of each text that a bar has, without repetition."""
     spans = scene.spans[scene.bars["span"][np.isin(scene.bars["code"], _NAMED)]]
-    pairs = np.stack([spans["process"], spans["bx"]], axis=1).astype(np.int64)
-    return [(process, number) for process, number in np.unique(pairs, axis=0).tolist()]
+    return distinct(spans, "process", "bx")
 
 
 # --- The numbers ----------------------------------------------------------------------------------------------------
@@ -301,13 +302,7 @@ def _mark_columns(scene: Scene) -> Columns:
 
 def _runs(rows: Rows, *keys: str) -> list[list[int]]:
     """Return where the rows with the same keys are: [*keys, first, count]."""
-    if not len(rows):
-        return []
-    new = np.zeros(len(rows), bool)
-    new[0] = True
-    for key in keys:
-        new[1:] |= rows[key][1:] != rows[key][:-1]
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(starts(*(rows[key] for key in keys)))
     count = np.diff(np.append(first, len(rows)))
     runs: list[list[int]] = np.stack([*(rows[key][first] for key in keys), first, count], axis=1).tolist()
     return runs

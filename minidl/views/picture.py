@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.tracefile.format import Ints, Rows
+from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
 from minidl.views.layout import LaneKind
@@ -228,11 +228,11 @@ class _Drawing:
     def _bars(self, axes: Axes) -> None:
         scene = self.scene
         wide, columns = per_pixel(scene.bars, scene.begin, scene.end, self.pixels)
-        for lane, row in _kinds(columns, "lane", "row"):
+        for lane, row in distinct(columns, "lane", "row"):
             self._columns(axes, columns[(columns["lane"] == lane) & (columns["row"] == row)], lane, row)
         fades = np.isin(wide["fate"], FADING)
         ended = wide[~fades]
-        for lane, row, code in _kinds(ended, "lane", "row", "code"):
+        for lane, row, code in distinct(ended, "lane", "row", "code"):
             mine = ended[(ended["lane"] == lane) & (ended["row"] == row) & (ended["code"] == code)]
             for simulated in (False, True):
                 if (some := mine[mine["simulated"] == simulated]).size:
@@ -414,14 +414,6 @@ class _Drawing:
         axes.yaxis.tick_right()
         axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,
                   color=INK, ha="right", va="center")  # fmt: skip
-
-
-def _kinds(rows: Rows, *keys: str) -> list[tuple[int, ...]]:
-    """Return the combinations of values that the columns have."""
-    if not len(rows):
-        return []
-    found = np.unique(np.stack([rows[key] for key in keys], axis=1).astype(np.int64), axis=0)
-    return [tuple(row) for row in found.tolist()]
 
 
 def _unit(span: int) -> tuple[float, str]:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Event
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.unended import left_alive
 from minidl.views.colours import paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -463,10 +463,7 @@ def per_pixel(bars: Rows, begin: int, end: int, pixels: int) -> tuple[Rows, Rows
     pixel = np.clip(((thin["begin"] + thin["end"]) / 2 - begin) // size, 0, pixels - 1).astype(np.int64)
     order = np.lexsort((pixel, thin["code"], thin["row"], thin["lane"]))
     thin, pixel, took = thin[order], pixel[order], took[~wide][order]
-    new = np.ones(len(thin), bool)
-    key = np.stack([thin["lane"], thin["row"], thin["code"], pixel]).astype(np.int64)
-    new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(starts(thin["lane"], thin["row"], thin["code"], pixel))
     out = np.zeros(len(first), COLUMN)
     for name in ("lane", "row", "code"):
         out[name] = thin[name][first]

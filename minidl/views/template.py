@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from minidl.tracefile.format import Ints
+from minidl.tracefile.arrays import Ints
 
 INT: Final = "%d"
 US: Final = "%d.%03d"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.format import Bools, Ints, Rows
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import lacking, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 LETTERS: Final = {
-    "epoch": "=", "start": "+", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S", "collate": "C", "copy": "M",
-    "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R", "pin": "L", "next": "N",
-    "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U", "device compute": "U",
-    "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">", "still waiting": ">",
+    "epoch": "=", "start": "+", "init": "B", "fetcher": "O", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S",
+    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R",
+    "pin": "L", "next": "N", "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U",
+    "device compute": "U", "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">",
+    "still waiting": ">",
 }  # fmt: skip
 """The character of each label of `colours.paint`, and of the spans without an end."""
 

@@ -12,6 +12,7 @@ its code, and no network.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -110,6 +111,17 @@ class Viewer:
             raise
         return self.url
 
+    def door(self) -> Path:
+        """Write a private file that leads a browser to `url`, and return its path.
+
+        A browser is given this path, since every user of the machine can read the command lines of processes, and the
+        secret in `url` is all that keeps others from the trace.
+        """
+        assert self._folder is not None, "start() makes the folder"
+        path = Path(self._folder.name) / "open.html"
+        path.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(self.url)}">\n')
+        return path
+
     def stop(self) -> None:
         """Close the port, end the threads, delete the export. A second call does nothing."""
         if self._server is not None:
@@ -146,7 +158,7 @@ def serve(
                 print("The trace has no events: the page will be empty.")
             print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
             if open_browser:
-                webbrowser.open(viewer.url)
+                webbrowser.open(viewer.door().as_uri())
             while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
                 time.sleep(0.5)
     except KeyboardInterrupt:

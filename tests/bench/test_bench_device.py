@@ -21,14 +21,14 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little as there can be."""
     least = dataclasses.replace(plan(True), copies=2, images=2, side=20, crop=16, steps=2, work=0.01)
-    monkeypatch.setattr(device, "plan", lambda simulate: least)
+    monkeypatch.setattr(device, "plan", lambda simulate, quick=False: least)
     monkeypatch.setattr(device, "MEASURABLE", 0.01)
 
 
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_on_a_simulated_device_every_group_says_so(small: None) -> None:
-    rows = bench_device(1, simulate=True)
+    rows = bench_device(True, simulate=True)
     assert [(row.group, row.name) for row in rows] == [
         *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN, device.OURS)),
         *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN_PAGEABLE, device.OURS_PAGEABLE)),
@@ -51,6 +51,16 @@ def test_on_a_simulated_device_every_group_says_so(small: None) -> None:
     assert extra["MiB"] == 2 * 20 * 20 * 3 / (1 << 20)
     assert by_name[device.BY_WORKERS].extra["MiB"] == 4 * 2 * 16 * 16 * 3 / (1 << 20)
     assert "hidden %" not in by_name[device.IN_STEP].extra
+
+
+def test_a_quick_benchmark_of_a_device_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    whole, quick = plan(False), plan(False, quick=True)
+    assert len(quick.sizes) < len(whole.sizes)
+    assert quick.copies * 2 < whole.copies
+    assert quick.steps * 2 < whole.steps
+    assert (quick.images, quick.work) == (whole.images, whole.work), "a step is the same, so that figures compare"
 
 
 def test_the_workers_augmentation_is_the_devices() -> None:
@@ -97,15 +107,15 @@ def test_without_an_accelerator_it_says_so_and_measures_nothing(
 def test_the_command_line_runs_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: None
 ) -> None:
-    asked: list[tuple[int, bool]] = []
+    asked: list[tuple[bool, bool]] = []
 
-    def noted(rounds: int, simulate: bool) -> list[Any]:
-        asked.append((rounds, simulate))
+    def noted(quick: bool, simulate: bool) -> list[Any]:
+        asked.append((quick, simulate))
         return []
 
     monkeypatch.setattr(device, "bench_device", noted)
     assert cli.main(["bench", "--quick", "--device", "simulated"]) == 0
-    assert asked == [(3, True)]
+    assert asked == [(True, True)]
     assert "device: copies to a device" in capsys.readouterr().out
     assert "device" not in bench._BENCHMARKS, "no machine is asked for one by default"
 

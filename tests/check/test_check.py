@@ -36,16 +36,21 @@ Positions = Any
 def cut(trace: Trace, rows: int) -> Trace:
     """The first so many events, as if everything had been killed then."""
     part = copy.copy(trace)
-    part._lines = [line for line in trace._lines if line["kind"] != "trace_end"]
+    part.lines = [line for line in trace.lines if line["kind"] != "trace_end"]
     part.events = trace.events[:rows]
     return part
 
 
 def losing(trace: Trace, process: int, lost: int) -> Trace:
-    """As if one process had said that it could not record so many events."""
+    """As if so many events of one process had been overwritten, or not recorded, and its file said so."""
     part = copy.copy(trace)
     part.processes = [copy.copy(process) for process in trace.processes]
-    part.processes[process].lost = lost
+    own, it = part.events[part.events["process"] == process], part.processes[process]
+    overwritten = int(own["seq"].min()) - 1
+    assert it.header is not None
+    it.lost, it.header = lost, it.header._replace(lost_events=lost - overwritten)
+    it.whole_from = int(own["time"].min()) if overwritten else 0
+    it.whole_until = int(own["time"].max()) if lost > overwritten else 0
     return part
 
 
@@ -257,7 +262,7 @@ def test_a_ring_is_judged_on_what_it_holds_and_says_what_it_lacks() -> None:
     trace = recorded("ring")
     text = " ".join(examine(trace).unjudged)
     assert "the oldest events were overwritten" in text
-    assert "whole-way: judged for the" in text
+    assert "whole-way, state-sent, state-yielded: judged for the" in text
     assert "lifecycle" in text
     loader = view_of(trace, int(trace.events["loader"].max()))
     since, until = loader.origin[loader.lacks.since], loader.origin[-1]

@@ -32,6 +32,7 @@ from minidl.device.loader import DeviceLoader, open_device
 from minidl.device.nest import map_nested, tensors_in
 from minidl.device.streams import AcceleratorDevice, SimulatedDevice, SimulatedMark
 from minidl.record import device_clock
+from minidl.record import spans as span_module
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
@@ -738,6 +739,9 @@ class Ticks:
     def mark(self, timed: bool = False) -> TickMark:
         return TickMark(self.at())
 
+    def current(self) -> int:
+        return 0
+
 
 class TickMark:
     def __init__(self, at: int, done: bool = True) -> None:
@@ -826,6 +830,89 @@ def test_a_failed_device_does_not_break_the_tracer() -> None:
     track = DeviceClock(ticks, Pen(), now=ticks.read).track("a", "copies")
     track.note(Broken(0), ev.COPY[0], 1)
     assert track.poll()
+
+
+def test_each_stream_of_the_consumer_has_a_track_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans on two streams lie beside each other, each as long as it took."""
+    ticks, pen = Ticks(), Pen()
+    clock = DeviceClock(ticks, pen, now=ticks.read)
+    first = clock.consumer()
+    monkeypatch.setattr(ticks, "current", lambda: 5)
+    second = clock.consumer()
+    assert first is not second
+    assert clock.consumer() is second
+    long, short = (
+        (TickMark(ticks.at()), TickMark(ticks.at() + 40_000)),
+        (TickMark(ticks.at()), TickMark(ticks.at() + 9_000)),
+    )
+    for track, (begin, end) in ((first, long), (second, short)):
+        track.note(begin, ev.DEVICE_COMPUTE[0], 0)
+        track.note(end, ev.DEVICE_COMPUTE[1], 0)
+        assert track.poll()
+    assert [pen.at[1][0] - pen.at[0][0], pen.at[3][0] - pen.at[2][0]] == [40_000, 9_000]
+    assert pen.at[0][1] != pen.at[2][1]
+
+
+class Dying(Ticks):
+    """A device that fails at its next call, if told so."""
+
+    dead = False
+
+    def idle_mark(self) -> TickMark:
+        if self.dead:
+            raise RuntimeError("device error: unspecified launch failure")
+        return super().idle_mark()
+
+    mark = lambda self, timed=False: self.idle_mark()  # noqa: E731
+
+
+def test_a_device_that_fails_keeps_neither_the_users_error_nor_the_next_trace_from_coming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Dying()
+    monkeypatch.setattr(span_module, "_port", lambda name: device)
+
+    def train() -> None:
+        with minidl.span("step", device="any"):
+            pass
+        with minidl.span("step", device="any"):
+            device.dead = True
+            raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"), minidl.trace(tmp_path / "one"):
+        train()
+    assert active() is None
+    trace = minidl.read_trace(tmp_path / "one")
+    assert len(of(trace, "compute")) == 2
+    with minidl.trace(tmp_path / "two"):
+        pass
+
+
+def test_a_device_without_times_is_named_and_not_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def since(mark: TickMark, earlier: Any) -> int:
+        raise AttributeError("'Event' object has no attribute 'elapsed_time'")
+
+    monkeypatch.setattr(TickMark, "since", since)
+    monkeypatch.setattr(span_module, "_port", lambda name: Ticks())
+    with minidl.trace(tmp_path / "t"), minidl.span("step", device="any"):
+        pass
+    assert "device fake:0: it gives no times, so its work is not traced: 'Event'" in capsys.readouterr().err
+    trace = minidl.read_trace(tmp_path / "t")
+    assert len(of(trace, "compute")) == 1
+    assert not len(of(trace, "device_compute"))
+
+
+def test_a_trace_ends_whatever_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"), minidl.trace(tmp_path / "one"):
+        patch.setattr(device_clock, "flush", fails)
+    assert active() is None
+    with minidl.trace(tmp_path / "two"):
+        pass
 
 
 # --- In a trace -------------------------------------------------------------------------------------------------------
@@ -1155,7 +1242,6 @@ def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> Non
     assert (use.copy, use.transform, use.stalled, use.host_wait) == (400, 50, 281, 50)
     assert use.hidden == 450 - (330 - 100), "of copy and transform, 230 ns were waited for"
     assert (use.computed, use.idle) == (1100, 300)
-    assert use.bytes_per_second == 2000 / 400e-9
     assert "2 copied, 2.0 KiB, 400 B of it pageable" in use.text()
     assert device_use(trace, 2) is None
 
@@ -1374,3 +1460,37 @@ def test_gpu_an_accelerator_is_asked_for_by_name_number_or_device(cuda: torch.de
     assert open_device("cuda").device == open_device(cuda.index).device == open_device(cuda).device == cuda
     with pytest.raises(ValueError, match="'cpu': the accelerator of this machine is 'cuda'"):
         open_device("cpu")
+
+
+# --- A state ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_a_state_counts_what_was_handed_out_not_what_is_in_flight(workers: int) -> None:
+    loader = DeviceLoader(minidl.DataLoader(Tensors(9, bad=(4,)), 1, num_workers=workers), SIMULATED, 3)
+    iterator = iter(loader)
+    state = loader.state_dict()
+    for at in range(9):
+        if at == 4:
+            with pytest.raises(KeyError):
+                next(iterator)
+        else:
+            assert numbers([next(iterator)]) == [at]
+        state = loader.state_dict()
+        assert (state["yielded"], state["ended"]) == (at + 1, False)
+        if at == 5:
+            other = DeviceLoader(minidl.DataLoader(Tensors(9), 1, num_workers=workers), SIMULATED, 2)
+            other.load_state_dict(state)
+            assert numbers(other) == [6, 7, 8]
+    assert list(iterator) == []
+    assert loader.state_dict()["ended"]
+    loader.load_state_dict(state)
+    assert list(loader) == [], "it was saved at the last batch"
+    loader.close()
+
+
+def test_the_state_of_another_loader_is_refused() -> None:
+    loader = DeviceLoader([torch.ones(2)], SIMULATED)
+    for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(
+            TypeError, match="the state of a list counts batches in flight as handed out: wrap a minidl"
+        ):
+            call()

@@ -36,6 +36,7 @@ from workloads import (
     Numbers,
     Stream,
     Tensors,
+    impatient,
     kill_group,
     kill_myself,
     pids_said_by,
@@ -468,9 +469,12 @@ def test_a_run_that_is_killed_with_all_its_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_sigchld")
+def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with minidl.trace(tmp_path / "t"):
-        iterator = iter(minidl.DataLoader(At(20, 7, kill_myself), batch_size=2, num_workers=2))
+        with monkeypatch.context() as patch:  # for the waits of the epoch, and not for the joins
+            impatient(patch)
+            iterator = iter(minidl.DataLoader(At(20, 7, kill_myself), batch_size=2, num_workers=2))
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             for _ in iterator:
                 pass

@@ -248,6 +248,23 @@ def test_two_loaders_nested_share_a_context(tmp_path: Path) -> None:
     assert [len(order(trace, number, "yield")) for number in sorted(trace.loaders)] == [3, 4, 4, 4]
 
 
+class LoadsOfItsOwn(torch.utils.data.IterableDataset[Any]):
+    """Reads each of its epochs through a loader of its own, in the worker."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(wl.Numbers(4)))
+
+
+@pytest.mark.live
+def test_a_loader_inside_a_worker_makes_no_fetcher_of_the_worker(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        used = loader(LoadsOfItsOwn(), persistent_workers=True)
+        assert [len(list(used)) for _ in range(2)] == [8, 8]
+        used._iterator._shutdown_workers()  # type: ignore[union-attr]
+    steps = order(clean(tmp_path / "t"), 1, "make_fetcher", "fetch")
+    assert steps.count(("make_fetcher", -1)) == 2 * 2 * 2  # begins and ends, of two workers in two epochs
+
+
 class Wrapped:
     """Passes batches on, as trainers' wrappers do, from a loader that it builds anew from another's attributes."""
 

@@ -30,7 +30,7 @@ from oracle_twice import different
 from recorded import until_recorded
 
 import minidl
-from minidl import iterators, ports, signal_handling
+from minidl import iterators, ports
 from minidl.check import check
 from minidl.dispatcher import Dispatcher
 from minidl.record import recorder
@@ -83,7 +83,7 @@ def single(directory: Path) -> None:
 
 
 def stream(directory: Path) -> None:
-    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2)))
+    drain(iter(minidl.DataLoader(wl.Stream(5), batch_size=2, num_workers=2, worker_init_fn=wl.draw_once)))
 
 
 def unshared(directory: Path) -> None:
@@ -238,10 +238,8 @@ STUCK = {"killed worker", "timed out", "dead pin thread"}
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     """Every run's trace."""
     found = {}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wl.no_sigchld():
         patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # deaths are found by looking
-        previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for name, run in RUNS.items():
             directory = tmp_path_factory.mktemp(name.replace(" ", "_"))
             if name in OF_THEIR_OWN:
@@ -252,7 +250,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
                         wl.impatient(inner)
                     run(directory)
             found[name] = read_trace(directory / "trace")
-        signal.signal(signal.SIGCHLD, previous)
     return found
 
 

@@ -49,6 +49,11 @@ def owner(e: Rows, task: int) -> int:
     return int(e["worker"][find(e, ev.TASK_ASSIGNED, task)])
 
 
+def kept_task(e: Rows) -> int:
+    """The task with which the first state came that counts."""
+    return int(e["task"][find(e, ev.STATE_KEPT)])
+
+
 def workers_done(e: Rows) -> int:
     return find(e, ev.DONE_EVENT_SET, x=DoneEvent.WORKERS)
 
@@ -125,6 +130,13 @@ def queue_overtaken(e: Rows) -> Rows:
 
 def yields_swapped(e: Rows) -> Rows:
     return swap(e, find(e, ev.YIELD, 0), find(e, ev.YIELD, 1), "task", "worker")
+
+
+def early_fetch(e: Rows) -> Rows:
+    """The second epoch's fetcher is made only after the first task of that epoch is taken up."""
+    made = find(e, ev.MAKE_FETCHER[1], worker=1, nth=1)
+    fetches = np.flatnonzero((e["code"] == ev.FETCH[0]) & (e["worker"] == 1))
+    return move(e, made, int(fetches[fetches > made][0]), 1)
 
 
 def silent_worker(e: Rows) -> Rows:
@@ -337,6 +349,16 @@ def _table() -> list[Mutation]:
         lambda e: drop(e, find(e, ev.WORKER_START[0], worker=1), find(e, ev.WORKER_START[1], worker=1)))
     add("a worker that works before it is ready", "dropped", "lifecycle", "fetch begin",
         lambda e: drop(e, find(e, ev.WORKER_READY, worker=1)))
+    add("a worker that is ready before its fetcher is made", "moved", "initialised", "worker_ready",
+        lambda e: move(e, find(e, ev.MAKE_FETCHER[1], worker=1), find(e, ev.WORKER_READY, worker=1), 1))
+    add("a worker that is ready and was not initialised", "dropped", "initialised", "worker_ready",
+        lambda e: drop(e, *(find(e, code, worker=1) for code in (*ev.WORKER_INIT, *ev.MAKE_FETCHER))))
+    add("worker_init_fn is called when the fetcher is made", "swapped", "initialised", "worker_init begin",
+        lambda e: swap(swap(e, find(e, ev.WORKER_INIT[0], worker=1), find(e, ev.MAKE_FETCHER[0], worker=1), "code"),
+            find(e, ev.WORKER_INIT[1], worker=1), find(e, ev.MAKE_FETCHER[1], worker=1), "code"))
+    add("a fetch before the fetcher is made", "moved", "initialised", "fetch begin", early_fetch)
+    add("a new epoch with the old fetcher", "dropped", "initialised", "fetch begin",
+        lambda e: drop(e, *(find(e, code, worker=1, nth=1) for code in ev.MAKE_FETCHER)))
     add("an epoch that nobody began", "dropped", "lifecycle", "next begin", lambda e: drop(e, find(e, ev.EPOCH[0])))
     add("a new epoch that nobody announced", "dropped", "messages", "resume_ack",
         lambda e: drop(e, find(e, ev.RESUME_PUT, worker=1)))
@@ -380,6 +402,17 @@ def _table() -> list[Mutation]:
         lambda e: drop(e, find(e, ev.RESULT_GET[1], 3)), "pinned")
     add("a batch is read that was not handed on", "dropped", "whole-way", "ready_get end",
         lambda e: drop(e, find(e, ev.READY_PUT, 7)), "pinned")
+    # a loader's state
+    add("a state that came with no result", "dropped", "state-sent", "state_kept",
+        lambda e: drop(e, find(e, ev.STATE_PUT, kept_task(e))), "resumed")
+    add("another worker's state", "re-attributed", "state-sent", "state_put",
+        lambda e: put(e, find(e, ev.STATE_PUT, kept_task(e)), worker=1 - owner(e, kept_task(e))), "resumed")
+    add("a state counts when its batch is received", "moved", "state-yielded", "state_kept",
+        lambda e: move(e, find(e, ev.STATE_KEPT, kept_task(e)), find(e, ev.RESULT_GET[1], kept_task(e)), 1), "resumed")
+    add("a state of what was fetched", "changed", "state-taken", "state_taken",
+        lambda e: put(e, find(e, ev.STATE_TAKEN, nth=2), x=7), "resumed")
+    add("a resumed epoch that forgets what was yielded before", "dropped", "turn", "task_assigned",
+        lambda e: drop(e, find(e, ev.RESUMED)), "resumed")
     # spans
     add("a sample without an end", "dropped", "spans", "sample begin", lambda e: drop(e, find(e, ev.SAMPLE[1], 3)))
     add("a next without an end", "dropped", "spans", "next begin", lambda e: drop(e, find(e, ev.NEXT[1], 3)))

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import torch
 import workloads as wl
+from kill_resume import Case
 
 import minidl
-from minidl import signal_handling
 from minidl.record import recorder
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
@@ -68,9 +68,8 @@ def failing_collate(samples: list[torch.Tensor]) -> torch.Tensor:
 
 def record(run: Callable[[Path], None], directory: Path, ring_bytes: int | None = None) -> Path:
     """Record `run(directory)` with a simulated device; a killed worker is found by looking, every 0.3 s."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wl.no_sigchld():
         patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # as far as the loader knows
         if run.__name__ == "killed":
             wl.impatient(patch)
         with minidl.trace(directory / "trace", ring_bytes=ring_bytes):
@@ -193,6 +192,18 @@ def killed_program(place: Path) -> None:
     wl.wait_until_gone(pids)
 
 
+def resumed(workers: int, in_order: bool = True) -> None:
+    """An epoch is left after five batches; another loader goes on there. The program takes a state after each batch."""
+    case = Case("iterable with state", workers, in_order, persistent=workers > 0, state_every=2)
+    with case.loader() as loader, case.loader() as other:
+        for _ in zip(range(5), loader, strict=False):
+            state = loader.state_dict()
+        other.load_state_dict(state)
+        for _ in range(2):
+            for _ in other:
+                other.state_dict()
+
+
 SCRIPT = """
 import sys
 import minidl, workloads as wl
@@ -218,7 +229,9 @@ RUNS: dict[str, Run] = {
     "no workers": lambda: loop(wl.Tensors(8), num_workers=0, epochs=2),
     "no workers, an error": lambda: loop(Failing(8), num_workers=0),
     "fork": lambda: loop(wl.Tensors(24)),
-    "persistent": lambda: loop(wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4),
+    "persistent": lambda: loop(
+        wl.Tensors(32), epochs=3, persistent_workers=True, batch_size=4, worker_init_fn=wl.draw_once
+    ),
     "persistent, left early": lambda: loop(wl.Tensors(32), epochs=3, stop_after=3, persistent_workers=True),
     "left early": lambda: loop(wl.Tensors(32), epochs=2, stop_after=3),
     "in_order off": lambda: loop(wl.Tensors(24), num_workers=3, in_order=False),
@@ -240,6 +253,9 @@ RUNS: dict[str, Run] = {
     "skipped tasks": skipped,
     "several loaders": several,
     "at once": lambda: loop(wl.Batched(24)),
+    "resumed": lambda: resumed(2),
+    "resumed, any order": lambda: resumed(2, in_order=False),
+    "resumed, no workers": lambda: resumed(0),
 }
 """Each records loaders of this process."""
 
@@ -273,11 +289,6 @@ def recorded(name: str) -> Trace:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No warning for more workers than cores; a worker's death is found by looking, not by a signal."""
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings(), wl.no_sigchld():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        patch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
-        previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGCHLD, previous)
+        yield

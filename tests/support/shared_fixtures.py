@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import made_trace
 import pytest
+import workloads
 
 from minidl.tracefile.reader import Trace
+
+
+@pytest.fixture
+def no_sigchld() -> Iterator[None]:
+    """Deaths are found by looking."""
+    with workloads.no_sigchld():
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ All of them run in torch's workers and in ours: they ask `torch.utils.data.get_w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ import torch.utils.data
 
 import minidl
 import minidl.worker as worker_module
+from minidl import signal_handling
 
 
 def worker() -> tuple[int, int, int]:
@@ -258,6 +260,16 @@ def failing_init(worker_id: int) -> None:
     raise SimpleError(f"worker {worker_id} does not begin")
 
 
+def hang_in_init(worker_id: int) -> None:
+    hang()
+
+
+class HangsAtOnce(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        hang()
+        return iter(())
+
+
 class FailingSampler:
     """Gives its items, then raises."""
 
@@ -335,10 +347,16 @@ def segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def die_with_the_lock() -> None:
+    """Be killed with the lock that every writer takes: no other message, be it a sentinel, gets through any more."""
+    worker_spec().result_queue._wlock.acquire()
+    kill_myself()
+
+
 def die_in_the_middle_of_a_message() -> None:
     """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind.
 
-    With the lock that every writer takes, so that no other message, be it a sentinel, gets through any more.
+    With the lock that every writer takes.
     """
     worker_spec().result_queue._wlock.acquire()
     os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
@@ -419,6 +437,18 @@ def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
 
     for module in (driver, pin_memory, worker_module):
         monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", seconds)
+
+
+@contextlib.contextmanager
+def no_sigchld() -> Iterator[None]:
+    """Let our loader find deaths by looking. SIGCHLD's handler, also an earlier test's, would raise in the test."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    installed, signal_handling._SIGCHLD_handler_set = signal_handling._SIGCHLD_handler_set, True
+    try:
+        yield
+    finally:
+        signal_handling._SIGCHLD_handler_set = installed
+        signal.signal(signal.SIGCHLD, before)
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------

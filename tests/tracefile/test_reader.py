@@ -100,21 +100,6 @@ def test_reprs(small: Path) -> None:
     assert repr(ev.EVENTS[ev.TASK_ERROR]) == "<Event 84 task_error instant: position index text:string>"
 
 
-def test_an_event_in_words(tmp_path: Path) -> None:
-    events = [
-        {"code": ev.FETCH[1], "time": 5, "task": 3, "worker": 0, "x": ev.Outcome.ERROR},
-        {"code": ev.TASK_ERROR, "time": 1_200_005, "task": 3, "worker": 0, "x": 1, "y": -1, "z": 7},
-    ]
-    lines = [{"kind": "string", "id": 7, "text": "ValueError: \x1b[2J"}]
-    write_process(tmp_path, events, pid=71, role="worker", worker=0, lines=lines)
-    trace = read_trace(tmp_path)
-    assert [trace.in_words(row) for row in trace.events] == [
-        "+0.000000 s  worker 0 (pid 71)  fetch end  task 3  worker 0  outcome=error",
-        "+0.001200 s  worker 0 (pid 71)  task_error  task 3  worker 0  position=1  index=-1  "
-        "text='ValueError: \\x1b[2J'",
-    ]
-
-
 def test_text_of_an_event(small: Path) -> None:
     trace = read_trace(small)
     assert trace.text(trace.select("task_error")[0]) == "KeyError: 'x'"

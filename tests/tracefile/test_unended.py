@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import time
 from pathlib import Path
 
 import pytest
+import workloads as wl
 from programs import python, write
 
+from minidl.analysis.story import story
 from minidl.analysis.summary import summary
+from minidl.analysis.top import follow
 from minidl.check import examine
 from minidl.playback.stepper import Replay
+from minidl.protocol import WorkerState
+from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.unended import left_alive
 from minidl.views.text import render
@@ -74,6 +82,64 @@ def test_what_a_program_leaves_is_alive_at_its_end(tmp_path: Path, how: str) -> 
     assert "did not end:" not in render(trace)
     assert "alive at the program's end: " in render(trace)
     assert {Replay(trace, number).ending for number in alive} == {"it was alive when the program ended"}
+
+
+HANGS = """
+import sys
+import minidl, torch, workloads as wl
+
+if __name__ == "__main__":
+    library, step, place = sys.argv[1:]
+    ours = library == "ours"
+    dataset, init = (wl.Numbers(8), wl.hang_in_init) if step == "worker_init" else (wl.HangsAtOnce(), wl.draw_once)
+    with minidl.trace(place):
+        context = None if ours else minidl.observe()
+        loader = (minidl if ours else torch.utils.data).DataLoader(
+            dataset, num_workers=1, worker_init_fn=init, multiprocessing_context=context
+        )
+        next(iter(loader))
+"""
+
+
+def hangs(place: Path, step: str) -> bool:
+    """Whether the worker has begun the step, and the loader waits for it."""
+    try:
+        trace = read_trace(place)
+    except TraceError:  # not begun yet
+        return False
+    return len(trace.select(step, Phase.BEGIN)) > len(trace.select(step, Phase.END)) and len(trace.select("result_get"))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [("worker_init", "in worker_init_fn"), ("make_fetcher", "making its fetcher (an iterable dataset's __iter__)")],
+)
+@pytest.mark.parametrize("library", ["ours", "torch"])
+def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(
+    tmp_path: Path, library: str, step: str, words: str
+) -> None:
+    """While the program runs, by `top`; of its trace, once it was killed, by every command."""
+    place = tmp_path / "trace"
+    with wl.started(HANGS, library, step, place) as program:
+        while not hangs(place, step):
+            assert program.poll() is None, "the program has ended"
+            time.sleep(0.02)
+        shot = follow(place, once=True, out=io.StringIO())
+        wl.kill_group(program)
+    assert shot.loaders[0].workers[0].doing.words == words
+    trace = read_trace(place)
+    in_worker = trace.events[[trace.processes[at].role == "worker" for at in trace.events["process"].tolist()]]
+    assert EVENTS[int(in_worker["code"][-1])].name == step
+    report = examine(trace)
+    assert report.violations == []
+    (open_,) = [line for line in report.open if line.startswith("worker 0 ")]
+    assert f" has been {words} for " in open_
+    assert open_ in summary(trace).text()
+    assert open_ in story(trace, 0)
+    replay = Replay(trace)
+    worker = replay.to(len(replay)).worker(0)
+    assert (worker.state, worker.doing) == (WorkerState.STARTING, words)
 
 
 @pytest.mark.live

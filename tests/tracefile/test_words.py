@@ -64,6 +64,8 @@ def test_names_and_values() -> None:
         (ev.CONSUMER[0], {"task": 4}, "in the consumer's code, after task 4"),
         (ev.FETCH[0], {"task": 3}, "fetching task 3"),
         (ev.WORKER_START[0], {"worker": 2}, "starting worker 2"),
+        (ev.WORKER_INIT[0], {"task": -1, "worker": 2}, "in worker_init_fn"),
+        (ev.MAKE_FETCHER[0], {"task": -1, "worker": 2}, "making its fetcher (an iterable dataset's __iter__)"),
         (ev.EPOCH[0], {"task": -1}, "in epoch"),
         (ev.INDEX_WRITE[0], {"task": 3}, "in index_write (task 3)"),
     ],

@@ -16,7 +16,7 @@ import pytest
 import torch.multiprocessing
 import workloads as wl
 
-from minidl.transport.queues import BoundedQueue, NoThreadError, SharedFlag
+from minidl.transport.queues import BoundedQueue, NoThreadError, ReadyQueue, SharedFlag
 
 
 @pytest.fixture
@@ -202,3 +202,26 @@ def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: A
                 pipe.get(**options)
     finally:
         pipe._rlock.release()
+
+
+# --- The ready queue --------------------------------------------------------------------------------------------------
+def test_the_ready_queue_keeps_order_and_its_timeout() -> None:
+    ready = ReadyQueue()
+    for timeout in (0, 0.02):
+        with pytest.raises(queue.Empty):
+            ready.get(timeout=timeout)
+    for message in range(3):
+        ready.put(message)
+    assert [ready.get(), ready.get(timeout=0), ready.get()] == [0, 1, 2]
+    with pytest.raises(queue.Empty):
+        ready.get(timeout=0.02)  # the lock of a message that was not waited for is no message
+
+
+def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
+    ready, got = ReadyQueue(), []
+    reader = threading.Thread(target=lambda: got.extend(ready.get() for _ in range(2000)))
+    reader.start()
+    for message in range(2000):
+        ready.put(message)
+    reader.join(wl.BOUND)
+    assert got == list(range(2000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import importlib.util
 import json
@@ -18,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
@@ -319,18 +320,28 @@ def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
     assert not listens(port_of(url))
 
 
-def test_serving_opens_the_browser_on_the_link(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
+def test_serving_opens_the_browser_on_the_link(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened, led = [], []
 
-    def browser(url: str) -> bool:
-        opened.append(url)
-        assert listens(port_of(url))
+    def browser(address: str) -> bool:
+        door = Path(unquote(urlsplit(address).path))
+        assert door.parent.stat().st_mode & 0o777 == 0o700  # others cannot read where it leads
+        (url,) = re.findall(r"content=\"0;url=(.*?)\">", door.read_text())
+        opened.append(address)
+        led.append(html.unescape(url))
+        assert listens(port_of(led[0]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(viewer.webbrowser, "open", browser)
     viewer.serve(trace)
-    assert link(opened[0])["url"].endswith("/localtrace")
-    assert not listens(port_of(opened[0]))
+    secret = urlsplit(link(led[0])["url"]).path.split("/")[1]
+    assert link(led[0])["url"].endswith(f"/{secret}/localtrace")
+    assert opened[0].startswith("file:///")
+    assert secret not in opened[0]
+    assert led[0] in capsys.readouterr().out
+    assert not listens(port_of(led[0]))
 
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -1,0 +1,156 @@
+"""SIGCHLD's error comes at once in the user's code and in a wait, but not in the middle of a step of the loader."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data._utils.signal_handling as torchs
+import workloads as wl
+
+import minidl
+from minidl import iterators, signal_handling
+from minidl.shutdown import Crew
+from minidl.transport.queues import ReadyQueue
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(params=["alone", "above torch's", "below torch's"])
+def handler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Our handler is installed by the next iterator; torch's, if there is one, before it or between two of ours."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    monkeypatch.setattr(torchs, "_SIGCHLD_handler_set", False)
+    if request.param == "below torch's":
+        signal_handling._set_SIGCHLD_handler()
+    if request.param != "alone":
+        torchs._set_SIGCHLD_handler()
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+class Loaded:
+    """An iterator after four batches, whose worker 1 has tasks 5 and 7, and does not end the first of them."""
+
+    def __init__(self, directory: Path, pin_memory: bool = False) -> None:
+        dataset, timeout = wl.Gate(20, directory / "never", at=5), 30  # the timeout ends the wait for what is lost
+        options: dict[str, Any] = {"num_workers": 2, "timeout": timeout, "pin_memory": pin_memory}
+        self.iterator: Any = iter(minidl.DataLoader(dataset, batch_size=None, **options))
+        assert [next(self.iterator) for _ in range(4)] == [0, 1, 2, 3]
+        with self.iterator._worker_result_queue._wlock:
+            self.kills = 0  # worker 1 has written batch 3, and now it has also let go of the lock
+
+    def kill(self) -> None:
+        """Kill worker 1, once, and wait for its end: SIGCHLD is here before the next line of the caller runs."""
+        if not self.kills:
+            self.kills += 1
+            pid = self.iterator._workers[1].pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    def after(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, after whose first call worker 1 is dead."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = function(*arguments, **options)
+            self.kill()
+            return result
+
+        return call
+
+
+def after_a_message_is_read(loaded: Loaded, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loaded.iterator._data_queue, "_recv_bytes", loaded.after(loaded.iterator._data_queue._recv_bytes))
+
+
+def after_bytes_are_read(loaded: Loaded, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "read", loaded.after(os.read))
+
+
+def after_a_pinned_message_is_read(loaded: Loaded, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loaded.iterator._data_queue, "get", loaded.after(loaded.iterator._data_queue.get))
+
+
+def after_a_task_is_assigned(loaded: Loaded, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(iterators, "Task", loaded.after(iterators.Task))
+
+
+STEPS = (after_a_message_is_read, after_bytes_are_read, after_a_pinned_message_is_read, after_a_task_is_assigned)
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_the_loader_is_not_interrupted(
+    step: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes at the next wait. All batches of the other worker come after it."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    loaded = Loaded(tmp_path, pin_memory="pinned" in step.__name__)
+    with monkeypatch.context() as patch:
+        step(loaded, patch)
+        batches, error = until_error(loaded.iterator)
+        assert loaded.kills == 1
+    assert "exited unexpectedly" in str(error)
+    assert "is killed by signal" in str(error.__cause__)  # SIGCHLD's error, and not found by looking
+    assert [*batches, *loaded.iterator] == [4, 6, *range(8, 20)]
+
+
+def until_error(iterator: Any) -> tuple[list[int], Exception]:
+    """The batches before the first error, and the error."""
+    batches: list[int] = []
+    try:
+        batches.extend(iterator)
+    except RuntimeError as error:
+        return batches, error
+    raise AssertionError("no error")
+
+
+@pytest.mark.usefixtures("handler")
+def test_the_users_code_is_interrupted(tmp_path: Path) -> None:
+    loaded = Loaded(tmp_path)
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        loaded.kill()
+    loaded.iterator.close()
+
+
+@pytest.mark.usefixtures("handler")
+def test_a_shutdown_goes_on_to_its_end_and_then_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two workers one is killed in the join; the other leaves by itself."""
+    loaded = Loaded(tmp_path)
+    monkeypatch.setattr(Crew, "_mark_worker_as_unavailable", loaded.after(Crew._mark_worker_as_unavailable))
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        loaded.iterator.close()
+    assert [worker.exitcode for worker in loaded.iterator._workers] == [0, -9]
+    assert loaded.iterator._driver.ended
+
+
+@pytest.fixture
+def put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that has been put off."""
+    monkeypatch.setattr(signal_handling, "put_off", True)
+    monkeypatch.setattr(signal_handling, "_error_if_any_worker_fails", fail)
+
+
+def fail() -> None:
+    raise RuntimeError("DataLoader worker is killed")
+
+
+@pytest.mark.usefixtures("put_off")
+def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> None:
+    queue = ReadyQueue()
+    thread = threading.Thread(target=lambda: queue.put("raises nothing here") or signal_handling.raise_now())  # type: ignore[func-returns-value]
+    thread.start()
+    thread.join()
+    assert queue.get() == "raises nothing here"  # without a wait
+    queue.put("the next")
+    assert queue._wait.__func__.__code__ in signal_handling._waits  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="worker is killed"):
+        queue._wait(0)
+    assert queue.get() == "the next"
+    signal_handling.raise_now()
