@@ -4,8 +4,8 @@ The copy to a GPU is done by DMA, which needs memory that can't be paged out; fr
 into a staging buffer of its own, synchronously. `_pin_memory_loop` stands between the workers' result queue and the
 queue that the loader reads. Article 1 §2.4.6, article 4 §pin_memory; upstream: `torch.utils.data._utils.pin_memory`.
 
-MINIDL_SIMULATE_DEVICE=1 lets the same code run where there is no accelerator: the copy goes to pageable memory, and
-everything that shows it says "simulated".
+MINIDL_SIMULATE_DEVICE=1 lets the same code run without an accelerator: the copy goes to pageable memory, and every
+event and view of it says "simulated".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minidl.ports import Ports
 from minidl.protocol import PinEvent, PinLifecycle
 
 SIMULATED = "simulated"
-"""Device type where MINIDL_SIMULATE_DEVICE stands in for an accelerator."""
+"""The device type if MINIDL_SIMULATE_DEVICE simulates an accelerator."""
 
 
 def accelerator_type() -> str | None:
@@ -135,6 +135,7 @@ def _pinned(result: Result, pin: Callable[[Result], Any], where: str) -> Result:
     if isinstance(result.data, (ExceptionWrapper, RebuildFailure, WorkerExhausted)):
         return result
     try:
-        return Result(result.idx, result.worker_id, pin(result))
+        return Result(result.idx, result.worker_id, pin(result), result.state)
     except Exception as error:
-        return Result(result.idx, result.worker_id, ExceptionWrapper(error, where, f"Task {result.idx}: pinning."))
+        wrapper = ExceptionWrapper(error, where, f"Task {result.idx}: pinning.")
+        return Result(result.idx, result.worker_id, wrapper, result.state)

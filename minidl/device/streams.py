@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Final, Protocol
 
 import torch
@@ -249,25 +250,6 @@ class SimulatedDevice:
         return self.mark(True)
 
 
-class _Slot:
-    """A result that the stream computes later: a value or an error."""
-
-    def __init__(self) -> None:
-        self._value: Any = None
-        self._error: Exception | None = None
-
-    def fill(self, make: Callable[[], Any]) -> None:
-        try:
-            self._value = make()
-        except Exception as error:
-            self._error = error
-
-    def get(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 class SimulatedStream:
     """A stream simulated by a thread, which performs the enqueued work in order."""
 
@@ -282,25 +264,25 @@ class SimulatedStream:
         """Whether the stream's thread is alive."""
         return self._thread.is_alive()
 
-    def copy(self, batch: Any) -> _Slot:
+    def copy(self, batch: Any) -> Future[Any]:
         return self._later(lambda: map_nested(batch, _cloned))
 
-    def transform(self, function: Callable[[Any], Any], copied: _Slot) -> _Slot:
-        return self._later(lambda: function(copied.get()))
+    def transform(self, function: Callable[[Any], Any], copied: Future[Any]) -> Future[Any]:
+        return self._later(lambda: function(copied.result()))
 
-    def _later(self, make: Callable[[], Any]) -> _Slot:
-        slot = _Slot()
-        self._work.put(lambda: slot.fill(make))
-        return slot
+    def _later(self, make: Callable[[], Any]) -> Future[Any]:
+        made: Future[Any] = Future()
+        self._work.put(lambda: _fill(made, make))
+        return made
 
     def mark(self, timed: bool = False) -> SimulatedMark:
         mark = SimulatedMark(self)
         self._work.put(mark.reach)
         return mark
 
-    def hand_over(self, copied: _Slot, ready: SimulatedMark) -> Any:
+    def hand_over(self, copied: Future[Any], ready: SimulatedMark) -> Any:
         ready.wait()
-        return copied.get()
+        return copied.result()
 
     def wait(self, mark: Mark) -> None:
         mark.wait()
@@ -312,6 +294,13 @@ class SimulatedStream:
 
     def __del__(self) -> None:
         self._work.put(None)
+
+
+def _fill(made: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        made.set_result(make())
+    except Exception as error:
+        made.set_exception(error)
 
 
 def _play(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
