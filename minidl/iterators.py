@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -542,29 +543,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._shutdown_workers()
 
     # What is decided lives in the driver; tools and tests of torch's loader look for it here, under these names.
-    @property
-    def _shutdown(self) -> bool:
-        return self._driver.closed
-
-    @property
-    def _send_idx(self) -> int:
-        return self._dispatcher.send_idx
-
-    @property
-    def _rcvd_idx(self) -> int:
-        return self._dispatcher.rcvd_idx
-
-    @property
-    def _tasks_outstanding(self) -> int:
-        return self._dispatcher.tasks_outstanding
-
-    @property
-    def _workers_status(self) -> list[bool]:
-        return self._dispatcher.workers_status
-
-    @property
-    def _workers_num_tasks(self) -> list[int]:
-        return self._dispatcher.workers_num_tasks
+    _shutdown = property(attrgetter("_driver.closed"))
+    _send_idx = property(attrgetter("_dispatcher.send_idx"))
+    _rcvd_idx = property(attrgetter("_dispatcher.rcvd_idx"))
+    _tasks_outstanding = property(attrgetter("_dispatcher.tasks_outstanding"))
+    _workers_status = property(attrgetter("_dispatcher.workers_status"))
+    _workers_num_tasks = property(attrgetter("_dispatcher.workers_num_tasks"))
 
     @property
     def _task_info(self) -> dict[int, tuple[Any, ...]]:
