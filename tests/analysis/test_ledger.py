@@ -105,7 +105,7 @@ def test_a_stack_of_ones_own_costs_one_more_copy_of_exactly_the_batch(tmp_path: 
     assert found.batches["avoidable"].tolist() == [4 * ROW_BYTES] * 3
     copies = found.copies[found.copies["kind"] == Copy.FEEDER]
     assert (copies["why"] == Why.NOT_SHARED_YET).all()
-    assert "let default_collate stack" in found.text()
+    assert "default_collate stacks tensors" in found.text()
 
 
 @pytest.mark.live
@@ -219,7 +219,7 @@ def test_without_workers_nothing_crosses(tmp_path: Path) -> None:
     assert len(found.copies) == 0
     assert found.text() == (
         "no worker sent a batch to the loader\n"
-        f"  iterator {number} has no workers: nothing crosses, and its bytes are not recorded"
+        f"  iterator {number} has no workers: no batch is sent, and its bytes are not recorded"
     )
 
 
