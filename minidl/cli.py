@@ -51,7 +51,7 @@ def _interval(text: str) -> float:
     return seconds
 
 
-BENCHMARKS = ("events", "loader", "files", "samplers")
+BENCHMARKS = ("events", "loader", "state", "files", "samplers")
 
 
 def _benchmark(name: str) -> str:

@@ -5,12 +5,13 @@ The iterators are in `iterators.py`; which options exclude each other is checked
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing.context
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ import torch.multiprocessing
 import torch.utils.data
 from typing_extensions import Self
 
+from minidl import stateful
 from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.live_repr import LiveRepr, counted
@@ -58,8 +60,12 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
 
+    state_every (not torch's): workers send the state of a dataset that has one along with every so many batches, so
+    that `load_state_dict` makes a worker fetch and drop fewer than these; None: never, and it drops all before.
+
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
-    torch: `close()` and `with` end the workers of every iterator at once. Article 1 §2.1 to §2.3.
+    torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
+    resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
     """
 
     dataset: Any
@@ -73,6 +79,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     prefetch_factor: int | None
     _iterator: _BaseDataLoaderIter | None
     __initialized = False
+    _keeps_state = True
+    """Whether datasets and samplers are asked for states: not where `minidl run` puts the loader in torch's place."""
 
     def __init__(
         self,
@@ -94,6 +102,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        state_every: int | None = None,
     ) -> None:
         _refuse_datapipes(dataset)
         self.num_workers = num_workers
@@ -126,6 +135,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]  # torch's stub says None
         self._iterator = None
         self._live_iterators = _LiveIterators()
+        self.state_every = _checked_state_every(state_every)
+        self._given: stateful.State | None = None  # to resume from at the next iter()
+        self._record: stateful.Record | None = None  # of the epoch that iter() has begun last
         self.check_worker_number_rationality()
 
     def _default_sampler(self, shuffle: bool, generator: torch.Generator | None) -> Iterable[Any]:
@@ -146,6 +158,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     def __iter__(self) -> _BaseDataLoaderIter:
         if not (self.persistent_workers and self.num_workers > 0):
             return self._get_iterator()
+        if self._given is not None and self._iterator is not None:
+            self._iterator.close()  # its workers are where they are: others begin where the state says
+            self._iterator = None
         if self._iterator is None:
             self._iterator = self._get_iterator()
         else:
@@ -175,6 +190,25 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         if self.batch_size is None:
             return length
         return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.
+
+        In an epoch: the place after the last batch. Before the first epoch and after one: the beginning of the next.
+        A batch counts when next() returns it: after a Ctrl-C inside next() it comes again.
+        """
+        return copy.deepcopy(self._given) if self._given is not None else stateful.saved(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` at the next iter(); {} = begin a new epoch there. An iterator that lives goes on.
+
+        That iter() sets torch's global random state, and the generators of loader and sampler, to what they were when
+        the state was taken. It raises ValueError if the loader has another number of workers or ranks, another batch
+        size or kind of dataset; a map dataset without a state of its own may have another number of workers.
+        Raises TypeError or ValueError for what is no state of a loader.
+        """
+        self._given = stateful.checked(state_dict) if state_dict else None
+        self._record = None
 
     def close(self) -> None:
         """End every iterator that is still going, with its workers; the loader can be iterated over again after it."""
@@ -235,6 +269,16 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         )
 
 
+class LoaderWithoutState(DataLoader[T_co]):
+    """What `minidl run` puts in torch's place: frameworks save the state of any loader that has one, torch's has none.
+
+    None in place of a method says to `isinstance` with a protocol, and to `callable`, that there is none.
+    """
+
+    _keeps_state = False
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
 def _refuse_datapipes(dataset: Any) -> None:
     pipes = tuple(
         getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
@@ -265,6 +309,12 @@ def _checked_prefetch_factor(
     if persistent_workers and num_workers == 0:
         raise ValueError("persistent_workers option needs num_workers > 0")
     return prefetch_factor
+
+
+def _checked_state_every(state_every: int | None) -> int | None:
+    if state_every is not None and (not isinstance(state_every, int) or state_every < 1):
+        raise ValueError(f"state_every should be a positive number of batches, or None, but got {state_every!r}")
+    return state_every
 
 
 def _kind_of(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> int:

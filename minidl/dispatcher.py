@@ -1,11 +1,12 @@
-"""Which task goes to which worker, and what is yielded next. Reads as `_try_put_index` and `_next_data` decide.
+"""Which task goes to which worker, and what is yielded next (upstream: `_try_put_index` and `_next_data`).
 
-`send_idx` numbers tasks as they are sent, `rcvd_idx` is the task to be yielded next, `task_info` holds what is known of
-every task in [rcvd_idx, send_idx). A batch that comes before its turn stays in `task_info`: that is the reorder buffer.
+`send_idx` numbers tasks as they are sent, and `rcvd_idx` is the task to be yielded next. `task_info` holds each task in
+[rcvd_idx, send_idx) that is not yielded yet. A batch that comes before its turn stays there: the reorder buffer.
 
-Rules of use: `assign` for each index that the sampler gives; then, for each batch that the consumer wants, `next_step`:
-on `Wait`, receive a result from outside and pass it to `receive` (or its worker to `exhausted`), and ask again; on
-`Deliver`, hand its data out and `assign` once more; on `EPOCH_END`, stop. No processes, queues, clocks or tensors here.
+Rules of use: call `assign` for each index that the sampler gives, and `next_step` for each batch that the consumer
+wants. On `Wait`, read a result, pass it to `receive` (or to `exhausted`, if its worker's dataset has ended), and call
+`next_step` again. On `Deliver`, which `receive` may also return, call `assign` once more and yield the data. On
+`EPOCH_END`, stop. No processes, queues, clocks or tensors here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Frozen = tuple[Any, ...]
-"""A state that is put aside, see `freeze`."""
+"""A saved state, see `freeze`."""
 
 NOT_FETCHED: Final = object()
-"""Stands in `TaskInfo.data` for a task that is outstanding: sent, and not received yet."""
+"""`TaskInfo.data` of a task that is outstanding: sent, and not received yet."""
 
 
 @dataclass(slots=True)
@@ -60,14 +61,14 @@ class Deliver:
 
 @dataclass(slots=True)
 class Wait:
-    """Nothing can be yielded before another result comes; in order, it is that of task `idx` of worker `worker_id`."""
+    """No batch can be yielded before another result comes; if in order, that of task `idx` of worker `worker_id`."""
 
     idx: int
     worker_id: int
 
 
 class Signal(enum.Enum):
-    """Answers that carry nothing but themselves."""
+    """Answers without data."""
 
     EPOCH_END = enum.auto()
     STORED = enum.auto()  # the result came before its turn and is kept
@@ -80,7 +81,7 @@ STALE: Final = Signal.STALE
 
 
 class DispatchError(AssertionError):
-    """The dispatcher was driven against its rules, or a result came that no task explains."""
+    """A call broke the dispatcher's rules, or a result came for a task that is not outstanding."""
 
 
 @dataclass(slots=True, repr=False)
@@ -98,7 +99,7 @@ class Dispatcher(LiveRepr):
     rcvd_idx: int = field(init=False)
     task_info: dict[int, TaskInfo] = field(init=False)
     tasks_outstanding: int = field(init=False)  # always the number of tasks in task_info that are not fetched
-    workers_status: list[bool] = field(init=False)  # has the worker still work to do *in this epoch*?
+    workers_status: list[bool] = field(init=False)  # whether the worker still has work to do *in this epoch*
     workers_num_tasks: list[int] = field(init=False)  # tasks sent to the worker and not delivered yet
     _turn: int = field(init=False)  # the worker whose turn is next
     _given_up: set[int] = field(init=False)  # tasks skipped because their worker ended first
@@ -107,7 +108,7 @@ class Dispatcher(LiveRepr):
         self.reset()
 
     def reset(self) -> None:
-        """Begin an epoch: round robin starts at worker 0 again, every worker counts as having work."""
+        """Begin an epoch: round robin starts at worker 0 again, and every worker counts as having work."""
         self.send_idx = 0
         self.rcvd_idx = 0
         self.task_info = {}
@@ -116,6 +117,10 @@ class Dispatcher(LiveRepr):
         self.workers_num_tasks = [0] * self.num_workers
         self._turn = 0
         self._given_up = set()
+
+    def start_at(self, worker_id: int) -> None:
+        """Give the epoch's first task to this worker: a resumed epoch goes on in turn."""
+        self._turn = worker_id
 
     @property
     def capacity(self) -> int:
@@ -130,7 +135,8 @@ class Dispatcher(LiveRepr):
     def check_capacity(self) -> None:
         """Raise DispatchError unless one more task may be outstanding; `assign` asks.
 
-        The driver draws no index that this refuses: `capacity` of them, then one for each batch and each ended stream.
+        The driver never meets this error. It draws `capacity` indices, then one for each batch that is delivered and
+        one for each worker whose dataset has ended.
         """
         if self.tasks_outstanding >= self.prefetch_factor * self.num_workers:
             raise DispatchError(
@@ -161,11 +167,11 @@ class Dispatcher(LiveRepr):
         return None
 
     def _has_room(self, worker_id: int) -> bool:
-        """Out of order, capacity is shared by the workers that are still active, so that a slow one gets less."""
+        """If not in order, active workers hold equal shares of the capacity, so that a slow one gets fewer tasks."""
         return self.workers_num_tasks[worker_id] < self.capacity // sum(self.workers_status)
 
     def next_step(self) -> Deliver | Wait | Signal:
-        """What to do for the consumer's next batch. Skips tasks whose worker ended before it could fulfil them."""
+        """What to do for the consumer's next batch. Skips tasks whose worker ended before it fetched them."""
         while self.rcvd_idx < self.send_idx:
             info = self.task_info.get(self.rcvd_idx)
             if info is not None:
@@ -202,7 +208,7 @@ class Dispatcher(LiveRepr):
         return STALE
 
     def exhausted(self, idx: int, worker_id: int) -> None:
-        """The answer to task `idx` is that the worker's iterable dataset has ended."""
+        """The worker answered task `idx`: its iterable dataset has ended."""
         if self._outstanding(idx).worker_id != worker_id:
             raise DispatchError(f"task {idx} was sent to another worker than {worker_id}")
         self.tasks_outstanding -= 1
@@ -242,7 +248,7 @@ class Dispatcher(LiveRepr):
             yield f"worker {worker_id}: {numbers('task', self.held_by(worker_id))}{'' if active else ', no more work'}"
 
     def freeze(self) -> Frozen:
-        """The state as a tuple, which is hashable if the indices and the data are; `thaw` takes it back."""
+        """The state as a tuple, which is hashable if the indices and the data are; `thaw` restores it."""
         tasks = tuple((idx, info.worker_id, info.index, info.data) for idx, info in self.task_info.items())
         return (
             self.send_idx, self.rcvd_idx, tasks, self.tasks_outstanding, tuple(self.workers_status),
@@ -250,7 +256,7 @@ class Dispatcher(LiveRepr):
         )  # fmt: skip
 
     def thaw(self, frozen: Frozen) -> None:
-        """Go on from a state that `freeze` gave."""
+        """Continue from a state that `freeze` returned."""
         self.send_idx, self.rcvd_idx, tasks, self.tasks_outstanding, status, counts, self._turn, given_up = frozen
         self.task_info = {idx: TaskInfo(*info) for idx, *info in tasks}
         self.workers_status, self.workers_num_tasks = list(status), list(counts)

@@ -17,7 +17,7 @@ import os
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, Any, TypeVar
 
 import torch
@@ -71,6 +71,8 @@ class DistributedSampler(Sampler[_T_co], torch.utils.data.DistributedSampler[_T_
         self.shuffle = shuffle
         self.seed = seed
         self._kept: tuple[tuple[int, int, slice, int], Tensor] | None = None
+        self.yielded = 0  # by the iteration that was begun last
+        self.next_yielded: int | None = None  # where the next iteration begins
 
     def __iter__(self) -> Iterator[_T_co]:
         n, total_size = len(self.dataset), self.total_size  # type: ignore[arg-type]
@@ -85,8 +87,14 @@ class DistributedSampler(Sampler[_T_co], torch.utils.data.DistributedSampler[_T_
         within = range(n)[share]
         wrapped = [position % n for position in positions[len(within) :]]
         if not self.shuffle:
-            return chain(within, wrapped)  # type: ignore[arg-type]
-        return chain.from_iterable(blocks(self._shuffled(n, share, wrapped)))  # type: ignore[arg-type]
+            return self._counted(chain(within, wrapped))
+        return self._counted(chain.from_iterable(blocks(self._shuffled(n, share, wrapped))))
+
+    def _counted(self, indices: Iterator[int]) -> Iterator[Any]:
+        self.yielded, self.next_yielded = self.next_yielded or 0, None
+        for index in islice(indices, self.yielded, None):
+            self.yielded += 1
+            yield index
 
     def _shuffled(self, n: int, share: slice, wrapped: list[int]) -> Tensor:
         """Return this rank's share of the permutation of seed + epoch, shape (num_samples,).
@@ -107,6 +115,23 @@ class DistributedSampler(Sampler[_T_co], torch.utils.data.DistributedSampler[_T_
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration shuffle by seed + epoch; without it every epoch has the same order."""
         self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and how many indices the last iteration has yielded; a loader's own state says what it yielded.
+
+        torchdata's StatefulDistributedSampler reads it, and its states, which have no epoch, can be loaded here.
+        """
+        return {"epoch": self.epoch, "yielded": self.yielded if self.next_yielded is None else self.next_yielded}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Let the next iteration leave out what was yielded. ValueError for what is no state of such a sampler."""
+        yielded = state_dict.get("yielded")
+        if not isinstance(yielded, int) or yielded < 0:
+            raise ValueError(
+                f"DistributedSampler.load_state_dict: expected a number of indices as 'yielded', got {dict(state_dict)}"
+            )
+        self.next_yielded = yielded
+        self.epoch = state_dict.get("epoch", self.epoch)
 
 
 class _BlockSampler(ABC):

@@ -1,4 +1,4 @@
-"""What the loader does next: pure decisions around the dispatcher, answered as effects that an actor performs.
+"""What the loader does next: pure decisions around the dispatcher, returned as effects that an actor performs.
 
 Theory of operation
 -------------------
@@ -17,7 +17,7 @@ A `Driver` owns the dispatcher (which task to whom) and the loader's lifecycle (
     any other   one step, see its docstring                     done()
 
 An epoch begins with `begin` or `resume`; `next` asks for one batch; `close` begins the shutdown, at any time: also from
-the sampler or from a signal handler, between an effect and its answer. That answer is then END. When performing an
+the sampler or from a signal handler, between an effect and its answer. That answer then returns END. If performing an
 effect raises, the actor calls `failed` (in an epoch) or `interrupted` (in the shutdown).
 
 What is decided (article 1 §2.4; article 4 §shutdown):
@@ -26,11 +26,12 @@ What is decided (article 1 §2.4; article 4 §shutdown):
 2. A worker whose iterable has ended gets its sentinel, unless it is persistent, and one more task goes to the others.
 3. A sentinel is sent to each worker once, and counts as sent when `done` answers it. A persistent worker that was found
    dead gets another one in the shutdown, as upstream; nothing reads it.
-4. The pin-memory thread is stopped before the workers are; every join has a bound; whoever is left is terminated, then
-   killed. A shutdown that is interrupted goes on with its leftovers; a second `close` does nothing.
+4. The pin-memory thread is stopped before the workers are. Every join is bounded. A worker that is still alive then is
+   terminated, and at last killed. After an interruption the shutdown skips to these last steps. A second `close` does
+   nothing.
 
 No processes, queues, clocks or tensors here. The live iterator, `minidl explore` and `minidl bench` run this class.
-`freeze` and `thaw` put a state aside and take it back. `Policy` takes single decisions away, for the explorer.
+`freeze` and `thaw` save and restore the state. `Policy` removes single guards, for the explorer.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class _WasTold:
-    """A step of a plan that the driver takes itself: this worker (PIN: the pin thread) has been told to leave."""
+    """A step of a plan that the driver performs itself: this worker (PIN: the pin thread) has been told to leave."""
 
     who: int
 
@@ -180,7 +181,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Policy:
-    """The driver's guards: False takes one away. Their names are those of `explore.configurations.Protocol`."""
+    """The driver's guards: False removes one. The names are those of `explore.configurations.Protocol`."""
 
     sentinel: bool = True
     exhausted_sentinel: bool = True
@@ -230,7 +231,7 @@ class Driver(LiveRepr):
         self.missing = 0  # acknowledgements of the epoch that are waited for
         self.delivering: Deliver | None = None  # the batch that is yielded once its successor is sent
         self.plan: tuple[Any, ...] = ()  # steps that come next
-        self.told: list[bool] = []  # for each worker that was started: has it had its sentinel?
+        self.told: list[bool] = []  # for each worker that was started: whether its sentinel was sent
         self.pin_told = False
         self.closed = False  # the shutdown has begun
         self.abandoned = False  # ... and was interrupted
@@ -281,7 +282,7 @@ class Driver(LiveRepr):
         return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.missing)), self.get)
 
     def _acknowledged(self, message: Any) -> Effect:
-        """Count acknowledgements of this epoch; whatever else comes belongs to the old one."""
+        """Count acknowledgements of this epoch; every other message belongs to the last epoch."""
         self.missing -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
         return self.get if self.missing else self._prime()
 
@@ -348,7 +349,7 @@ class Driver(LiveRepr):
         return self._deliver(step) if type(step) is Deliver else self._step()
 
     def _exhausted(self, result: Result) -> Effect:
-        """A worker's iterable dataset has ended: it may leave, unless it is persistent; one more task to the others."""
+        """A worker's dataset has ended: it gets its sentinel, unless it is persistent; the others get one more task."""
         worker = result.worker_id
         self.dispatcher.exhausted(result.idx, worker)
         leave = (
@@ -369,7 +370,7 @@ class Driver(LiveRepr):
 
     # --- Nothing came -------------------------------------------------------------------------------------------------
     def nothing_came(self, evidence: Evidence) -> Effect:
-        """A `Get` brought no message: is everybody alive who could send one? Article 4 §shutdown."""
+        """A `Get` brought no message: check that each actor that could send one is alive. Article 4 §shutdown."""
         if self.closed:
             return END
         died = self.deaths(evidence)
@@ -407,7 +408,7 @@ class Driver(LiveRepr):
     def close(self) -> Effect:
         """Begin the shutdown, or go on with one that was interrupted; END if there is nothing to do.
 
-        If the interruption came before the pin thread was told to end, that is made up for.
+        If the interruption came before the pin thread was told to end, it is told now.
         """
         if self.abandoned:
             self.abandoned = False
@@ -422,7 +423,7 @@ class Driver(LiveRepr):
         workers = (*self._signal(), LoaderEvent.SIGNALLED, *self._join(), LoaderEvent.JOINED)
         if self.policy.pin_first:
             return self._follow(*pin, *workers, *self._leftovers())
-        steps = (step for step in (*workers, *pin) if not isinstance(step, LoaderEvent))  # the lifecycle forbids it
+        steps = (step for step in (*workers, *pin) if not isinstance(step, LoaderEvent))  # it forbids this order
         return self._follow(*steps, *self._leftovers())
 
     def interrupted(self) -> None:
@@ -430,10 +431,10 @@ class Driver(LiveRepr):
         self.plan, self.abandoned = (), True
 
     def _stop_pin(self) -> tuple[Any, ...]:
-        """Done event, a sentinel to wake it, a join: longer than it takes to look at its done event by itself.
+        """Set the thread's done event, wake it with a sentinel, join it for longer than its own timeout.
 
-        A worker may have died with the lock that the sentinel waits for. The reads of the pin thread are bounded, but
-        what it pins may be the user's own object, whose pin_memory() may take any time.
+        The sentinel may not arrive: a worker may have died with the queue's lock. The thread then looks at its done
+        event after its timeout. The join is bounded because the user's own pin_memory() may take any time.
         """
         if not self.pin:
             return ()
@@ -445,7 +446,7 @@ class Driver(LiveRepr):
         )
 
     def _signal(self) -> tuple[Any, ...]:
-        """Done event, then a sentinel to every worker that has not had one, or to all that are persistent."""
+        """Set the done event, then send a sentinel to each worker that has had none; if persistent, to every worker."""
         if not self.told:
             return ()
         tell = range(len(self.told)) if self.policy.sentinel else ()
@@ -496,9 +497,9 @@ class Driver(LiveRepr):
 
     # --- A state put aside --------------------------------------------------------------------------------------------
     def freeze(self) -> Frozen:
-        """The state as a tuple, which is hashable if the indices and the data are; `thaw` takes it back.
+        """The state as a tuple, which is hashable if the indices and the data are; `thaw` restores it.
 
-        Not in it: what a driver is made with, and whether it has a pin thread.
+        It leaves out the constructor's other arguments, and whether there is a pin thread.
         """
         step = self.delivering
         return (
@@ -508,7 +509,7 @@ class Driver(LiveRepr):
         )  # fmt: skip
 
     def thaw(self, frozen: Frozen) -> None:
-        """Go on from a state that `freeze` gave."""
+        """Continue from a state that `freeze` returned."""
         (
             self.lifecycle.state, dispatcher, self.epoch, self.priming, self.missing,
             step, self.plan, told, self.pin_told, self.closed, self.abandoned,

@@ -9,12 +9,14 @@ Everything that touches another process or thread comes from `ports`.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import queue
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -23,7 +25,7 @@ import torch.utils.data.dataloader
 from torch._C._profiler import _RecordFunctionFast
 from typing_extensions import Self
 
-from minidl import collate, liveness, ports
+from minidl import collate, liveness, ports, stateful
 from minidl.dispatcher import Assignment, Deliver, Dispatcher
 from minidl.driver import (
     DRAW,
@@ -40,17 +42,18 @@ from minidl.driver import (
     Simple,
 )  # fmt: skip
 from minidl.errors import ExceptionWrapper
-from minidl.fetch import _DatasetKind
+from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
+from minidl.resume import Course
 from minidl.shutdown import Crew
 from minidl.worker import WorkerSpec, _worker_loop
 
-# Frameworks test for torch's iterator types, so ours are subclasses of them in name; every method is ours. The type
-# checker takes the two for plain classes, since our methods have other signatures.
+# Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
+# sees plain classes instead, because our methods have other signatures.
 if TYPE_CHECKING:
 
     class _TorchSingle: ...
@@ -67,12 +70,16 @@ Loader: TypeAlias = Any
 def _labelled(name: str) -> AbstractContextManager[Any]:
     """A label for profilers around one `__next__`, as upstream's.
 
-    `record_function` costs 5 µs even when no profiler runs, so it is used only when one does. The other one reaches
-    observers that are registered in C++ and of which this flag says nothing.
+    `record_function` costs 5 µs even if no profiler runs, so it is used only if one does. `_RecordFunctionFast` also
+    reaches observers that are registered in C++, which the flag does not count.
     """
     if torch.autograd.profiler._is_profiler_enabled:
         return torch.autograd.profiler.record_function(name)
     return _RecordFunctionFast(name)
+
+
+_NOTHING: tuple[int, int] = (-1, -1)
+"""In place of the task, and its worker, whose batch or error next() is about to give."""
 
 
 class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
@@ -93,11 +100,22 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._collate_fn = collate.ours(loader.collate_fn)
         self._persistent_workers = loader.persistent_workers
         self._pin_memory, self._pin_memory_device = _pinning(loader)
+        self._state_every = loader.state_every
+        self._keeps_state = loader._keeps_state
         self._ports.note(ports.Opened(self))
         self._lifecycle = self._ports.decider(LoaderLifecycle)
-        self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
-        self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        self._num_yielded = 0
+        self._record = self._begin_record(loader)
+        self._in_hand = _NOTHING
+        if self._num_workers == 0 or self._record.at_once:
+            self._record.restore_begin(loader)
+        if self._num_workers == 0 and self._keeps_state:
+            self._record.mark_begin(loader)
+        self._sampler_iter = self._open_sampler(self._draws if self._num_workers == 0 else iter)
+        if self._record.base_seed is None:
+            self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        else:
+            self._base_seed = self._record.base_seed
+        self._num_yielded = self._record.course.batches
         self._epoch = 0
         self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
 
@@ -108,10 +126,27 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         yield self._lifecycle.state.name
         yield f"{self._num_yielded} yielded"
 
+    def _begin_record(self, loader: Loader, *, again: bool = False) -> stateful.Record:
+        """The record of a new epoch; of a resumed one, if the loader was given a state."""
+        return stateful.begin(loader, functools.partial(self._ports.decider, Course), again=again)
+
+    def _open_sampler(self, draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        return self._ports.sampler_iter(self._index_sampler, draws)
+
+    def _draws(self, index_sampler: Any) -> Iterator[Any]:
+        """The index sampler's iterator of this epoch, from where it goes on."""
+        return self._record.draws(index_sampler, self._state_every) if self._keeps_state else iter(index_sampler)
+
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
-        self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
-        self._num_yielded = 0
+        self._sampler_iter = self._open_sampler(self._draws)
+        self._num_yielded = self._record.course.batches
         self._IterableDataset_len_called = loader._IterableDataset_len_called
+
+    def _begun(self, loader: Loader) -> None:
+        """The epoch is where the loader's state says, which is used up; `state_dict` is about this epoch from here."""
+        if self._record.resumed:
+            self._record.restore_now()
+        loader._given, loader._record = None, self._record
 
     def _next_index(self) -> Any:
         """The next task's indices; raises StopIteration if the sampler has no more. Article 1 §2.4.4."""
@@ -124,14 +159,25 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         with _labelled(self._profile_name):
             try:
                 data = self._next_data()
-            except BaseException:
+            except BaseException as error:
                 self._failed()
+                self._hand_out_error(error)
                 raise
             self._num_yielded += 1
+            self._record.course.hand_out(*self._in_hand, ok=True)  # only now: a Ctrl-C before this loses no batch
             length = self._IterableDataset_len_called  # None for a map-style dataset
             if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
                 self._warn_beyond_length(length)
             return data
+
+    def _hand_out_error(self, error: BaseException) -> None:
+        """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
+        if self._in_hand is _NOTHING:
+            return
+        if isinstance(error, Exception):
+            self._record.course.hand_out(*self._in_hand, ok=False)
+        elif not self._record.course.indexed:
+            self._record.fetcher = None  # the dataset may have given samples that are in no batch
 
     def _failed(self) -> None:
         """Note that the consumer gets an error, or nothing, for its next()."""
@@ -207,21 +253,37 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
         self._progress = self._ports.progress()
-        self._dataset_fetcher = _DatasetKind.create_fetcher(
-            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._progress
-        )
+        self._record.skip()
+        start = self._record.start_of(0, loader)
+        self._dataset_fetcher = stateful.opened(start, self._dataset, self._create_fetcher)
+        self._keeper = stateful.keeper_of(self._dataset_fetcher, self._state_every, start.number)
+        self._record.keep_fetcher(self._dataset_fetcher)
+        self._task = -1  # fetched last
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
             self._lifecycle.handle(event)
+        self._begun(loader)
+
+    def _create_fetcher(self) -> _BaseDatasetFetcher:
+        return _DatasetKind.create_fetcher(
+            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._progress
+        )
 
     def _next_data(self) -> Any:
+        self._in_hand = _NOTHING
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
         try:
             index = self._next_index()
+            self._task += 1
+            self._in_hand = self._task, 0
             data = self._dataset_fetcher.fetch(index)
         except StopIteration:
+            self._in_hand = _NOTHING
+            self._record.course.end()
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
             raise
+        if self._keeper is not None and (state := self._keeper.after(exhausted=False)) is not None:
+            self._record.course.received(self._task, 0, state)
         if self._pin_memory:
             data = pin_memory(data, self._pin_memory_device)
         self._stop_if_closed()
@@ -243,6 +305,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
+        self._record.base_seed = int(self._base_seed)
         self._worker_init_fn = loader.worker_init_fn
         if self._num_workers <= 0 or not self._prefetch_factor:
             raise AssertionError(
@@ -253,7 +316,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._driver = Driver(
             self._dispatcher, self._lifecycle, persistent=self._persistent_workers, timeout=self._timeout
         )
-        self._start_workers(loader.multiprocessing_context or torch.multiprocessing)
+        self._start_workers(loader)
         if self._pin_memory:
             self._start_pin_memory_thread()
             if self._persistent_workers:
@@ -263,8 +326,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._crew.watch_pids()
         self._reset(loader, first_iter=True)
 
-    def _start_workers(self, context: Any) -> None:
+    def _start_workers(self, loader: Loader) -> None:
         """Start the workers; article 1 §2.4.2."""
+        context = loader.multiprocessing_context or torch.multiprocessing
         self._worker_result_queue = self._ports.queue("result", context)
         self._workers_done_event = self._ports.done_event("workers")
         self._board = ProgressBoard(self._num_workers)
@@ -272,14 +336,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         for worker_id in range(self._num_workers):
             index_queue = self._ports.queue("index", context, worker_id)
-            # If this process exits while a worker is gone, nothing empties the queue that its feeder writes to.
+            # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
-            spec = self._worker_spec(worker_id, index_queue, context)
+            start = self._record.start_of(worker_id, loader)
+            spec = self._worker_spec(worker_id, index_queue, context, start)
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
             _start(worker)
             self._crew.add_worker(worker, index_queue)
 
-    def _worker_spec(self, worker_id: int, index_queue: Any, context: Any) -> WorkerSpec:
+    def _worker_spec(self, worker_id: int, index_queue: Any, context: Any, start: stateful.FetchStart) -> WorkerSpec:
         return WorkerSpec(
             worker_id=worker_id,
             num_workers=self._num_workers,
@@ -296,6 +361,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             board=self._board,
             ports=self._ports,
             manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
+            start=start,
+            state_every=self._state_every if self._keeps_state else None,
         )
 
     def _start_pin_memory_thread(self) -> None:
@@ -325,12 +392,22 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin an epoch: counts reset, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
         effect = self._driver.begin() if first_iter else self._driver.resume()
+        if not first_iter:
+            self._record = self._begin_record(loader, again=True)
+            self._record.base_seed = int(self._base_seed)
+        elif not self._record.at_once:
+            self._record.restore_begin(loader)
+        if self._keeps_state:
+            self._record.mark_begin(loader)
         super()._reset(loader, first_iter)
+        self._record.skip()
+        self._dispatcher.start_at(self._record.course.turn)
         try:
             self._perform(effect)
         except BaseException:
             self._failed()
             raise
+        self._begun(loader)
 
     def _try_put_index(self) -> Effect:
         """Send one task, if the sampler has one and a worker may take it. Article 1 §2.4.4."""
@@ -347,18 +424,30 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     def _next_data(self) -> Any:
         """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7."""
+        self._in_hand = _NOTHING
         effect = self._perform(self._driver.next())
         if type(effect) is not Deliver:
+            if self._rcvd_idx == self._send_idx:  # not closed before
+                self._record.course.end()
             raise StopIteration
         return self._process_data(effect)
 
     def _process_data(self, step: Deliver) -> Any:
-        """Yield a batch; one task was sent for it. Article 1 §2.4.7."""
+        """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""
         data = step.data
+        self._in_hand = step.idx, step.worker_id
         if isinstance(data, ExceptionWrapper):
             data.reraise()
         self._driver.yielded()
         return data
+
+    def _take_state(self, message: Any) -> None:
+        """Keep the state that a worker has sent along, unless it is a leftover of the last epoch."""
+        course = self._record.course
+        if type(message) is ResumeIteration:
+            course.epoch_begun(message.worker_id, message.state)
+        elif not self._driver.missing:
+            course.received(message.idx, message.worker_id, message.state)
 
     def _failed(self) -> None:
         self._driver.failed()
@@ -409,11 +498,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                 raise
             return effect
         if type(message) is Result and type(message.data) is RebuildFailure:
-            return self._explain(message, message.data.error)
-        return self._driver.received(message)
+            effect = self._explain(message, message.data.error)
+        else:
+            effect = self._driver.received(message)
+        if message.state is not None:
+            self._take_state(message)
+        return effect
 
     def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
-        """Ask the driver what that means, and raise its error. waited: seconds, if the user's timeout has passed."""
+        """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
         timed_out = waited is not None and isinstance(error, queue.Empty)
         effect = self._driver.nothing_came(liveness.evidence_of(self._crew, timed_out=timed_out))
         return self._raise(effect, error, waited or 0.0)
@@ -427,7 +520,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         return self._raise(effect, error)
 
     def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
-        """Perform effects up to the error that they lead to, and raise it; the effect, if it leads to none."""
+        """Perform effects up to an error, and raise it; return the effect if it leads to none."""
         while isinstance(effect, (NoteDeath, PutSentinel)):
             self._perform_rare(effect)
             effect = self._driver.done()
@@ -450,29 +543,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._shutdown_workers()
 
     # What is decided lives in the driver; tools and tests of torch's loader look for it here, under these names.
-    @property
-    def _shutdown(self) -> bool:
-        return self._driver.closed
-
-    @property
-    def _send_idx(self) -> int:
-        return self._dispatcher.send_idx
-
-    @property
-    def _rcvd_idx(self) -> int:
-        return self._dispatcher.rcvd_idx
-
-    @property
-    def _tasks_outstanding(self) -> int:
-        return self._dispatcher.tasks_outstanding
-
-    @property
-    def _workers_status(self) -> list[bool]:
-        return self._dispatcher.workers_status
-
-    @property
-    def _workers_num_tasks(self) -> list[int]:
-        return self._dispatcher.workers_num_tasks
+    _shutdown = property(attrgetter("_driver.closed"))
+    _send_idx = property(attrgetter("_dispatcher.send_idx"))
+    _rcvd_idx = property(attrgetter("_dispatcher.rcvd_idx"))
+    _tasks_outstanding = property(attrgetter("_dispatcher.tasks_outstanding"))
+    _workers_status = property(attrgetter("_dispatcher.workers_status"))
+    _workers_num_tasks = property(attrgetter("_dispatcher.workers_num_tasks"))
 
     @property
     def _task_info(self) -> dict[int, tuple[Any, ...]]:

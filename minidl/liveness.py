@@ -68,26 +68,26 @@ def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: flo
 
 
 def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> None:
-    """Wait a moment for the worker's end: a dying process loses its socket first, and can be seen dead later."""
+    """Wait up to a second for the worker to end: a dying process closes its socket before it can be found dead."""
     if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
         crew.workers[worker_id].join(timeout=1.0)
 
 
 def explained(result: Result, error: Exception) -> Result:
-    """A result whose data can't be rebuilt, as the error of its task, so that the next task can be waited for."""
+    """The result with an error in place of the data that can't be rebuilt, so that the epoch goes on."""
     try:
         raise_if_out_of_descriptors()
     except RuntimeError as cause:
         error = cause
     where = "in the loader while it rebuilt a batch"
     wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
-    return Result(result.idx, result.worker_id, wrapper)
+    return Result(result.idx, result.worker_id, wrapper, result.state)
 
 
 def raise_if_out_of_descriptors() -> None:
     """Raise RuntimeError with the remedy if ten more files can't be opened.
 
-    At the limit the kernel drops a passed descriptor in silence, so the error that is seen names something else.
+    At the limit the kernel drops a passed descriptor without an error, so the error that follows names another cause.
     """
     try:
         with contextlib.ExitStack() as stack:

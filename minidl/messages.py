@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(slots=True)  # not frozen, which makes one four times as dear
+@dataclass(slots=True)  # not frozen: creating a frozen instance takes four times as long
 class Task:
     """Indices to fetch. `idx` is the value of `send_idx` when it was sent; `index` what the sampler gave for it."""
 
@@ -22,11 +22,15 @@ class Task:
 
 @dataclass(slots=True)
 class Result:
-    """What became of a task: a batch, an `ExceptionWrapper`, a `WorkerExhausted` or a `RebuildFailure`."""
+    """What became of a task: a batch, an `ExceptionWrapper`, a `WorkerExhausted` or a `RebuildFailure`.
+
+    state: the number of the worker's batches in this epoch and, packed, its state after them; None = not sent.
+    """
 
     idx: int
     worker_id: int
     data: Any
+    state: tuple[int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,19 @@ class RebuildFailure:
 
 @dataclass(frozen=True, slots=True)
 class ResumeIteration:
-    """Begin epoch number `epoch` with a new fetcher; a worker acknowledges by sending it back with its id."""
+    """Begin epoch number `epoch` with a new fetcher; a worker acknowledges by sending it back with its id.
+
+    state: in the acknowledgement, the packed state in which the worker's last epoch has left its dataset.
+    """
 
     epoch: int
     worker_id: int = -1
+    state: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """The final signal: whoever receives it leaves its loop (upstream: `None`, `(None, None)` for the pin thread)."""
+    """The last message: a worker leaves its loop; the pin thread wakes, and looks at its done event.
+
+    Upstream sends `None` to a worker and `(None, None)` to the pin thread.
+    """

@@ -135,6 +135,7 @@ def _pinned(result: Result, pin: Callable[[Result], Any], where: str) -> Result:
     if isinstance(result.data, (ExceptionWrapper, RebuildFailure, WorkerExhausted)):
         return result
     try:
-        return Result(result.idx, result.worker_id, pin(result))
+        return Result(result.idx, result.worker_id, pin(result), result.state)
     except Exception as error:
-        return Result(result.idx, result.worker_id, ExceptionWrapper(error, where, f"Task {result.idx}: pinning."))
+        wrapper = ExceptionWrapper(error, where, f"Task {result.idx}: pinning.")
+        return Result(result.idx, result.worker_id, wrapper, result.state)

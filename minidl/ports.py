@@ -1,11 +1,11 @@
 """Ports: how the actors reach queues, events, processes, threads and copies.
 
-They are the seam for instrumentation.
-`Ports` hands out the plain things. Tracing replaces it by a subclass that hands out the same things wrapped (see
-`record/ports.py`), so that the actors hold no line that exists only for tracing, and tracing that is off costs nothing.
-One Ports object belongs to one iterator; it goes to the workers with their other arguments, so it must pickle.
+They are the seam at which tracing is inserted. `Ports` hands out plain objects. Tracing replaces it by a subclass that
+hands out the same objects wrapped (see `record/ports.py`). So the actors have no line that exists only for tracing, and
+tracing that is off costs nothing. One Ports object belongs to one iterator. It goes to the workers with their other
+arguments, so it must pickle.
 
-`use(factory)` decides what new iterators get, and returns the undo.
+`use(factory)` decides which ports new iterators get, and returns the undo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An iterator begins; `iterator` describes itself."""
+    """An iterator was created: `iterator` itself."""
 
     iterator: Any
 
@@ -65,7 +65,7 @@ class TimedOut:
 
 
 Note = Opened | WorkerEntered | FoundDead | TimedOut
-"""What an actor says that no queue, event or decision shows."""
+"""What an actor reports because no queue, event or decision shows it."""
 
 
 class Ports:
@@ -75,7 +75,7 @@ class Ports:
         """Take notice of `note`; nothing depends on it."""
 
     def decider(self, kind: Callable[..., D], *args: Any) -> D:
-        """An object of a class that decides, made with `args`."""
+        """An object that decides: `kind(*args)`."""
         return kind(*args)
 
     def envelope(self, message: Task | Result) -> Any:
@@ -83,9 +83,9 @@ class Ports:
         return Envelope(message)
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
-        """The sampler's iterator for one epoch."""
-        return iter(sampler)
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        """The sampler's iterator for one epoch, which `draws` makes."""
+        return draws(sampler)
 
     def queue(self, which: WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
         """Make a queue between processes in a multiprocessing context; "ready" is local."""

@@ -8,8 +8,8 @@ others dead, and can die at any moment. So each actor is a table: (state, event)
 says what to do (an `Action`), because one message means different things in different states: a waiting worker fetches
 a task, an exhausted worker skips it.
 
-The actors are coupled by the rows of `JOINT_RULES`: an actor may do an act only if certain facts hold. How they agree
-on an end (article 4 §shutdown):
+The actors are coupled by the rows of `JOINT_RULES`: an actor may do an act only if certain facts hold. How they end
+together (article 4 §shutdown):
 
 1. The loader stops the pin thread before the workers. A worker that leaves may leave half a message behind, and the pin
    thread would read it.
@@ -102,7 +102,7 @@ class LoaderEvent(_Name):
     RESUME = enum.auto()
     SHUT_DOWN = enum.auto()
     PIN_STOPPED = enum.auto()
-    SIGNALLED = enum.auto()  # every worker has its sentinel under way
+    SIGNALLED = enum.auto()  # every worker has been sent its sentinel
     JOINED = enum.auto()
     TERMINATED = enum.auto()
 
@@ -322,7 +322,7 @@ class Fact(_Name):
 class JointRule:
     """One row: `who` may do `act` only if one of the facts in `requires` holds; without facts, always.
 
-    Several rows of one act must all allow it. name: how `minidl check` calls the rule. why: what goes wrong otherwise.
+    If an act has several rows, all must allow it. name: the one in `minidl check`. why: what goes wrong otherwise.
     article: the section that explains it; upstream: "module:function" of torch that keeps it, "" if none does.
     guards: the guards of `explore.guards` that keep it here.
     """

@@ -53,10 +53,13 @@ class RunError(Exception):
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
-    """While this is open, `torch.utils.data.DataLoader` is `minidl.DataLoader`, and makes torch's samplers."""
+    """While this is open, `torch.utils.data.DataLoader` is minidl's, without states, and makes torch's samplers."""
     samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
     changes: list[tuple[Any, str, Any]] = [
-        *((home, "DataLoader", minidl.DataLoader) for home in (torch.utils.data, torch.utils.data.dataloader)),
+        *(
+            (home, "DataLoader", dataloader.LoaderWithoutState)
+            for home in (torch.utils.data, torch.utils.data.dataloader)
+        ),
         *((dataloader, name, getattr(torch.utils.data, name)) for name in samplers),
     ]
     before = [getattr(home, name) for home, name, _ in changes]

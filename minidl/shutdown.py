@@ -23,7 +23,7 @@ from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _s
 from minidl.transport.queues import NoThreadError
 
 python_exit_status: bool | None = False
-"""Whether Python is exiting. Locks, threads and queues may be half gone then, so nothing is shut down by hand."""
+"""Whether Python is exiting. Locks, threads and queues may no longer work then, so `Crew.shut_down` does nothing."""
 
 
 def _set_python_exit_flag() -> None:
@@ -34,11 +34,11 @@ def _set_python_exit_flag() -> None:
 atexit.register(_set_python_exit_flag)
 
 _running: set[Crew] = set()
-"""Crews that are not shut down yet, kept alive so that their queues stay in working order.
+"""Crews that are not shut down yet. This set keeps them alive, so that their queues still work.
 
-An iterator may be collected as part of a reference cycle, as a caught exception easily makes one. Everything in the
-cycle is then ended in no certain order: a queue's feeder thread, or its pipe, might be gone when `__del__` sends the
-sentinel, and the worker would be waited for in vain and killed. So a crew holds no reference to its iterator.
+An iterator may be collected as part of a reference cycle; a caught exception easily makes one. Python finalises the
+objects of a cycle in no certain order. A queue's feeder thread or pipe might be gone when `__del__` sends the sentinel;
+the worker would not receive it, and would be killed. So a crew holds no reference to its iterator.
 """
 
 
@@ -49,7 +49,7 @@ def _close_all() -> None:
 
 
 class Crew(LiveRepr):
-    """The workers and the pin-memory thread of one iterator, with what the loader reaches them through."""
+    """The workers and the pin-memory thread of one iterator, with their queues, events and progress board."""
 
     def __init__(self, driver: Driver, result_queue: Any, done_event: Any, board: ProgressBoard) -> None:
         self.driver = driver
@@ -86,7 +86,7 @@ class Crew(LiveRepr):
         return f"(pid {worker.pid}, {life}) has {numbers('task', tasks)}, {doing} for {seconds:.1f} s"
 
     def doing(self, worker_id: int) -> str:
-        """What the worker wrote last of itself, in words."""
+        """What the worker last wrote about itself on the board, in words."""
         place = self.board.read(worker_id)
         info = self.driver.dispatcher.task_info.get(place.task)
         return place.describe(info.index if info is not None and info.worker_id == worker_id else None)
@@ -98,7 +98,7 @@ class Crew(LiveRepr):
         self.driver.worker_started()
 
     def add_pin_thread(self, thread: Any, done_event: Any) -> None:
-        """List the pin-memory thread, started."""
+        """List the pin-memory thread, which was started."""
         self.pin_thread, self.pin_done_event = thread, done_event
         self.driver.pin_started()
 
@@ -114,11 +114,11 @@ class Crew(LiveRepr):
         For persistent workers with a pin-memory thread: killed workers could leave half a message for it to read.
         """
         atexit.unregister(_close_all)
-        atexit.register(_close_all)  # registered after, so it runs before, the exit flag is set
+        atexit.register(_close_all)  # the last registered runs first: before the exit flag is set
         self.closes_at_exit = True
 
     def put(self, worker_id: int, message: Any) -> None:
-        """Put a message into a worker's queue; drop it if a signal's handler has closed the queue on the way to it."""
+        """Put a message into a worker's queue; drop it if a signal handler has closed the queue in the meantime."""
         try:
             self.index_queues[worker_id].put(message)
         except ValueError:
@@ -127,9 +127,10 @@ class Crew(LiveRepr):
 
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def shut_down(self) -> None:
-        """End the pin thread, the workers and the queues. Does nothing twice, at Python's exit, or in a forked child.
+        """End the pin thread, the workers and the queues.
 
-        If it is interrupted, it goes on with its leftovers, and then raises the interruption.
+        It does nothing if it has run before, while Python exits, or in a forked child. If it is interrupted, it ends
+        the workers that are left, and then raises the interruption.
         """
         if python_exit_status is not False or os.getpid() != self.pid:
             return
@@ -175,14 +176,14 @@ class Crew(LiveRepr):
             case Terminate(kill, timeout):
                 self._terminate("kill" if kill else "terminate", timeout)
             case _:
-                raise AssertionError(f"{effect} is no step of a shutdown")
+                raise AssertionError(f"{effect} is not a step of the shutdown")
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
         """Send the worker its sentinel; it is joined by the shutdown."""
         self.put(worker_id, Sentinel())
 
     def _wake_pin(self) -> None:
-        with contextlib.suppress(NoThreadError):  # Python exits; other messages wake the pin thread then
+        with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread
             self.result_queue.put(Sentinel())
 
     def _join_pin(self, timeout: float | None) -> None:

@@ -28,12 +28,13 @@ from minidl.ports import FoundDead, Ports, WorkerEntered
 from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.signal_handling import _set_worker_signal_handlers
+from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, opened, pack
 from minidl.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker is started with. manager_pid: the loader's process, or None if another process forks."""
+    """A worker's arguments. manager_pid: the loader's process; None if a fork server starts the worker."""
 
     worker_id: int
     num_workers: int
@@ -50,6 +51,8 @@ class WorkerSpec:
     board: ProgressBoard
     ports: Ports
     manager_pid: int | None
+    start: FetchStart
+    state_every: int | None
 
     @property
     def seed(self) -> int:
@@ -65,8 +68,8 @@ class WorkerSpec:
 class ManagerWatchdog:
     """Tells a worker whether the loader's process still lives: an orphan has another parent.
 
-    manager_pid None: a fork server may be the parent, which goes on living for as long as any worker holds its pipe. So
-    the worker also looks whether the loader still holds the other end of the worker's own pipe.
+    manager_pid None: the parent may be a fork server, which lives on for as long as any worker holds its pipe. So the
+    worker also checks that the loader still holds the other end of the worker's own pipe.
     """
 
     def __init__(self, manager_pid: int | None = None) -> None:
@@ -85,7 +88,7 @@ class ManagerWatchdog:
 def numpy_seed(base_seed: int, worker_id: int) -> list[int]:
     """Four 32-bit words for `numpy.random.seed`, from NumPy's SeedSequence of (worker_id, base_seed).
 
-    Mixed, so that NumPy does not run in step with `random`, which has the same generator and gets seed + worker_id.
+    NumPy and `random` use the same generator. With the same seed they could return the same numbers.
     """
     return [int(word) for word in np.random.SeedSequence((worker_id, base_seed)).generate_state(4)]
 
@@ -104,26 +107,34 @@ def _publish_worker_info(spec: WorkerSpec) -> None:
 
 
 class _Worker:
-    """What a worker knows between two messages."""
+    """A worker: its state between two messages, and what it does about each."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
+        self.keeper: Keeper | None = None  # takes the states that go with results
         self.init_exception: ExceptionWrapper | None = None
 
-    def make_fetcher(self) -> None:
-        """A fetcher for a new epoch. Its failure (an iterable's __iter__, say) is kept for the next task to report."""
+    def make_fetcher(self, start: FetchStart | None = None) -> None:
+        """Make a fetcher for a new epoch. If that fails (an iterable's __iter__ raises, say), the next task says so."""
         spec = self.spec
+        start = start or FetchStart()
         self.progress.opening()
-        self.fetcher = None  # if the new one fails, the old one would go on with the old epoch's samples
+        self.fetcher = self.keeper = None  # if the new one fails, the old one would go on with the old epoch's samples
         try:
-            self.fetcher = _DatasetKind.create_fetcher(
-                spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
-            )
+            self.fetcher = opened(start, spec.dataset, self.create_fetcher)
+            self.keeper = keeper_of(self.fetcher, spec.state_every, start.number)
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, spec.where)
+
+    def create_fetcher(self) -> _BaseDatasetFetcher:
+        """A fetcher of the whole dataset."""
+        spec = self.spec
+        return _DatasetKind.create_fetcher(
+            spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
+        )
 
     def initialise(self) -> None:
         """Run worker_init_fn and make the first fetcher."""
@@ -134,10 +145,10 @@ class _Worker:
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, self.spec.where)
         else:
-            self.make_fetcher()
+            self.make_fetcher(self.spec.start)
 
     def fetch(self, task: Task) -> Any:
-        """The task's batch, or what stands for it: an ExceptionWrapper or a WorkerExhausted."""
+        """The task's batch, or what is sent in its place: an ExceptionWrapper or a WorkerExhausted."""
         if self.init_exception is not None:
             data, self.init_exception = self.init_exception, None
             return data
@@ -158,18 +169,34 @@ class _Worker:
     def work(self, task: Task) -> None:
         """Fetch and send."""
         self.progress.begin(task.idx, task.index)
-        data = self.fetch(task)
+        data, state = self.fetch(task), None
+        if self.keeper is not None:
+            try:
+                state = self.keeper.after(exhausted=isinstance(data, WorkerExhausted))
+            except Exception as error:
+                self.keeper = None  # else the end of the dataset would never be told
+                if not isinstance(data, ExceptionWrapper):
+                    data = ExceptionWrapper(error, self.spec.where, f"Task {task.idx}: taking the state after it.")
         exhausted = isinstance(data, WorkerExhausted)
         self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
-        result = Result(task.idx, self.spec.worker_id, data)
+        result = Result(task.idx, self.spec.worker_id, data, state)
         self.spec.result_queue.put(self.spec.ports.envelope(result))
         self.lifecycle.decide(WorkerEvent.ITERATION_END if exhausted else WorkerEvent.FETCHED)
         self.progress.waiting()
 
     def resume(self, message: ResumeIteration) -> None:
         """Acknowledge, then begin the new epoch."""
-        self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id))
+        left, failure = None, None
+        if self.keeper is not None:
+            try:
+                left = pack(fetcher_state(self.fetcher))
+            except Exception as error:
+                failure = ExceptionWrapper(
+                    error, self.spec.where, f"Epoch {message.epoch}: taking the state before it."
+                )
+        self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id, left))
         self.make_fetcher()
+        self.init_exception = self.init_exception or failure
         self.progress.waiting()
 
     def event_of(self, message: Any) -> WorkerEvent:
@@ -184,7 +211,7 @@ class _Worker:
     def run(self) -> None:
         """The loop."""
         watchdog = ManagerWatchdog(self.spec.manager_pid)
-        self.progress.waiting()  # and after each message; not at each poll, which would reset since when it waits
+        self.progress.waiting()  # also after each message, but not at each poll: that would reset the time of the wait
         self.lifecycle.decide(WorkerEvent.READY)
         action = Action.WAIT
         while action is not Action.LEAVE:
@@ -203,13 +230,13 @@ class _Worker:
                 self.work(message)
             elif action is Action.RESUME:
                 self.resume(message)
-            del message  # else it would keep the indices until the next one comes
+            del message  # otherwise the indices stay in memory until the next message comes
 
 
 def _worker_loop(spec: WorkerSpec) -> None:
     """Run a worker to its end (upstream: `_worker_loop`; article 1 §2.4.5).
 
-    A KeyboardInterrupt ends it in silence, because the loader's process gets the same signal and raises it.
+    A KeyboardInterrupt ends it without a traceback, because the loader's process gets the same signal and raises it.
     """
     worker = _Worker(spec)
     try:

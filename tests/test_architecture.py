@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "minidl"
 ORDER = (
     ("", "articles messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
-    ("", "dispatcher protocol driver"),
+    ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
     ("transport", "tensors message queues"),
@@ -39,7 +39,7 @@ ORDER = (
         "session handover observed_loader observed_worker observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
-    ("check", "view actors joint device dispatch recording replayed slices report spans tasks __init__"),
+    ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
     ("analysis", "device_use ledger verdict summary story diff audit live top"),
     (
         "views",
@@ -52,7 +52,7 @@ ORDER = (
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
         "ablations __init__",
     ),
-    ("bench", "child machine own_thread pairs device events files loader samplers __init__"),
+    ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("", "commands cli __main__"),
 )
@@ -76,7 +76,7 @@ KNOWN_DOUBLE = {
 NOT_LOADED = {"tracefile", "record", "check", "analysis", "views", "playback", "explore", "bench", "recordings"}
 """Folders that a program without a trace does not load."""
 
-PURE = {"dispatcher", "driver", "live_repr", "messages", "protocol"}
+PURE = {"dispatcher", "driver", "live_repr", "messages", "protocol", "resume"}
 PURE_STDLIB = {"__future__", "abc", "collections", "dataclasses", "enum", "itertools", "reprlib", "typing"}
 """The parts of the standard library that have no clock, file, process or random state."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import cli, terminal
+from minidl import cli, demo, terminal
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -125,6 +125,34 @@ def test_timeline_as_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "timeline: " in complaint(capsys, "timeline", trace, "-o", picture, "--batch", "99")
     assert "timeline: " in complaint(capsys, "timeline", trace, "-o", tmp_path / "picture.docx")
+
+
+def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = ROOT / "traces" / "shutdown-closed.minidl"
+    ruler, *lines = output(capsys, "timeline", recording, "--since", "0.1", "--until", "0.2").splitlines()
+    assert "|100 ms" in ruler
+    assert "|250" not in ruler
+    assert any(line.startswith("worker 0") for line in lines)
+    assert "since=9.0 s, until=9.5 s" in complaint(capsys, "timeline", recording, "--since", "9", "--until", "9.5")
+
+
+def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = ROOT / "traces" / "persistent.minidl"
+    assert "batch 3 of iterator 1, epoch 1," in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
+    assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
+
+
+@pytest.mark.parametrize(("argv", "pin"), [([], None), (["--pin"], True), (["--no-pin"], False)])
+def test_demo_pins_if_asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], pin: bool | None) -> None:
+    asked = []
+
+    def train(options: demo.Options) -> None:
+        asked.append(options.pin)
+        raise demo.DemoError("seen")
+
+    monkeypatch.setattr(demo, "train", train)
+    assert cli.main(["demo", *argv]) == cli.USAGE
+    assert asked == [pin]
 
 
 @pytest.mark.live

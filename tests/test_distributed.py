@@ -273,3 +273,26 @@ def test_a_share_is_permuted_once_an_epoch_and_anew_when_anything_changes(monkey
             setattr(theirs, name, value)
         assert list(ours) == list(ours) == list(theirs)
     assert seeds == [0, 1, 8, 8, 7]
+
+
+def test_a_state_is_an_epoch_and_a_position() -> None:
+    def sampler() -> DistributedSampler[int]:
+        return DistributedSampler(range(20), num_replicas=2, rank=1)
+
+    saved = sampler()
+    saved.set_epoch(3)
+    whole = list(saved)
+    indices = iter(saved)
+    assert [next(indices) for _ in range(4)] == whole[:4]
+    state = saved.state_dict()
+    assert state == {"epoch": 3, "yielded": 4}
+    for loaded in (state, {"yielded": 4}):  # torchdata's StatefulDistributedSampler saves no epoch
+        other = sampler()
+        other.set_epoch(3)
+        other.load_state_dict(loaded)
+        assert other.state_dict() == state, "it was loaded and not iterated over"
+        assert list(other) == whole[4:]
+        assert list(other) == whole
+    for wrong in ({}, {"yielded": -1}, {"yielded": "4"}):
+        with pytest.raises(ValueError, match="expected a number of indices as 'yielded', got"):
+            sampler().load_state_dict(wrong)

@@ -13,6 +13,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import minidl
 from minidl import iterators
+from minidl.dataloader import LoaderWithoutState
 from minidl.run import replaced
 
 NAMES = (
@@ -78,7 +79,7 @@ def test_under_run_the_default_samplers_are_of_torchs_very_types() -> None:
     numbers = list(range(8))
     with replaced():
         loaders = [torch.utils.data.DataLoader(numbers, batch_size=2, shuffle=shuffle) for shuffle in (True, False)]
-    assert [type(loader) for loader in loaders] == [minidl.DataLoader] * 2
+    assert [type(loader) for loader in loaders] == [LoaderWithoutState] * 2
     assert [type(loader.sampler) for loader in loaders] == [RandomSampler, SequentialSampler]
     assert [type(loader.batch_sampler) for loader in loaders] == [BatchSampler] * 2
     assert type(minidl.DataLoader(numbers, shuffle=True).sampler) is minidl.RandomSampler

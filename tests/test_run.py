@@ -11,6 +11,7 @@ import pytest
 import torch.utils.data
 import torch.utils.data.dataloader
 from programs import ROOT, python, write
+from torch.distributed.checkpoint.stateful import Stateful
 from workloads import kill_group
 
 import minidl
@@ -148,8 +149,10 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
 def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
     torchs = torch.utils.data.DataLoader
     with run.replaced():
-        assert torch.utils.data.DataLoader is minidl.DataLoader
-        assert torch.utils.data.dataloader.DataLoader is minidl.DataLoader
+        ours = torch.utils.data.DataLoader
+        assert issubclass(ours, minidl.DataLoader)
+        assert torch.utils.data.dataloader.DataLoader is ours
+        assert not isinstance(ours([1]), Stateful), "frameworks would save and load states that torch's loader has not"
     assert torch.utils.data.DataLoader is torchs
     assert torch.utils.data.dataloader.DataLoader is torchs
 

@@ -537,7 +537,7 @@ def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypa
 
 
 def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
-    with pytest.raises(AssertionError, match="END is no step of a shutdown"):
+    with pytest.raises(AssertionError, match="END is not a step of the shutdown"):
         crew.perform(END)
 
 

@@ -345,11 +345,11 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
     return "exit code 0" if len(gone) else "not recorded"
 
 
-def _slowest(spans: Rows, count: int = 3) -> list[Slow]:
-    """The slowest samples, or if none are recorded, the slowest fetches."""
+def _slowest(spans: Rows) -> list[Slow]:
+    """The three slowest samples, or if none are recorded, the slowest fetches."""
     samples = spans[spans["code"] == ev.SAMPLE[0]]
     rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
-    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:count]]
+    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
     by_index = len(samples) > 0
     return [
         Slow(int(row["by"]) if by_index else -1, int(row["task"]), int(row["worker"]), int(row["end"] - row["begin"]))

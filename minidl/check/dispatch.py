@@ -88,7 +88,7 @@ def exhausted(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "turn",
-    "with in_order, workers are given tasks in turn, without those whose dataset has ended",
+    "with in_order, workers are given tasks in turn, from the first or the resumed one, without those that have ended",
     "Work is shared out unevenly, and the order of the batches depends on it.",
 )
 def turn(loader: LoaderView) -> Iterator[Violation]:
@@ -97,7 +97,10 @@ def turn(loader: LoaderView) -> Iterator[Violation]:
     workers = loader.capacity[0]
     rows = loader.pick(ev.EPOCH[0], ev.TASK_ASSIGNED)
     rows, before = _neighbours(loader, rows)
-    last = np.where(loader.code[before] == ev.EPOCH[0], -1, loader.worker[before])
+    begun = loader.code[before] == ev.EPOCH[0]
+    last = np.where(begun, -1, loader.worker[before])
+    for resumed in loader.pick(ev.RESUMED):
+        last[begun & (loader.at_epoch[before] == loader.at_epoch[resumed])] = loader.y[resumed] - 1
     ended = loader.pick(ev.WORKER_EXHAUSTED)
     for at in np.flatnonzero(loader.worker[rows] != (last + 1) % workers):
         row = int(rows[at])

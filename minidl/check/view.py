@@ -96,6 +96,7 @@ LOADER_THREAD: Final = np.array(
     [
         *(*ev.EPOCH, *ev.SAMPLER_NEXT, ev.TASK_ASSIGNED, ev.INDEX_PUT, *ev.NEXT, ev.YIELD, *ev.CONSUMER),
         *(ev.RCVD_ADVANCE, ev.REORDER_STORE, ev.REORDER_POP, ev.WORKER_EXHAUSTED, ev.RESUME_PUT),
+        *(ev.RESUMED, ev.STATE_KEPT, ev.STATE_TAKEN),
     ]
 )
 """What only the loader's own thread records."""
@@ -104,7 +105,7 @@ IN_WORKER: Final = np.array(
     [
         *(*ev.WORKER_INIT, *ev.MAKE_FETCHER, ev.WORKER_READY, *ev.INDEX_GET),
         *(*ev.FETCH, *ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE),
-        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT),
+        *(ev.RESULT_PUT, ev.RESUME_ACK, ev.DONE_EVENT_SEEN, ev.WORKER_EXIT, ev.STATE_PUT),
     ]
 )
 """What only a worker's main thread records, if there are workers."""

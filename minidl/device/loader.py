@@ -16,7 +16,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -24,12 +24,14 @@ import torch
 from typing_extensions import Self
 
 from minidl import ports
+from minidl.dataloader import DataLoader
 from minidl.device import sim
 from minidl.device.streams import AcceleratorDevice, Device, Mark
 from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.iterators import _BaseDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.pin_memory import accelerator_type
+from minidl.resume import Course
 
 POLL = 0.001
 """Interval of polls of a mark in seconds, if a wait must end in time even if the device hangs."""
@@ -104,6 +106,22 @@ class DeviceLoader(LiveRepr):
         """The length of the loader; TypeError if it has none."""
         return len(self.loader)  # type: ignore[arg-type]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state, of the batches that were handed out here; those in flight come again."""
+        return self._stateful().state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` at the next iter(); see DataLoader.load_state_dict."""
+        self._stateful().load_state_dict(state_dict)
+
+    def _stateful(self) -> Any:
+        if not isinstance(self.loader, DataLoader):
+            raise TypeError(
+                f"DeviceLoader: the state of a {type(self.loader).__name__} counts batches in flight as handed out: "
+                "wrap a minidl.DataLoader, which knows them apart"
+            )
+        return self.loader
+
     def close(self) -> None:
         """End all iterations, and close the loader if it has `close`. A new iteration may begin afterwards."""
         for iterator in tuple(self._live):
@@ -124,11 +142,15 @@ class DeviceLoader(LiveRepr):
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A batch in flight. copied: the stream's result; ready: the mark after it; source: its host memory."""
+    """A batch in flight. copied: the stream's result; ready: the mark after it; source: its host memory.
+
+    count: the loader's batches and errors up to this one.
+    """
 
     copied: Any
     ready: Mark
     source: Any
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +158,7 @@ class _FailedBatch:
     """An error in place of a batch."""
 
     error: Exception
+    count: int
 
 
 class _DeviceIter(LiveRepr):
@@ -156,8 +179,11 @@ class _DeviceIter(LiveRepr):
         self._handed_out = False
         self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
         self._inner: Iterator[Any] | None = iter(owner.loader)
-        its = self._inner._ports if isinstance(self._inner, _BaseDataLoaderIter) else None
-        self._stream = (its or ports.new_ports()).device_stream(self._device, owner.prefetch, owner.loader)
+        own = self._inner if isinstance(self._inner, _BaseDataLoaderIter) else None
+        its = own._ports if own is not None else ports.new_ports()
+        self._stream = its.device_stream(self._device, owner.prefetch, owner.loader)
+        self._course = own._record.course if own is not None else Course([], False)
+        self._course.defer()  # the loader's state is of what is handed out here
 
     def __iter__(self) -> Self:
         return self
@@ -174,14 +200,15 @@ class _DeviceIter(LiveRepr):
         self._retire()
         self._fill()
         if not self._in_flight:
+            self._course.release(self._course.counted)
             self._end()
             raise StopIteration
         try:
             batch = self._hand_over(self._in_flight[0])
         except Exception:
-            self._in_flight.popleft()
+            self._course.release(self._in_flight.popleft().count)
             raise
-        self._in_flight.popleft()  # only now: after an interrupted wait the batch is still there
+        self._course.release(self._in_flight.popleft().count)  # only now: an interrupted wait has lost no batch
         return batch
 
     def _retire(self) -> None:
@@ -207,7 +234,7 @@ class _DeviceIter(LiveRepr):
             except StopIteration:
                 self._exhausted = True
             except Exception as error:
-                self._in_flight.append(_FailedBatch(error))
+                self._in_flight.append(_FailedBatch(error, self._course.counted))
             else:
                 self._in_flight.append(self._enqueue(batch))
 
@@ -220,9 +247,9 @@ class _DeviceIter(LiveRepr):
             copied = self._stream.copy(batch)
             if self._transform is not None:
                 copied = self._stream.transform(self._transform, copied)
-            return _Flight(copied, self._stream.mark(), batch)
+            return _Flight(copied, self._stream.mark(), batch, self._course.counted)
         except Exception as error:
-            return _FailedBatch(error)
+            return _FailedBatch(error, self._course.counted)
 
     def _hand_over(self, flight: _Flight | _FailedBatch) -> Any:
         if isinstance(flight, _FailedBatch):

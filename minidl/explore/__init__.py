@@ -14,7 +14,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,12 +99,12 @@ def _explore(chosen: list[Configuration], full: set[str], protocol: Protocol, ou
     bad, states, seconds = 0, 0, 0.0
     for configuration in chosen:
         model = Model(configuration, protocol, reduced=configuration.name not in full)
-        found = explore(model, _Progress(configuration.name))
+        found = explore(model, _progress(configuration.name))
         states, seconds = states + found.states, seconds + found.seconds
         print(_row(model, found), flush=True)
         if found.bad:
             bad += 1
-            shown = shortest(model, progress=_Progress(f"{configuration.name}, shortest run"))
+            shown = shortest(model, progress=_progress(f"{configuration.name}, shortest run"))
             if shown is not None:
                 _show(shown, model, output, configuration.name)
     total = f"{bad or 'no'} configuration(s) with a violation"
@@ -132,7 +132,7 @@ def _without(guards: Iterable[Guard], reduced: bool, output: Path | None, title:
             print(f"\n{title:<34} {'steps':>5}  what goes wrong, in the shortest run")
         for configuration in guard.where:
             model = Model(configuration, OURS.without(guard.field), reduced=reduced)
-            shown = shortest(model, progress=_Progress(guard.name))
+            shown = shortest(model, progress=_progress(guard.name))
             if shown is None or shown.bad is None:
                 lost += 1
                 print(f"{guard.name:<34} {'-':>5}  nothing, in: {configuration.describe()}")
@@ -156,11 +156,6 @@ def _show(shown: Run, model: Model, output: Path | None, name: str) -> None:
     print(f"    {path}")
 
 
-class _Progress:
-    """Says on stderr how far a long search has come."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __call__(self, states: int) -> None:
-        print(f"{self.what}: {states:,} states", file=sys.stderr)
+def _progress(what: str) -> Callable[[int], None]:
+    """A function that says on stderr how far a long search has come."""
+    return lambda states: print(f"{what}: {states:,} states", file=sys.stderr)

@@ -126,6 +126,7 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
     wanted = recorded(trace, loader)
     actors = list(wanted)
     events = sum(map(len, wanted.values()))
+    kills = Crash.WORKER_KILLED in crashes
     todo: list[tuple[State, tuple[int, ...]]] = [(telling.initial, (0,) * len(actors))]
     seen = set(todo)
     best = todo[0][1]
@@ -138,7 +139,7 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
         found = []
         crashing = telling.crashes(state)
         for label, after in [*crashing, *telling.steps(state)]:
-            moved = _advance(told(telling, state, label, after), wanted, actors, places)
+            moved = _advance(told(telling, state, label, after), wanted, actors, places, kills)
             if moved is not None and (after, moved) not in seen:
                 seen.add((after, moved))
                 when = NEVER if (label, after) in crashing else _when(label, wanted, actors, places, moved)
@@ -149,10 +150,14 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
 
 
 def _advance(
-    heard: list[Told], wanted: Recorded, actors: list[Thread], places: tuple[int, ...]
+    heard: list[Told], wanted: Recorded, actors: list[Thread], places: tuple[int, ...], kills: bool
 ) -> tuple[int, ...] | None:
-    """Where each actor's record stands after these events; None if they differ from it."""
+    """Where each actor's record stands after these events; None if they differ from it.
+
+    kills: a worker may have been killed, and between two events of what is one step in the model.
+    """
     now = dict(zip(actors, places, strict=True))
+    begun: set[Thread] = set()
     for thread, code, arguments in heard:
         key = _key(code, arguments)
         if key is None or (thread[0] < 0 and code == ev.RESULT_WRITE[1]):
@@ -161,9 +166,12 @@ def _advance(
         rest = wanted.get(thread, [])
         if at >= len(rest) and code == ev.RESULT_WRITE[1]:
             continue  # the worker's process ended before its feeder thread could record the end of its last write
+        if at >= len(rest) and kills and thread in begun and thread[0] >= 0:
+            continue  # ... or before it could record the rest of its last step
         if at >= len(rest) or rest[at][0] != key:
             return None
         now[thread] = at + 1
+        begun.add(thread)
     return tuple(now[actor] for actor in actors)
 
 

@@ -57,6 +57,7 @@ class DispatcherReplay:
     READS: Final = (
         *(*ev.EPOCH, ev.TASK_ASSIGNED, ev.RESULT_GET[1], ev.READY_GET[1], ev.WORKER_EXHAUSTED, ev.FOUND_DEAD),
         *(ev.REORDER_STORE, ev.REORDER_POP, ev.RCVD_ADVANCE, ev.YIELD, ev.RESUME_PUT, ev.SENTINEL_PUT),
+        ev.RESUMED,
     )
 
     def __init__(self, num_workers: int, prefetch_factor: int, in_order: bool, received: int) -> None:
@@ -103,6 +104,8 @@ class DispatcherReplay:
             self._popped(task, y)
         elif code == ev.WORKER_EXHAUSTED:
             self.dispatcher.exhausted(task, worker)
+        elif code == ev.RESUMED and 0 <= y < self.dispatcher.num_workers:
+            self.dispatcher.start_at(y)
         elif code in (ev.FOUND_DEAD, ev.EPOCH[1]):
             self.idle = True
             if code == ev.EPOCH[1] and event["z"] == Ending.EXHAUSTED:

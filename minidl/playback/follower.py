@@ -145,7 +145,9 @@ class Follower:
         self.waiting_for: int | None = None
         self.waiting_worker = -1
         self.consumer: int | None = None
-        self.yielded = 0
+        self.yielded = self.resumed = 0
+        self.kept: dict[int, int] = {}  # worker -> task with which its state came
+        self.taken: int | None = None
         self.workers: dict[int, WorkerNow] = {}  # without what their lifecycles and index queues say
         self.index_queues: dict[int, list[Queued]] = {}
         self.pipe: list[Queued] = []
@@ -204,6 +206,7 @@ class Follower:
             outbox=list(self.outbox),
             ready=list(self.ready),
             in_flight=copy.copy(self.in_flight),
+            kept=dict(self.kept),
         )
         return new
 
@@ -335,6 +338,9 @@ class Follower:
             waiting_worker=self.waiting_worker,
             consumer=self.consumer,
             yielded=self.yielded,
+            resumed=self.resumed,
+            kept=dict(sorted(self.kept.items())),
+            taken=self.taken,
             workers=tuple(map(self._worker_now, sorted(self.workers))),
             result_queue=(*self.pipe, *self.outbox),
             pin=None if self.pin is None else replace(self.pin, state=self.pin_life.life.state),
@@ -527,7 +533,8 @@ class Follower:
 
     # --- the loader
     def _epoch_begun(self, event: Row) -> None:
-        self.epoch, self.yielded = event["x"], 0
+        self.epoch, self.yielded, self.resumed = event["x"], 0, 0
+        self.kept, self.taken = {}, None
         self.in_hand = self.waiting_for = self.consumer = None
         self.in_flight = {}
 
@@ -541,6 +548,16 @@ class Follower:
         self.in_hand = None
         if self.in_flight is not None:
             self.in_flight.pop(event["task"], None)
+
+    def _was_resumed(self, event: Row) -> None:
+        self.resumed = event["x"]
+
+    def _state_kept(self, event: Row) -> None:
+        if -1 <= event["worker"] < MOST_WORKERS:
+            self.kept[event["worker"]] = event["task"]
+
+    def _state_taken(self, event: Row) -> None:
+        self.taken = event["x"]
 
     def _epoch_ended(self, event: Row) -> None:
         self.in_flight = None
@@ -670,6 +687,9 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.FOUND_DEAD: Follower._found_dead,
     ev.RESUME_PUT: _puts_index(Message.RESUME),
     ev.RESUME_ACK: Follower._acknowledge,
+    ev.RESUMED: Follower._was_resumed,
+    ev.STATE_KEPT: Follower._state_kept,
+    ev.STATE_TAKEN: Follower._state_taken,
     ev.DONE_EVENT_SET: Follower._done,
     ev.SENTINEL_PUT: Follower._sentinel_put,
     ev.SENTINEL_GET: Follower._sentinel_got,

@@ -179,6 +179,8 @@ class ProtocolState:
     that are here before their turn. in_hand: the task that the loader has received and not yet stored or handed out.
     waiting_for, waiting_worker: the task that a waiting loader needs and its worker, -1 = whichever comes. consumer:
     the task whose batch the training loop works on, -1 = its code runs without one, None = it waits or is not running.
+    resumed: batches of the epoch that were yielded before it was resumed, in another process. kept: worker -> the task,
+    yielded, with which its state came. taken: batches in the loader's state that the program has asked for last.
     result_queue: what is in the pipe, in order, then what waits in the workers' feeders. bytes_in_flight: of this
     epoch's batches, from the memory that collate makes for one, or its pickle, to its yield. joining: (actor, worker)
     that the loader waits for. alone: there are no workers. since: when the loader began what it does.
@@ -206,6 +208,9 @@ class ProtocolState:
     waiting_worker: int
     consumer: int | None
     yielded: int
+    resumed: int
+    kept: Mapping[int, int]
+    taken: int | None
     workers: tuple[WorkerNow, ...]
     result_queue: tuple[Queued, ...]
     pin: PinNow | None

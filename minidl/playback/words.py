@@ -93,6 +93,10 @@ _WORDS: Final = {
     ev.CANCEL_JOIN_THREAD: "the process will not wait for the feeder of {whose} queue",
     ev.QUEUE_CLOSE: "{whose} queue is closed on one side",
     ev.TERMINATE: "worker {worker} is sent signal {signal}",
+    ev.RESUMED: "the epoch is resumed after {yielded} batches; worker {turn} comes first; {behind} are fetched again",
+    ev.STATE_PUT: "worker {worker} sends its state ({bytes}) along with task {task}",
+    ev.STATE_KEPT: "task {task} is yielded: the state that came with it counts from here on",
+    ev.STATE_TAKEN: "the program takes the loader's state: {yielded} batches",
 }
 
 
@@ -178,6 +182,8 @@ def lines(state: ProtocolState) -> Iterator[StateLine]:
         yield StateLine("pin thread", state.pin.state.name + held + simulated, shown)
         yield StateLine("ready queue", _messages(state.ready_queue), _queue("ready_queue", state.ready_queue))
     yield _training_loop(state)
+    if state.kept or state.taken is not None or state.resumed:
+        yield _state(state)
     yield StateLine("in flight", size(state.bytes_in_flight), {"bytes_in_flight": size(state.bytes_in_flight)})
     done, joined = _listed(map(name_of, state.done_events)), _listed(name_of(who, n) for who, n in state.joining)
     shown = {"done_events": done, "joining": joined}
@@ -258,6 +264,17 @@ def _training_loop(state: ProtocolState) -> StateLine:
     if state.consumer is not None:
         doing = f"works on task {state.consumer}, " if state.consumer >= 0 else "its own code runs, "
     return StateLine("training loop", f"{doing}{state.yielded} batches of this epoch handed out", shown)
+
+
+def _state(state: ProtocolState) -> StateLine:
+    """The loader's state: of what was yielded, not of what was fetched."""
+    shown = {f"kept[{worker}]": f"of task {task}" for worker, task in state.kept.items()}
+    shown |= {"resumed": str(state.resumed), "taken": _or_none(state.taken)}
+    phrases = [f"resumed after {state.resumed} batches"] if state.resumed else []
+    for worker, task in state.kept.items():
+        phrases.append(f"{f'worker {worker}' if worker >= 0 else 'the loader'}'s is of task {task}")
+    phrases += [] if state.taken is None else [f"taken after {state.taken} batches"]
+    return StateLine("state", ", ".join(phrases), shown)
 
 
 def _queue(name: str, queue: Iterable[Queued]) -> dict[str, str]:

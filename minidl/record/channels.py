@@ -66,15 +66,23 @@ class TracedEnvelope(Envelope):
         emit(ev.RESULT_PICKLE[0], *about)
         payload, pickler = self.payload()
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
-        return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes)
+        return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes, message.state)
 
 
-def load_result(loader: int, idx: int, worker_id: int, payload: bytes, tensors: int, shared_bytes: int) -> Result:
+def load_result(
+    loader: int,
+    idx: int,
+    worker_id: int,
+    payload: bytes,
+    tensors: int,
+    shared_bytes: int,
+    state: tuple[int, bytes] | None = None,
+) -> Result:
     """Rebuild a result, as `transport.message.load_result` does, with its events."""
     emit = emit_of(loader)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
     try:
-        return Result(idx, worker_id, rebuild(payload))
+        return Result(idx, worker_id, rebuild(payload), state)
     finally:  # a Ctrl-C may come while it is rebuilt
         emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
 
@@ -258,6 +266,9 @@ class TracedResultQueue(TracedQueue):
     def emit_put(self, message: Any) -> None:
         if isinstance(message, Envelope):
             result: Any = message.message
+            if result.state is not None:
+                number, state = result.state
+                self.shared.emit(ev.STATE_PUT, result.idx, result.worker_id, len(state), number)
             self.shared.emit(ev.RESULT_PUT, result.idx, result.worker_id, outcome_of(result.data))
         else:
             super().emit_put(message)

@@ -26,6 +26,7 @@ from minidl.protocol import (
 )
 from minidl.record.shared import Shared
 from minidl.record.spans import batch_in_use
+from minidl.resume import Course
 from minidl.tracefile import events as ev
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
@@ -82,6 +83,21 @@ class TracedDispatcher(Dispatcher):
         self.emit(ev.WORKER_EXHAUSTED, idx, worker_id, sum(self.workers_status))
 
 
+class TracedCourse(Course):
+    """Emits from which batch on a worker's state counts, and when the program takes the loader's."""
+
+    def __init__(self, shared: Shared, *args: Any) -> None:
+        Course.__init__(self, *args)
+        self.emit, self.shared = shared.emit, shared
+        shared.course = self
+
+    def keep(self, task: int, worker: int) -> None:
+        self.emit(ev.STATE_KEPT, task, -1 if self.shared.alone else worker, self.places[worker].at)
+
+    def taken(self) -> None:
+        self.emit(ev.STATE_TAKEN, -1, -1, self.batches, self.deferred_batches, int(self.ended))
+
+
 class TracedLoaderLifecycle(LoaderLifecycle):
     """Emits epochs, the time in `__next__`, the consumer's time, and the shutdown."""
 
@@ -118,15 +134,19 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         decides = self.shared.dispatcher
         workers, prefetch = (0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+        course = self.shared.course
+        if course is not None and course.resumed:
+            behind = sum(place.behind for place in course.places) * (not course.indexed)
+            self.emit(ev.RESUMED, x=course.batches, y=course.turn, z=behind)
 
     def _end_epoch(self, ending: ev.Ending) -> None:
         if self.open_epoch:
             self.open_epoch = False
             self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
 
-    def _begin_consumer(self, task: int = -1) -> None:
+    def _begin_consumer(self) -> None:
         self.open_consumer = True
-        self.emit(ev.CONSUMER[0], task, x=self.yielded)
+        self.emit(ev.CONSUMER[0], x=self.yielded)
 
     def _end_consumer(self) -> None:
         if self.open_consumer:
@@ -139,9 +159,9 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.open_next = True
         self.emit(ev.NEXT[0], wanted, -1, wanted)
 
-    def _end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+    def _end_next(self, outcome: ev.Outcome) -> None:
         self.open_next = False
-        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+        self.emit(ev.NEXT[1], -1, -1, self.yielded, outcome)
 
     def _yield(self) -> None:
         self.yielded += 1
@@ -249,6 +269,7 @@ class TracedPinLifecycle(PinLifecycle):
 
 
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    Course: TracedCourse,
     Dispatcher: TracedDispatcher,
     LoaderLifecycle: TracedLoaderLifecycle,
     WorkerLifecycle: TracedWorkerLifecycle,

@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _Torch
 
 from minidl import ports as plain_ports
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
-from minidl.record import functions, recorder
+from minidl.record import recorder
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -44,7 +44,7 @@ from minidl.record.observed_channels import (
 )
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import Announced, AnnouncedFetchers, ObservedWorker
-from minidl.record.ports import TracedPorts, facts, watch_new_shared
+from minidl.record.ports import TracedPorts, enter_worker, facts
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
@@ -322,12 +322,9 @@ class ObservedPorts(ObservedShared):
 
     def enter(self, worker_id: int, seed: int) -> ObservedWorker:
         """In a worker's process."""
-        recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
         self.worker_side = ObservedWorker(self, worker_id, seed)
-        watch_new_shared(self, worker_id)
         watch_sharing()
-        if self.config.functions_min_us is not None:
-            functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
+        enter_worker(self, worker_id)
         return self.worker_side
 
     def queue_around(self, plain: Any) -> Any:

@@ -61,10 +61,10 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
-    def sampler_iter(self, sampler: Iterable[Any]) -> Iterator[Any]:
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         if (dealt := dealt_by(sampler)) is not None:
             self.emit(ev.SHARE, -1, -1, *dealt[1])
-        return TracedSampler(self, iter(sampler))
+        return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
         self.alone = True
@@ -97,11 +97,8 @@ class TracedPorts(Shared, ports.Ports):
 
     # --- in a worker
     def _enter_worker(self, worker_id: int, seed: int) -> None:
-        recorder.start(self.config).role("worker", worker=worker_id, loader=self.loader)
-        watch_new_shared(self, worker_id)
+        enter_worker(self, worker_id)
         self.seed = seed
-        if self.config.functions_min_us is not None:
-            functions.start(self.config.directory, self.config.functions_min_us, worker_id, self.loader)
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
@@ -134,6 +131,15 @@ class TracedPorts(Shared, ports.Ports):
         about = {"device": device.name, "prefetch": prefetch, "simulated": device.simulated}
         recorder.start(self.config).describe("device", loader=self.loader, **about)
         return TracedStream(self, stream, device, prefetch, clock)
+
+
+def enter_worker(shared: Shared, worker_id: int) -> None:
+    """Begin to record in a worker: its role, the memory that it shares and, if that is asked for, its functions."""
+    config, loader = shared.config, shared.loader
+    recorder.start(config).role("worker", worker=worker_id, loader=loader)
+    watch_new_shared(shared, worker_id)
+    if config.functions_min_us is not None:
+        functions.start(config.directory, config.functions_min_us, worker_id, loader)
 
 
 def watch_new_shared(shared: Shared, worker_id: int) -> None:

@@ -14,6 +14,7 @@ from minidl.dispatcher import Deliver, Dispatcher
 from minidl.record import recorder
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import TraceConfig
+from minidl.resume import Course
 
 
 class WorkerHandle(Protocol):
@@ -31,9 +32,10 @@ class Shared:
     loader: its number in the trace.
 
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
-    that yields a batch; `next_task`, which the sampler is asked for next, -1 before an epoch; `workers`; `alone`, if
-    there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if pinning is. Where batches are
-    fetched: `fetching`. In a worker: `received`, the task that came last; `seed`, its own.
+    that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
+    epoch; `workers`; `alone`, if there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if
+    pinning is. Where batches are fetched: `fetching`. In a worker: `received`, the task that came last; `seed`, its
+    own.
     """
 
     def __init__(self, config: TraceConfig, loader: int) -> None:
@@ -43,6 +45,7 @@ class Shared:
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None
+        self.course: Course | None = None
         self.next_task = -1
         self.workers: list[WorkerHandle] = []
         self.alone = self.pinned = self.simulated = False
@@ -74,7 +77,7 @@ class Shared:
     def let_go(self) -> None:
         """Drop references in cycles, so that ended workers' descriptors are closed now."""
         self.workers = [worker for worker in self.workers if not worker.gone]
-        self.dispatcher = self.delivered = None
+        self.dispatcher = self.delivered = self.course = None
         self.next_task = -1
 
 

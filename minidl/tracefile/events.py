@@ -463,6 +463,25 @@ CLOCK_CALIBRATION = _instant(
     "far the two clocks have gone apart since the last one",
     "record.device_clock:calibrate", "", "")  # fmt: skip
 
+# --- A loader's state -------------------------------------------------------------------------------------------------
+RESUMED = _instant(
+    140, "resumed", Track.LOADER, _VIOLET, "", "yielded:batches turn behind:batches",
+    "the epoch goes on where another loader's was left: batches yielded there, the worker whose turn is first, batches "
+    "that the workers fetch again and drop",
+    "iterators:_reset, iterators:__init__", "", "4 §iterator")  # fmt: skip
+STATE_PUT = _instant(
+    141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
+    "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",
+    "worker:work", "", "4 §iterator")  # fmt: skip
+STATE_KEPT = _instant(
+    142, "state_kept", Track.LOADER, _VIOLET, "task worker", "number",
+    "the batch that this state came with is yielded: from here on it is the worker's state",
+    "resume:_catch_up", "", "4 §iterator")  # fmt: skip
+STATE_TAKEN = _instant(
+    143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
+    "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
+    "stateful:saved", "", "4 §iterator")  # fmt: skip
+
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",

@@ -1,9 +1,9 @@
 """A message in its envelope: it pickles itself when a queue's feeder thread asks, and can't get lost there.
 
-`multiprocessing.Queue.put` only appends to a buffer; a feeder thread pickles and writes later. Where pickling fails
-there, upstream prints a traceback, drops the item, and the consumer waits for ever. An `Envelope` catches the failure
-where it happens and sends an error in the message's place, under the same task number. In the same way, data that can't
-be rebuilt on the reading side comes out of the queue as the error of its task.
+`multiprocessing.Queue.put` only appends to a buffer; a feeder thread pickles and writes later. If pickling fails there,
+upstream prints a traceback and drops the item, and the consumer waits forever. An `Envelope` catches the failure in the
+feeder thread and sends an error in the message's place, under the same task number. In the same way, data that can't be
+rebuilt on the reading side comes out of the queue as the error of its task.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Envelope:
         message = self.message
         if isinstance(message, Task) and _sure_to_pickle(message.index):
             return Task, (message.idx, message.worker_id, message.index)
-        load = load_task if isinstance(message, Task) else load_result
-        return load, (message.idx, message.worker_id, self.payload()[0])
+        about = message.idx, message.worker_id, self.payload()[0]
+        if isinstance(message, Task):
+            return load_task, about
+        return load_result, about if message.state is None else (*about, message.state)
 
     def payload(self) -> tuple[bytes, TensorPickler]:
         """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
@@ -44,12 +46,12 @@ class Envelope:
 
 
 def _sure_to_pickle(index: Any) -> bool:
-    """Whether it is what a BatchSampler gives, a list of ints: no second pickling is needed to be on the safe side."""
+    """Whether `index` is a list of ints, as a BatchSampler gives: it always pickles, so it is not pickled apart."""
     return type(index) is list and all(type(key) is int for key in index)
 
 
 def _instead_of(data: Any, error: Exception, message: Task | Result) -> ExceptionWrapper:
-    """What is sent where `data` could not be pickled."""
+    """What is sent in place of `data`, which could not be pickled."""
     if isinstance(data, ExceptionWrapper):
         return data.portable()
     if isinstance(message, Task):
@@ -81,9 +83,9 @@ def load_task(idx: int, worker_id: int, payload: bytes) -> Task:
     return Task(idx, worker_id, rebuild(payload))
 
 
-def load_result(idx: int, worker_id: int, payload: bytes) -> Result:
+def load_result(idx: int, worker_id: int, payload: bytes, state: tuple[int, bytes] | None = None) -> Result:
     """Called by the unpickler of the loader, or of its pin thread."""
-    return Result(idx, worker_id, rebuild(payload))
+    return Result(idx, worker_id, rebuild(payload), state)
 
 
 def rebuild(payload: bytes) -> Any:

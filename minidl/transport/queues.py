@@ -1,8 +1,9 @@
-"""A queue and a flag that a process which dies at the wrong moment can't jam (article 4 §shutdown).
+"""A queue and a flag that stay usable if a process dies while it uses them (article 4 §shutdown).
 
 `multiprocessing.Queue` waits without a bound for the rest of a message that has begun: a writer that is killed in the
-middle leaves its reader in a read which no timeout, done event or liveness check reaches. `BoundedQueue.get` keeps its
-timeout whatever has come. `multiprocessing.Event` holds a lock while it is asked; `SharedFlag` has none to die with.
+middle leaves its reader in a read that no timeout, done event or liveness check reaches. `BoundedQueue.get` also keeps
+its timeout in the middle of a message. `multiprocessing.Event` holds a lock while a process reads it, and a killed
+process never releases it; `SharedFlag` has no lock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LONG_SIZE = struct.Struct("!Q")
 
 
 class NoThreadError(RuntimeError):
-    """A message has found no thread to write it, nor room to be written at once."""
+    """A message can't be written: no thread can be started for it, and writing it here could block."""
 
 
 _PIECE = 65536
@@ -39,7 +40,7 @@ _PIECE = 65536
 
 
 class _Incoming:
-    """What has come out of a pipe, from the beginning of the next message on; it may be part of that, or more."""
+    """The bytes that were read from a pipe and not taken: a part of the next message, or that message and more."""
 
     def __init__(self, pipe: Connection) -> None:
         self._fd = pipe.fileno()
@@ -97,9 +98,9 @@ class _Incoming:
 class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]
     """A multiprocessing queue with one reader, whose `get` keeps its timeout even in the middle of a message.
 
-    The reader takes what is in the pipe, also of later messages. A part of a message that has come is kept, so a writer
-    that was only slow, or stopped, may go on with it. Works with the private parts of its base class, which are the
-    same in Python 3.10 to 3.14.
+    The reader takes what is in the pipe, also of later messages. It keeps a part of a message, so that a writer that
+    was only slow, or stopped, can complete it. The class uses private parts of its base class, which are the same in
+    Python 3.10 to 3.14.
     """
 
     _reader: Connection
@@ -118,7 +119,7 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
         if not after_fork:
-            # A signal's handler that shuts the loader down may interrupt a put: its own put must not wait for that one.
+            # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
             self._notempty = threading.Condition(threading.RLock())
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.take
@@ -139,14 +140,14 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Hand a message to the feeder thread, which the first one starts.
 
-        From Python 3.12 on, a program that has begun to exit can start none. Then the message is written here and now.
-        Raises NoThreadError where to write could mean to wait.
+        Since Python 3.12, a program that exits can start no thread. Then the calling thread writes the message. Raises
+        NoThreadError if writing it could block.
         """
         try:
             super().put(obj, block, timeout)
         except RuntimeError as error:
             if "new thread" not in str(error):
-                raise  # the handler of SIGCHLD's, say: the message may be on its way already
+                raise  # by the SIGCHLD handler, for example: the message may be on its way already
             self._thread = None
             written = False
             try:
@@ -158,11 +159,11 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
                 raise NoThreadError(str(error)) from error
 
     def _write(self, obj: Any) -> bool:
-        """Write a message in the calling thread, if that can be done at once; whether it was."""
+        """Write a message in the calling thread if that does not block; return whether it was written."""
         data = _ForkingPickler.dumps(obj)
         out = select.poll()
         out.register(self._writer.fileno(), select.POLLOUT)
-        # What is shorter than PIPE_BUF is written whole, or not at all. The lock's holder may be dead.
+        # A pipe takes at most PIPE_BUF bytes at once. The lock's holder may be dead, so the wait for it is bounded.
         if len(data) > select.PIPE_BUF - _SIZE.size or not self._wlock.acquire(timeout=1.0):
             return False
         try:
@@ -174,7 +175,7 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
             self._wlock.release()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next message. Raises queue.Empty where no whole one has come within `timeout` seconds."""
+        """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         seconds = timeout if block else 0.0
@@ -192,9 +193,10 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         return pickle.loads(data)
 
     def jammed(self) -> bool:
-        """Whether the lock of the pipe's writing end, which all writers share, is held by one that writes nothing.
+        """Whether a process that writes nothing holds the lock of the pipe's writing end, which all writers share.
 
-        Asked when somebody has died: a live holder writes, or lets go within a second; a dead one does neither.
+        Called after a worker's death: a live holder writes, or releases the lock within a second; a dead one does
+        neither.
         """
         if self._wlock.acquire(timeout=1.0):
             self._wlock.release()
@@ -238,7 +240,7 @@ class ReadyQueue(LiveRepr):
 
 
 class SharedFlag(LiveRepr):
-    """An Event between processes that can be set and asked, but not waited for: one byte in shared memory."""
+    """An event between processes that can be set and read, but not waited for: one byte in shared memory."""
 
     def __init__(self) -> None:
         self._cell = torch.zeros(1, dtype=torch.uint8)

@@ -1,12 +1,12 @@
 """What pickling does to a CPU tensor: its bytes stay in shared memory, its descriptor travels.
 
 A tensor pickles as (storage, offset, size, stride); a storage pickles as a handle to shared memory. If its bytes are
-not in shared memory yet they are copied there *now*, in the thread that pickles (a queue's feeder thread), unless
-collate has put them there before. Two sharing strategies: `file_descriptor` sends the segment's descriptor through a
-Unix socket (nothing is left behind by a crash); `file_system` sends a name (no descriptor is kept open).
+not in shared memory yet, the thread that pickles (a queue's feeder thread) copies them there; if collate has put them
+there, nothing is copied. There are two sharing strategies. `file_descriptor` sends the segment's descriptor through a
+Unix socket (a crash leaves nothing behind); `file_system` sends a name (no descriptor is kept open).
 
 `TensorPickler` does this for plain CPU tensors and their storages. Everything else (CUDA, sparse, nested, meta,
-subclasses) goes the way that torch registers, whose storages come through here again. Article 3 §tensor, §storage.
+subclasses) uses the reducers that torch registers; their storages come through here again. Article 3 §tensor, §storage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorPickler(pickle.Pickler):
     copied_bytes = 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Ours for plain CPU tensors and storages; NotImplemented, and with it pickle's usual way, for the rest."""
+        """Reduce plain CPU tensors and storages; NotImplemented leaves the rest to pickle."""
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.device.type == "cpu"
             if type(obj) is torch.Tensor and _is_plain(obj):
@@ -75,9 +75,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def reduce_tensor(tensor: torch.Tensor) -> Reduced:
-    """A tensor is its storage and how to look at it: offset, size and stride, in elements.
+    """A tensor as its storage and the view of it: offset, size and stride, in elements.
 
-    A lazy conjugate or negative is computed first: its mark would be lost, as it is in torch's own queues.
+    A lazy conjugate or negative is computed first: its flag would be lost, as it is in torch's own queues.
     """
     tensor = tensor.resolve_conj().resolve_neg()
     view = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -92,7 +92,7 @@ def rebuild_tensor(
 
 
 def reduce_storage(storage: Any) -> Reduced:
-    """Share the storage's bytes by the strategy in force, copying them into shared memory if they are not there."""
+    """Share the storage's bytes by the current strategy; copy them into shared memory if they are not there."""
     if mp.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
         manager, handle, size = storage._share_filename_cpu_()
         storage._shared_incref()  # the message in flight holds the segment until the reader has it
@@ -108,8 +108,8 @@ def reduce_storage(storage: Any) -> Reduced:
 def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
     """Fetch the descriptor from its sender through a Unix socket and map it: an UntypedStorage of `size` bytes.
 
-    A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError where the sender
-    is gone or this process has no descriptor left.
+    A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError if the sender is
+    gone or this process has no descriptor left.
     """
     fd = duplicate.detach()
     try:
@@ -120,7 +120,7 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
 
 
 def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> Any:
-    """Open the segment by its name and map it; raises RuntimeError where the name is gone."""
+    """Open the segment by its name and map it; raises RuntimeError if the name is gone."""
     storage = _mapped(handle)
     if storage is None:
         storage = _remember(handle, _UNTYPED._new_shared_filename_cpu(manager, handle, size))

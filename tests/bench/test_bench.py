@@ -16,7 +16,7 @@ import pytest
 
 import minidl
 from minidl import bench, cli, ports
-from minidl.bench import child, events, files, loader, machine, samplers
+from minidl.bench import child, events, files, loader, machine, samplers, states
 from minidl.bench.child import Child, in_child, metered
 from minidl.bench.pairs import Row, Spread, number, table, take_turns
 from minidl.check import examine
@@ -300,6 +300,16 @@ def test_pictures_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(loader, "_rows", lambda name, *args: [name])
     assert loader.bench_loader(rounds=1, workers=(0,)) == ["empty", "tiny", "record"]
+
+
+# --- A loader's state -------------------------------------------------------------------------------------------------
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bench_states(workers: int) -> None:
+    rows = states.bench_states(rounds=2, length=0.05, workers=(workers,))
+    sound(rows, 2)
+    assert {row.name: row.against for row in rows} == states.AGAINST
+    assert all(row.extra["state_dict() µs"] > 0 for row in rows)
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

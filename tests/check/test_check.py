@@ -262,7 +262,7 @@ def test_a_ring_is_judged_on_what_it_holds_and_says_what_it_lacks() -> None:
     trace = recorded("ring")
     text = " ".join(examine(trace).unjudged)
     assert "the oldest events were overwritten" in text
-    assert "whole-way: judged for the" in text
+    assert "whole-way, state-sent, state-yielded: judged for the" in text
     assert "lifecycle" in text
     loader = view_of(trace, int(trace.events["loader"].max()))
     since, until = loader.origin[loader.lacks.since], loader.origin[-1]

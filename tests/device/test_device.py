@@ -1470,3 +1470,37 @@ def test_gpu_an_accelerator_is_asked_for_by_name_number_or_device(cuda: torch.de
     assert open_device("cuda").device == open_device(cuda.index).device == open_device(cuda).device == cuda
     with pytest.raises(ValueError, match="'cpu': the accelerator of this machine is 'cuda'"):
         open_device("cpu")
+
+
+# --- A state ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_a_state_counts_what_was_handed_out_not_what_is_in_flight(workers: int) -> None:
+    loader = DeviceLoader(minidl.DataLoader(Tensors(9, bad=(4,)), 1, num_workers=workers), SIMULATED, 3)
+    iterator = iter(loader)
+    state = loader.state_dict()
+    for at in range(9):
+        if at == 4:
+            with pytest.raises(KeyError):
+                next(iterator)
+        else:
+            assert numbers([next(iterator)]) == [at]
+        state = loader.state_dict()
+        assert (state["yielded"], state["ended"]) == (at + 1, False)
+        if at == 5:
+            other = DeviceLoader(minidl.DataLoader(Tensors(9), 1, num_workers=workers), SIMULATED, 2)
+            other.load_state_dict(state)
+            assert numbers(other) == [6, 7, 8]
+    assert list(iterator) == []
+    assert loader.state_dict()["ended"]
+    loader.load_state_dict(state)
+    assert list(loader) == [], "it was saved at the last batch"
+    loader.close()
+
+
+def test_the_state_of_another_loader_is_refused() -> None:
+    loader = DeviceLoader([torch.ones(2)], SIMULATED)
+    for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(
+            TypeError, match="the state of a list counts batches in flight as handed out: wrap a minidl"
+        ):
+            call()

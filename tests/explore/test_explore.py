@@ -9,10 +9,12 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import workloads as wl
 from hypothesis import given
@@ -373,11 +375,14 @@ def test_the_model_follows_a_live_stream(record: Callable[..., Trace], pinned: b
 @pytest.mark.live
 @pytest.mark.usefixtures("no_sigchld")
 def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wl.impatient(monkeypatch)
     with minidl.trace(tmp_path / "live", detail="batch"):
-        iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), num_workers=2))
+        with monkeypatch.context() as patch:  # for the waits of the epoch, and not for the joins
+            wl.impatient(patch)
+            iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), num_workers=2))
         for _ in range(5):
             next(iterator)
+        while iterator._board.read(1).task != 5 or iterator._board.read(1).position != 0:
+            time.sleep(0.002)
         os.kill(iterator._workers[1].pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             next(iterator)
@@ -387,6 +392,10 @@ def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monke
     followed = follow(live, crashes=(Crash.WORKER_KILLED,))
     assert followed, followed.lost
     assert not follow(live)  # nobody dies by himself
+    begun = np.flatnonzero((live.events["code"] == ev.FETCH[0]) & (live.events["task"] == 5))
+    live.events["code"][begun] = ev.INDEX_GET[0]  # killed between the task's get and its fetch: not compared
+    assert follow(live, crashes=(Crash.WORKER_KILLED,)).events == followed.events - 1
+    assert follow(live, crashes=(Crash.WORKER_KILLED,))
 
 
 def test_the_model_follows_the_recorded_demo(capsys: Any) -> None:

@@ -471,9 +471,10 @@ def test_a_run_that_is_killed_with_all_its_workers(tmp_path: Path) -> None:
 @pytest.mark.live
 @pytest.mark.usefixtures("no_sigchld")
 def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
     with minidl.trace(tmp_path / "t"):
-        iterator = iter(minidl.DataLoader(At(20, 7, kill_myself), batch_size=2, num_workers=2))
+        with monkeypatch.context() as patch:  # for the waits of the epoch, and not for the joins
+            impatient(patch)
+            iterator = iter(minidl.DataLoader(At(20, 7, kill_myself), batch_size=2, num_workers=2))
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             for _ in iterator:
                 pass

@@ -49,6 +49,11 @@ def owner(e: Rows, task: int) -> int:
     return int(e["worker"][find(e, ev.TASK_ASSIGNED, task)])
 
 
+def kept_task(e: Rows) -> int:
+    """The task with which the first state came that counts."""
+    return int(e["task"][find(e, ev.STATE_KEPT)])
+
+
 def workers_done(e: Rows) -> int:
     return find(e, ev.DONE_EVENT_SET, x=DoneEvent.WORKERS)
 
@@ -397,6 +402,17 @@ def _table() -> list[Mutation]:
         lambda e: drop(e, find(e, ev.RESULT_GET[1], 3)), "pinned")
     add("a batch is read that was not handed on", "dropped", "whole-way", "ready_get end",
         lambda e: drop(e, find(e, ev.READY_PUT, 7)), "pinned")
+    # a loader's state
+    add("a state that came with no result", "dropped", "state-sent", "state_kept",
+        lambda e: drop(e, find(e, ev.STATE_PUT, kept_task(e))), "resumed")
+    add("another worker's state", "re-attributed", "state-sent", "state_put",
+        lambda e: put(e, find(e, ev.STATE_PUT, kept_task(e)), worker=1 - owner(e, kept_task(e))), "resumed")
+    add("a state counts when its batch is received", "moved", "state-yielded", "state_kept",
+        lambda e: move(e, find(e, ev.STATE_KEPT, kept_task(e)), find(e, ev.RESULT_GET[1], kept_task(e)), 1), "resumed")
+    add("a state of what was fetched", "changed", "state-taken", "state_taken",
+        lambda e: put(e, find(e, ev.STATE_TAKEN, nth=2), x=7), "resumed")
+    add("a resumed epoch that forgets what was yielded before", "dropped", "turn", "task_assigned",
+        lambda e: drop(e, find(e, ev.RESUMED)), "resumed")
     # spans
     add("a sample without an end", "dropped", "spans", "sample begin", lambda e: drop(e, find(e, ev.SAMPLE[1], 3)))
     add("a next without an end", "dropped", "spans", "next begin", lambda e: drop(e, find(e, ev.NEXT[1], 3)))

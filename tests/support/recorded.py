@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 import workloads as wl
+from kill_resume import Case
 
 import minidl
 from minidl.record import recorder
@@ -191,6 +192,18 @@ def killed_program(place: Path) -> None:
     wl.wait_until_gone(pids)
 
 
+def resumed(workers: int, in_order: bool = True) -> None:
+    """An epoch is left after five batches; another loader goes on there. The program takes a state after each batch."""
+    case = Case("iterable with state", workers, in_order, persistent=workers > 0, state_every=2)
+    with case.loader() as loader, case.loader() as other:
+        for _ in zip(range(5), loader, strict=False):
+            state = loader.state_dict()
+        other.load_state_dict(state)
+        for _ in range(2):
+            for _ in other:
+                other.state_dict()
+
+
 SCRIPT = """
 import sys
 import minidl, workloads as wl
@@ -240,6 +253,9 @@ RUNS: dict[str, Run] = {
     "skipped tasks": skipped,
     "several loaders": several,
     "at once": lambda: loop(wl.Batched(24)),
+    "resumed": lambda: resumed(2),
+    "resumed, any order": lambda: resumed(2, in_order=False),
+    "resumed, no workers": lambda: resumed(0),
 }
 """Each records loaders of this process."""
 

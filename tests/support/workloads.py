@@ -347,10 +347,16 @@ def segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def die_with_the_lock() -> None:
+    """Be killed with the lock that every writer takes: no other message, be it a sentinel, gets through any more."""
+    worker_spec().result_queue._wlock.acquire()
+    kill_myself()
+
+
 def die_in_the_middle_of_a_message() -> None:
     """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind.
 
-    With the lock that every writer takes, so that no other message, be it a sentinel, gets through any more.
+    With the lock that every writer takes.
     """
     worker_spec().result_queue._wlock.acquire()
     os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")

@@ -1,0 +1,176 @@
+"""How far the consumer has come in an epoch, and where a resumed epoch goes on. Pure decisions.
+
+Workers run ahead of the consumer, so a state tells what was *yielded*; what was fetched and not yielded is fetched
+again. Two kinds of dataset need two kinds of position:
+
+- map-style: draws from the sampler, numbered from 0. Those below `low` are yielded, and so are those in `ahead`, if
+  batches may come out of order. A resumed epoch draws them again and drops them; nothing is fetched for that.
+- iterable: a `Position` for each worker, with the number of its batches that are yielded, and its last state, which is
+  that of batch number `at`. A resumed worker loads the state, and fetches and drops `yielded - at` batches.
+
+A state comes with a batch and counts from the moment when this batch is yielded; until then it waits in `arrived`.
+`defer` delays the counting: a device stage takes batches before its own consumer does, and releases them one by one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+END: Final = object()
+"""Stands for the end of the epoch among the deferred batches, and of a sampler."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one worker has come. state: packed, of its batch number `at`. over: it belongs to the epoch before."""
+
+    yielded: int = 0
+    at: int = 0
+    state: bytes | None = None
+    over: bool = False
+    arrived: deque[tuple[int, int, bytes]] = field(default_factory=deque)  # number, task, state
+
+    @property
+    def behind(self) -> int:
+        """Batches to fetch again after the state is loaded."""
+        return self.yielded - self.at
+
+
+@dataclass(slots=True)
+class Course:
+    """The course of one epoch, as far as the consumer knows it.
+
+    places: one for each worker, or one for the loader's own process. indexed: whether tasks are draws from a sampler.
+    batches: yielded without an error. turn: the worker whose turn is next. drawn: (draws, state) of the sampler.
+    """
+
+    places: list[Position]
+    indexed: bool
+    low: int = 0
+    ahead: set[int] = field(default_factory=set)
+    batches: int = 0
+    turn: int = 0
+    drawn: deque[tuple[int, bytes]] = field(default_factory=deque)
+    ended: bool = False
+    counted: int = 0  # batches and errors that the iterator has handed out, and the end
+    deferred: deque[Any] | None = None
+    gaps: list[int] = field(init=False)  # draws below the highest in `ahead` that were not yielded: the first tasks
+    beyond: int = field(init=False)  # draw number of the task after them
+
+    def __post_init__(self) -> None:
+        self.beyond = max(self.ahead) + 1 if self.ahead else self.low
+        self.gaps = [number for number in range(self.low, self.beyond) if number not in self.ahead]
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the epoch begins in its middle."""
+        return bool(self.low or self.ahead or any(place.yielded for place in self.places))
+
+    def draw_of(self, task: int) -> int:
+        """The number of the draw that is task `task`; tasks are numbered from 0 in a resumed epoch, too."""
+        return self.gaps[task] if task < len(self.gaps) else self.beyond + task - len(self.gaps)
+
+    # --- What comes from the workers and the sampler
+    def received(self, task: int, worker: int, state: tuple[int, bytes]) -> None:
+        """A result has come with a state; (number, state): that of the worker's batch of this number."""
+        place = self.places[worker]
+        place.arrived.append((state[0], task, state[1]))
+        self._catch_up(worker, place)
+
+    def epoch_begun(self, worker: int, state: bytes | None) -> None:
+        """A persistent worker begins the epoch with what the last one left; forget its leftovers."""
+        self.places[worker] = Position(state=state, over=state is not None)
+
+    def drew(self, number: int, state: bytes) -> None:
+        """The sampler's state after its first `number` draws."""
+        self.drawn.append((number, state))
+        self.sampler_state()
+
+    def sampler_state(self) -> tuple[int, bytes] | None:
+        """The sampler's last state that is not ahead of what was yielded; drops those before it."""
+        while len(self.drawn) > 1 and self.drawn[1][0] <= self.low:
+            self.drawn.popleft()
+        return self.drawn[0] if self.drawn and self.drawn[0][0] <= self.low else None
+
+    # --- What goes to the consumer
+    def hand_out(self, task: int, worker: int, ok: bool = True) -> None:
+        """The consumer gets a task's batch, or its error, which counts as its batch but not in `batches`."""
+        self.counted += 1
+        if self.deferred is None:
+            self._count(task, worker, ok)
+        else:
+            self.deferred.append((task, worker, ok))
+
+    def end(self) -> None:
+        """The consumer gets the end of the epoch."""
+        self.counted += 1
+        if self.deferred is None:
+            self.ended = True
+        else:
+            self.deferred.append(END)
+
+    def defer(self) -> None:
+        """Count nothing from here on before it is released."""
+        self.deferred = deque()
+
+    def release(self, until: int) -> None:
+        """Count what is deferred, as far as `counted` was `until`."""
+        while self.deferred and self.counted - len(self.deferred) < until:
+            entry = self.deferred.popleft()
+            if entry is END:
+                self.ended = True
+            else:
+                self._count(*entry)
+
+    def _count(self, task: int, worker: int, ok: bool) -> None:
+        place = self.places[worker]
+        place.yielded += 1
+        if place.arrived:
+            self._catch_up(worker, place)
+        self.batches += ok
+        self.turn = (worker + 1) % len(self.places)
+        if self.indexed:
+            self.ahead.add(self.draw_of(task))
+            while self.low in self.ahead:
+                self.ahead.remove(self.low)
+                self.low += 1
+
+    def _catch_up(self, worker: int, place: Position) -> None:
+        while place.arrived and place.arrived[0][0] <= place.yielded:
+            number, task, state = place.arrived.popleft()
+            place.at, place.state, place.over = number, state, False
+            self.keep(task, worker)
+
+    # --- For the trace
+    def keep(self, task: int, worker: int) -> None:
+        """The state that came with the task is the worker's from here on."""
+
+    def taken(self) -> None:
+        """The program takes the loader's state."""
+
+    @property
+    def deferred_batches(self) -> int:
+        """Batches that wait for their release."""
+        return sum(entry is not END and entry[2] for entry in self.deferred or ())
+
+
+def fast_forward(indices: Iterator[Any], drawn: int, low: int, ahead: Iterable[int]) -> Iterator[Any]:
+    """What is left of a sampler's `indices` without draws below `low` and in `ahead`; `drawn` are behind already.
+
+    Raises ValueError if the sampler ends before.
+    """
+    ahead, left = set(ahead), []
+    for number in range(drawn, max(ahead, default=low - 1) + 1):
+        index = next(indices, END)
+        if index is END:
+            raise ValueError(
+                f"the state to resume from was saved after {low} draws from the sampler, which now gives {number}: "
+                "load it into a loader of the same dataset and sampler, or begin a new epoch with load_state_dict({})"
+            )
+        if number >= low and number not in ahead:
+            left.append(index)
+    return chain(left, indices) if left else indices

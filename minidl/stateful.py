@@ -1,0 +1,433 @@
+"""The state of a loader: what `state_dict` holds, and the objects that are asked for states of their own.
+
+The protocol is torch's: an object with `state_dict()` and `load_state_dict(state)`. It is honoured for the dataset, its
+iterator, the sampler and its iterator (of a batch sampler: of the sampler in it). What has no state is fast-forwarded:
+`resume` says how far.
+
+A state is plain data: it can be written as JSON if the states of these objects can. It holds torch's global random
+state twice: as it was when the epoch began, so that the same order is drawn again, and as it is now. The iterator of
+a resumed loader restores both, one before and one after its draws, so later epochs are those of the run that was saved.
+Upstream: torchdata's StatefulDataLoader.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+import torch
+import torch.distributed
+import torch.utils.data
+from torch import Tensor
+
+from minidl.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
+from minidl.resume import Course, Position, fast_forward
+from minidl.sampler import BatchSampler
+
+VERSION: Final = 1
+
+Loader = Any
+"""A `dataloader.DataLoader`, whose module imports this one."""
+
+State = dict[str, Any]
+
+
+def has_state(thing: Any) -> bool:
+    """Whether the object has a state of its own."""
+    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def pack(state: Any) -> bytes:
+    """Freeze a state as it is now."""
+    return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes | None) -> Any:
+    return None if packed is None else pickle.loads(packed)
+
+
+# --- Random states ----------------------------------------------------------------------------------------------------
+def _to_text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _of_text(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _generators(loader: Loader) -> list[torch.Generator]:
+    sampler = loader._index_sampler
+    holders = (loader, sampler, getattr(sampler, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _random_states(loader: Loader) -> list[Tensor]:
+    """The global state, then those of the loader's and its samplers' generators."""
+    return [torch.get_rng_state(), *(generator.get_state() for generator in _generators(loader))]
+
+
+def _restore(loader: Loader, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for generator, state in zip(_generators(loader), states[1:], strict=False):
+        generator.set_state(state)
+
+
+# --- Datasets ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class FetchStart:
+    """Where a fetcher begins. again: batches to fetch once more and drop, by `index`; number: batches before."""
+
+    state: bytes | None = None
+    over: bool = False
+    number: int = 0
+    again: int = 0
+    index: Any = None
+
+    @classmethod
+    def of(cls, place: Position, index: Any = None) -> FetchStart:
+        return cls(place.state, place.over, place.yielded, 0 if index is None else place.behind, index)
+
+
+def fetcher_has_state(fetcher: _BaseDatasetFetcher | None) -> bool:
+    """Whether the dataset or its iterator has a state."""
+    return has_state(getattr(fetcher, "dataset", None)) or has_state(getattr(fetcher, "dataset_iter", None))
+
+
+def fetcher_state(fetcher: Any, ended: bool = False) -> State:
+    """The states of dataset and iterator; only the iterator's if they are one object."""
+    dataset: Any = fetcher.dataset
+    iterator: Any = getattr(fetcher, "dataset_iter", None)
+    return {
+        "dataset": dataset.state_dict() if has_state(dataset) and iterator is not dataset else None,
+        "iterator": iterator.state_dict() if has_state(iterator) else None,
+        "ended": ended or getattr(fetcher, "ended", False),
+    }
+
+
+def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
+    """A fetcher that goes on from `start`. make: creates one, which asks the dataset for its iterator.
+
+    A dataset's state is loaded before that, its iterator's after it. If the epoch of the state is over, the iterator's
+    state matters only for what loading it does besides (to a random state, say), and a new iterator follows.
+    """
+    state = unpack(start.state) or {"dataset": None, "iterator": None, "ended": False}
+    if state["dataset"] is not None:
+        _load("dataset", dataset, state["dataset"])
+    fetcher = make()
+    if state["iterator"] is not None and not (start.over and state["dataset"] is not None):
+        _load("dataset's iterator", fetcher.dataset_iter, state["iterator"])
+        fetcher = make() if start.over else fetcher
+    if state["ended"] and not start.over:
+        fetcher.ended = True
+    progress, fetcher.progress = fetcher.progress, Unwatched()  # it belongs to no task
+    for _ in range(start.again):
+        try:
+            fetcher.fetch(start.index)
+        except StopIteration:
+            break
+        except Exception:  # the consumer has had it before
+            continue
+    fetcher.progress = progress
+    return fetcher
+
+
+def _load(what: str, thing: Any, state: Any) -> None:
+    if not has_state(thing):
+        raise TypeError(
+            f"the state to resume from holds a state of the {what}, and {type(thing).__name__} has no load_state_dict: "
+            f"resume with the {what} that was saved"
+        )
+    thing.load_state_dict(state)
+
+
+class Keeper:
+    """Takes a fetcher's state after each `every`-th batch, beginning with the first; of a map dataset after each.
+
+    number: batches before. A map dataset's cannot be skipped, because its samples are not fetched again.
+    """
+
+    def __init__(self, fetcher: Any, every: int, number: int) -> None:
+        self.fetcher = fetcher
+        self.every = every if hasattr(fetcher, "dataset_iter") else 1
+        self.number = number
+
+    def after(self, *, exhausted: bool) -> tuple[int, bytes] | None:
+        """The number of the batch just fetched and the state after it; None if this one is left out."""
+        self.number += not exhausted
+        if exhausted or (self.number - 1) % self.every == 0:
+            return self.number, pack(fetcher_state(self.fetcher, exhausted))
+        return None
+
+
+def keeper_of(fetcher: Any, every: int | None, number: int = 0) -> Keeper | None:
+    """What takes the fetcher's states; None if none are wanted or there is none."""
+    return Keeper(fetcher, every, number) if every and fetcher_has_state(fetcher) else None
+
+
+# --- Samplers ---------------------------------------------------------------------------------------------------------
+_WITHOUT_STATE: Final = ("torch.utils.data.sampler", "minidl.sampler", "minidl.dataloader")
+"""Modules of samplers that have no state, nor do their iterators."""
+
+
+class _Held:
+    """Stands for the sampler in a batch sampler, and keeps the iterator that this takes, because its state matters."""
+
+    def __init__(self, sampler: Any, state: Any) -> None:
+        self.sampler, self.state = sampler, state
+        self.iterator: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterator = iter(self.sampler)
+        if self.state is not None:
+            _load("sampler's iterator", self.iterator, self.state)
+        return self.iterator  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class Drawing:
+    """The draws of one epoch: goes on from a state of the sampler, and tells the course its states.
+
+    every: as a Keeper's; None: after the first draw alone.
+    """
+
+    def __init__(self, index_sampler: Any, course: Course, every: int | None) -> None:
+        batches = type(index_sampler) in (BatchSampler, torch.utils.data.BatchSampler)
+        self.sampler = index_sampler.sampler if batches else index_sampler
+        self.course, self.every = course, every
+        self.number, packed = course.sampler_state() or (0, None)
+        state = unpack(packed) or {"sampler": None, "iterator": None}
+        if state["sampler"] is not None:
+            _load("sampler", self.sampler, state["sampler"])
+        self.held = _Held(self.sampler, state["iterator"])
+        if batches:
+            index_sampler = copy.copy(index_sampler)
+            index_sampler.sampler = self.held
+            self.indices = iter(index_sampler)
+        else:
+            self.indices = iter(self.held)
+
+    def __iter__(self) -> Drawing:
+        return self
+
+    def __next__(self) -> Any:
+        index = next(self.indices)
+        self.number += 1
+        if self.number == 1 or (self.every and (self.number - 1) % self.every == 0):
+            self._tell()
+        return index
+
+    def _tell(self) -> None:
+        iterator: Any = self.held.iterator if self.held.iterator is not self.sampler else None
+        state = {
+            "sampler": self.sampler.state_dict() if has_state(self.sampler) else None,
+            "iterator": iterator.state_dict() if has_state(iterator) else None,
+        }
+        if any(value is not None for value in state.values()):
+            self.course.drew(self.number, pack(state))
+
+    def skip(self, low: int, ahead: set[int]) -> None:
+        """Draw and drop what was yielded."""
+        self.indices = fast_forward(self.indices, self.number, low, ahead)
+        self.number = max(self.number, low)
+
+    def finish(self) -> None:
+        """Draw to the end of an epoch of which everything was yielded."""
+        deque(islice(self.indices, self.course.low - self.number + 1), maxlen=0)
+
+
+# --- A loader ---------------------------------------------------------------------------------------------------------
+@dataclass
+class Record:
+    """What a loader keeps of its present epoch, or of its last one.
+
+    given: the state that the epoch was resumed from. begin: random states at its first draw. base_seed: the workers',
+    None if it is drawn after that. fetcher: that of this process, if it can be asked for its state.
+    """
+
+    course: Course
+    given: State | None = None
+    begin: list[Tensor] = field(default_factory=list)
+    base_seed: int | None = None
+    fetcher: Any = None
+    drawing: Drawing | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the saved epoch began before its base seed was drawn, which is drawn again then."""
+        return self.given is not None and self.given["base_seed"] is None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the epoch goes on where another loader's ended."""
+        return self.given is not None and not self.given["ended"]
+
+    def start_of(self, worker: int, loader: Loader) -> FetchStart:
+        """Where a worker's fetcher begins; a map dataset fetches nothing again."""
+        index = None if self.course.indexed else next(iter(loader._index_sampler))
+        return FetchStart.of(self.course.places[worker], index)
+
+    def restore_begin(self, loader: Loader) -> None:
+        """Restore the random states of the epoch's begin."""
+        if self.given is not None and self.given["random"] is not None:
+            _restore(loader, [_of_text(text) for text in self.given["random"]["begin"]])
+
+    def restore_now(self) -> None:
+        """Restore the global random state of the moment that the state was taken: the draws before it are made."""
+        if self.given is not None and self.given["random"] is not None:
+            torch.set_rng_state(_of_text(self.given["random"]["now"]))
+
+    def mark_begin(self, loader: Loader) -> None:
+        """Note the random states of the epoch's begin."""
+        self.begin = _random_states(loader)
+
+    def draws(self, index_sampler: Any, every: int | None) -> Iterator[Any]:
+        """The index sampler's iterator, from where the epoch goes on."""
+        of = getattr(index_sampler, "sampler", index_sampler)
+        if not self.resumed and type(of).__module__ in _WITHOUT_STATE:
+            return iter(index_sampler)
+        self.drawing = Drawing(index_sampler, self.course, every)
+        return self.drawing
+
+    def skip(self) -> None:
+        """Draw and drop what was yielded of a resumed epoch."""
+        if self.drawing is not None and self.course.indexed:
+            self.drawing.skip(self.course.low, self.course.ahead)
+
+    def keep_fetcher(self, fetcher: Any) -> None:
+        """Remember this process's fetcher, if it has a state to be asked for."""
+        self.fetcher = fetcher if fetcher_has_state(fetcher) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none
+
+
+def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = False) -> Record:
+    """Begin an epoch where the state that the loader was given says. again: of a persistent iterator, at its begin.
+
+    Raises ValueError if that state is of another loader.
+    """
+    given: State | None = None if again else loader._given
+    indexed = loader._dataset_kind == _DatasetKind.Map
+    places = [Position() for _ in range(max(1, loader.num_workers))]
+    if given is None:
+        return Record(make_course(places, indexed))
+    given = _fitting(given, loader)
+    for place, saved in zip(places, given["workers"], strict=False):
+        place.yielded, place.at, place.over = saved["yielded"], saved["at"], saved["over"]
+        place.state = None if saved["state"] is None else pack(saved["state"])
+    low, ahead, batches, turn = (given[name] for name in ("yielded", "ahead", "batches", "turn"))
+    drawn = deque([(saved["at"], pack(saved["state"]))] if (saved := given["sampler"]) is not None else [])
+    if not given["ended"]:
+        turn %= len(places)
+        return Record(
+            make_course(places, indexed, low, set(ahead), batches, turn, drawn), given, [], given["base_seed"]
+        )
+    own = unpack(places[0].state) if loader.num_workers == 0 else None
+    if own is not None and own["dataset"] is not None:
+        _load("dataset", loader.dataset, own["dataset"])  # now, since it may set the random state, which comes next
+        places[0].state = None
+    if drawn:  # an epoch over: the sampler ends it, and begins the next one by itself
+        Drawing(loader._index_sampler, Course(places, indexed, low, drawn=drawn), None).finish()
+    return Record(make_course(places, indexed), given, [], given["base_seed"])
+
+
+def saved(loader: Loader) -> State:
+    """The state of a loader: what its consumer was given."""
+    record: Record = loader._record or Record(Course([Position() for _ in range(max(1, loader.num_workers))], True))
+    record.course.taken()
+    course, now = record.course, list(map(_to_text, _random_states(loader)))
+    ended = course.ended or loader._record is None
+    stays = ended and loader._iterator is not None  # the same workers go on
+    rank, ranks = _place_of(loader)
+    told = getattr(loader._index_sampler, "sampler", loader._index_sampler)
+    # At an epoch's end, the program tells such a sampler the next one; a state that is loaded later would undo that.
+    sampler = None if ended and callable(getattr(told, "set_epoch", None)) else course.sampler_state()
+    return {
+        "minidl": VERSION,
+        **_traits(loader),
+        "rank": rank,
+        "ranks": ranks,
+        "ended": ended,
+        "batches": course.batches,
+        "yielded": course.low,
+        "ahead": sorted(course.ahead),
+        "turn": course.turn,
+        "base_seed": record.base_seed if stays or not ended else None,
+        "random": {"begin": now if ended else list(map(_to_text, record.begin)), "now": now[0]},
+        "sampler": None if sampler is None else {"at": sampler[0], "state": unpack(sampler[1])},
+        "workers": [_saved_place(place, loader, record, ended, stays) for place in course.places],
+    }
+
+
+def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
+    state, number, at, over = unpack(place.state), place.yielded, place.at, place.over
+    if loader.num_workers == 0 and not record.course.deferred:
+        if record.fetcher is not None:
+            state, at, over = copy.deepcopy(fetcher_state(record.fetcher)), number, False
+        elif loader._record is None and has_state(loader.dataset):
+            state = {"dataset": copy.deepcopy(loader.dataset.state_dict()), "iterator": None, "ended": False}
+    elif ended and not stays:  # the next epoch's workers begin anew
+        state = None
+    if ended:
+        number, at, over = 0, 0, state is not None
+    return {"yielded": number, "at": at, "over": over, "state": state}
+
+
+def _traits(loader: Loader) -> State:
+    """What a state can be resumed with only if it is the same."""
+    return {
+        "kind": "map" if loader._dataset_kind == _DatasetKind.Map else "iterable",
+        "num_workers": loader.num_workers,
+        "batch_size": getattr(loader._index_sampler, "batch_size", None),
+    }
+
+
+def _place_of(loader: Loader) -> tuple[int, int]:
+    """This process's rank and the number of ranks: of the process group, or of the sampler."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    sampler = getattr(loader._index_sampler, "sampler", loader._index_sampler)
+    rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+    return (rank, ranks) if isinstance(rank, int) and isinstance(ranks, int) else (0, 1)
+
+
+def checked(state: Any) -> State:
+    """A copy of a state to resume from; raises TypeError for what is none, ValueError for one of another version."""
+    if not isinstance(state, Mapping) or "minidl" not in state:
+        keys = f"a {type(state).__name__}" + (
+            f" with {sorted(map(str, state))[:4]}" if isinstance(state, Mapping) else ""
+        )
+        raise TypeError(f"DataLoader.load_state_dict: expected what minidl.DataLoader.state_dict returned, got {keys}")
+    if state["minidl"] != VERSION:
+        raise ValueError(
+            f"DataLoader.load_state_dict: the state has version {state['minidl']}, this minidl reads {VERSION}: resume "
+            "with the minidl that saved it"
+        )
+    return copy.deepcopy(dict(state))
+
+
+def _fitting(state: State, loader: Loader) -> State:
+    """The state, if it can be resumed with this loader; that of another rank without what only that rank has."""
+    rank, ranks = _place_of(loader)
+    mine = _traits(loader) | {"ranks": ranks}
+    spread = all(worker["state"] is None for worker in state["workers"])  # nothing in it belongs to one worker
+    free = {"num_workers"} if spread and (state["kind"] == "map" or state["ended"]) else set()
+    wrong = [name for name, value in mine.items() if state[name] != value and name not in free]
+    if mine["kind"] == "iterable" and not wrong and state["rank"] != rank:
+        mine["rank"], wrong = rank, ["rank"]
+    if wrong:
+        saved_as, now = (", ".join(f"{name} {having[name]!r}" for name in wrong) for having in (state, mine))
+        raise ValueError(
+            f"DataLoader: the state to resume from was saved with {saved_as}, and this loader has {now}: "
+            "use the same, or begin a new epoch with load_state_dict({})"
+        )
+    return state if state["rank"] == rank else state | {"base_seed": None, "random": None}

@@ -1,0 +1,106 @@
+"""Where a resumed epoch goes on: for any order of yields, nothing is lost and nothing comes twice."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl.resume import Course, Position, fast_forward
+
+
+def course(workers: int = 2, *, indexed: bool = True, **begin: object) -> Course:
+    return Course([Position() for _ in range(workers)], indexed, **begin)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.permutations(range(6)), min_size=1, max_size=3), st.data())
+def test_a_map_dataset_is_drawn_once_through_any_number_of_resumptions(
+    orders: list[list[int]], data: st.DataObject
+) -> None:
+    """Tasks are yielded in any order; each course is left after some of them, and the next begins there."""
+    got: list[int] = []
+    one = course()
+    for order in orders:
+        left = list(fast_forward(iter(range(30)), 0, one.low, one.ahead))
+        assert sorted(got + left) == list(range(30))
+        for task in order[: data.draw(st.integers(0, len(order)))]:
+            assert one.draw_of(task) == left[task]
+            got.append(left[task])
+            one.hand_out(task, 0)
+        one = course(low=one.low, ahead=one.ahead)
+    assert sorted([*got, *fast_forward(iter(range(30)), 0, one.low, one.ahead)]) == list(range(30))
+
+
+def test_a_state_counts_when_its_batch_is_yielded() -> None:
+    one = course(indexed=False)
+    one.received(2, 0, (2, b"second"))
+    one.hand_out(0, 0)
+    assert one.places[0].state is None
+    assert one.places[0].behind == 1
+    one.hand_out(2, 0)
+    assert (one.places[0].state, one.places[0].behind, one.turn) == (b"second", 0, 1)
+    one.received(4, 0, (2, b"exhausted"))
+    assert one.places[0].state == b"exhausted", "it came after the worker's last batch"
+
+
+def test_an_epoch_of_a_persistent_worker_begins_with_what_the_last_one_left() -> None:
+    one = course(indexed=False)
+    one.received(7, 1, (4, b"a leftover"))
+    one.epoch_begun(1, b"left")
+    one.epoch_begun(0, None)
+    assert (one.places[1].state, one.places[1].over, list(one.places[1].arrived)) == (b"left", True, [])
+    assert not one.places[0].over
+    assert not one.resumed
+
+
+def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
+    one = course()
+    for number in (1, 3, 5):
+        one.drew(number, bytes([number]))
+    assert one.sampler_state() is None
+    for task in range(4):
+        one.hand_out(task, task % 2)
+    assert one.sampler_state() == (3, b"\x03")
+    assert len(one.drawn) == 2
+
+
+def test_what_is_deferred_counts_when_it_is_released() -> None:
+    one = course()
+    one.defer()
+    one.hand_out(0, 0)
+    one.hand_out(1, 1, ok=False)
+    one.end()
+    assert (one.low, one.counted) == (0, 3)
+    one.release(1)
+    assert (one.low, one.batches, one.ended) == (1, 1, False)
+    one.release(2)
+    one.release(2)
+    assert (one.low, one.batches, one.ended) == (2, 1, False), "an error counts as its batch"
+    one.release(9)
+    assert one.ended
+
+
+def test_the_end_counts_at_once_if_nothing_is_deferred() -> None:
+    one = course()
+    one.end()
+    assert one.ended
+
+
+def test_fast_forwarding_draws_no_more_than_it_must() -> None:
+    drawn: list[int] = []
+
+    def draws() -> object:
+        for number in range(100):
+            drawn.append(number)
+            yield number
+
+    assert next(fast_forward(draws(), 0, 5, ())) == 5  # type: ignore[arg-type]
+    assert list(islice(fast_forward(iter(range(3, 100)), 3, 5, {7}), 4)) == [5, 6, 8, 9]
+    assert drawn == list(range(6))
+
+
+def test_a_sampler_that_ends_too_early_is_an_error() -> None:
+    with pytest.raises(ValueError, match="after 5 draws from the sampler, which now gives 3: load it into"):
+        fast_forward(iter(range(3)), 0, 5, ())
