@@ -1273,7 +1273,9 @@ def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> No
 
     trace = traced(tmp_path / "t", [torch.ones(256)] * 3)
     assert "the device is simulated" in ledger(trace).text()
-    assert ledger(trace).batches["avoidable"].sum() == 0
+    assert ledger(trace).batches["avoidable"].sum() == 3 * 1024, "pageable, as on a GPU"
+    from_pinned = traced(tmp_path / "p", [torch.ones(256).pin_memory()] * 3)
+    assert ledger(from_pinned).batches["avoidable"].sum() == 0
     assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()
 
 

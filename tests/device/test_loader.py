@@ -227,7 +227,7 @@ GUARDS: dict[str, tuple[types.ModuleType, str, str, Callable[[type[DeviceLoader]
     "the side stream is recorded": (
         streams_module, "            tensor.record_stream(self.on.side)", "            pass", fail_after_use),
     "the source is kept": (
-        loader_module, "_Flight(copied, self._stream.mark(), batch)", "_Flight(copied, self._stream.mark(), None)",
+        loader_module, "_Flight(copied, self._stream.mark(), batch,", "_Flight(copied, self._stream.mark(), None,",
         keep_the_source),
     "the host is bound to the device": (
         loader_module, "len(self._in_use) > self._prefetch or ", "", run_ahead),

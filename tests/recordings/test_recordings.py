@@ -141,7 +141,7 @@ def test_without_a_gpu_the_simulated_device_must_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for argv, said in ((["-o", str(tmp_path)], "--device simulated"), (["--only", "no-such"], "no-such")):
+    for argv, said in ((["-o", str(tmp_path)], "--device sim;"), (["--only", "no-such"], "no-such")):
         with pytest.raises(SystemExit) as exit_:
             command.main(argv)
         assert exit_.value.code == 2
