@@ -164,7 +164,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 self._hand_out_error(error)
                 raise
             self._num_yielded += 1
-            self._record.course.hand_out(*self._in_hand, ok=True)  # only now: a Ctrl-C before this loses no batch
+            self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
             length = self._IterableDataset_len_called  # None for a map-style dataset
             if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
                 self._warn_beyond_length(length)
@@ -175,7 +175,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         if self._in_hand is _NOTHING:
             return
         if isinstance(error, Exception):
-            self._record.course.hand_out(*self._in_hand, ok=False)
+            self._record.course.fail(self._in_hand)
         elif not self._record.course.indexed:
             self._record.fetcher = None  # the dataset may have given samples that are in no batch
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,12 +199,22 @@ def test_the_device_stage() -> None:
 
 
 # --- A loader that hangs ----------------------------------------------------------------------------------------------
+class StuckInFive(wl.Gate):
+    """Sample 5 does not end; sample 2, the first of worker 1, waits until the gate is open."""
+
+    def __getitem__(self, index: int) -> Any:
+        return wl.hang() if index == 5 else super().__getitem__(index)
+
+
 @pytest.fixture
-def stuck(no_sigchld: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def stuck(no_sigchld: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A pinning iterator whose worker 0 hangs in sample 5, of task 2; every other batch that can be here is here."""
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    iterator: Any = iter(minidl.DataLoader(wl.At(20, 5, wl.hang), batch_size=2, num_workers=2, pin_memory=True))
-    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    dataset = StuckInFive(20, tmp_path / "gate", at=2, thing=functools.partial(int, 2))
+    iterator: Any = iter(minidl.DataLoader(dataset, batch_size=2, num_workers=2, pin_memory=True))
+    assert next(iterator).tolist() == [0, 1]
+    (tmp_path / "gate").touch()  # only now: else batch 3 may come before batch 0, and be read with it
+    assert next(iterator).tolist() == [2, 3]
     while iterator._board.read(0).position != 1 or iterator._board.read(0).task != 2:
         time.sleep(0.005)
     pin = iterator._pin_memory_thread.lifecycle

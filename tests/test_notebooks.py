@@ -6,6 +6,7 @@ must hold their outputs, without an error among them, and the pictures that make
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ ANSWERS = {
         "prediction_sent": 4, "prediction_most": 4, "prediction_each": 1, "prediction_worker": 1,
         "prediction_buffered": 4, "prediction_slowest_worker": 0, "my_answer": 8,
     },
+    "12_checkpointing": {"prediction_lost": 16, "prediction_lost_late": 8, "prediction_again": 2, "my_answer": 28},
 }  # fmt: skip
 ASKED = re.compile(r"^(prediction_\w+|my_answer) = (\S+)", re.MULTILINE)
 
@@ -39,7 +41,8 @@ def pictures(notebook: Any) -> int:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["00_first_look.ipynb", "05_many_workers.ipynb"]
+    names = ["00_first_look.ipynb", "05_many_workers.ipynb", "12_checkpointing.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -59,6 +62,28 @@ def test_it_leaves_the_predictions_to_the_reader(path: Path) -> None:
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     asked = [match for source in cells for match in ASKED.findall(source)]
     assert dict(asked) == dict.fromkeys(ANSWERS[path.stem], "None")
+
+
+def test_an_answer_is_folded_until_the_reader_has_found_it() -> None:
+    spec = importlib.util.spec_from_file_location("course", NOTEBOOKS[0].parent / "course.py")
+    assert spec is not None
+    assert spec.loader is not None
+    course = importlib.util.module_from_spec(spec)
+    sys.modules["course"] = course  # its dataclass asks for it
+    try:
+        spec.loader.exec_module(course)
+    finally:
+        del sys.modules["course"]
+    for prediction, said in ((None, "no prediction yet"), (3, "not 3. Think of <tasks>.")):
+        grade = course.grade(prediction, 16, "Four are out.", "Think of <tasks>.")
+        assert repr(grade).startswith(said)
+        shown, folded = grade._repr_html_().split("<details>")
+        assert "16" not in repr(grade) + shown
+        assert "16. Four are out." in folded
+        assert "<tasks>" not in shown
+    assert repr(course.grade(" 16", 16, "Four are out.", "Think.")) == "right: 16. Four are out."
+    assert repr(course.grade("Hardly any", "hardly any", "Why.")) == "right: hardly any. Why."
+    assert "the trace says 16" in repr(course.grade(3, 16, "Four are out."))
 
 
 def answered(path: Path, answers: dict[str, object]) -> None:

@@ -76,7 +76,7 @@ def test_an_epoch_goes_on_where_it_was_left(case: Case) -> None:
 )
 @pytest.mark.live
 def test_a_training_that_is_killed_at_any_moment_gets_each_sample_once(case: Case, tmp_path: Path) -> None:
-    got = run(case, tmp_path / "lines", 2, random.Random())
+    got, _ = run(case, tmp_path / "lines", 2, random.Random())
     assert lost_and_repeated(case, [got]) == (0, 0)
     if case.in_order:
         assert got == whole(case)[0]
@@ -85,7 +85,7 @@ def test_a_training_that_is_killed_at_any_moment_gets_each_sample_once(case: Cas
 @pytest.mark.live
 def test_two_ranks_are_killed_at_different_moments(tmp_path: Path) -> None:
     case = Case("map", 1, ranks=2)
-    ranks = [run(case, tmp_path / str(rank), 1, random.Random(), rank) for rank in range(2)]
+    ranks = [run(case, tmp_path / str(rank), 1, random.Random(), rank)[0] for rank in range(2)]
     assert lost_and_repeated(case, ranks) == (0, 0)
 
 

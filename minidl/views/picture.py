@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import counted
 from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, BatchName, Fate, Scene, alarm, caption, per_pixel, scene_of, title_of
@@ -49,6 +51,12 @@ INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
 SLOT_COLOURS: Final = ("#3f5f8f", "#a05a2c", "#4f7f4f", "#8e3fc0", "#b0324a", "#6b5b4d")
 BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
 MARGIN: Final = 0.16  # of a row, above and below its bars
+
+STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
+"""Symbols of the marks of a loader's state: sent by a worker, counted, resumed from, taken."""
+
+STATE_LINES: Final = {ev.RESUMED: "resumed after {}", ev.STATE_TAKEN: "state taken: {}"}
+"""Captions of the lines that these two draw through all lanes."""
 
 
 def timeline(
@@ -122,6 +130,7 @@ class _Drawing:
         self._background(axes)
         self._bars(axes)
         self._alarms(axes)
+        self._states(axes)
         self._arrows(axes, batches)
         last = axes
         for name, unit in self.counted:
@@ -173,7 +182,8 @@ class _Drawing:
         return 1
 
     def _legend(self) -> Iterator[Any]:
-        """Yield a patch for each kind of step that is drawn, in the table's order."""
+        """Yield a patch for each kind of step that is drawn, in the table's order, and the symbols of states."""
+        from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
         bars, done = self.scene.bars, set()
@@ -187,6 +197,11 @@ class _Drawing:
                 facecolor=on_paper(look), edgecolor=PAPER if simulated else look.colour,
                 linewidth=0 if simulated else 0.5, hatch="////" if simulated else None, label=label,
             )  # fmt: skip
+        for code, symbol in STATES.items():
+            if (self.scene.marks["code"] == code).any():
+                yield Line2D(
+                    [], [], marker=symbol, color=paint(code).colour, linestyle="", markersize=4, label=paint(code).label
+                )
         if np.isin(bars["fate"], FADING).any():
             yield Patch(facecolor="#d9dde2", edgecolor=INK, linestyle=":", linewidth=0.8, label="no end recorded")
 
@@ -353,6 +368,44 @@ class _Drawing:
                 ha="right" if late else "left", va="center", zorder=8, parse_math=False,
                 bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
             )  # fmt: skip
+
+    def _states(self, axes: Axes) -> None:
+        """Mark where the loader's state was sent, counted, resumed from and taken."""
+        scene = self.scene
+        for code, symbol in STATES.items():
+            marks = scene.marks[scene.marks["code"] == code]
+            if not len(marks):
+                continue
+            axes.plot(
+                marks["time"] / self.scale, [scene.lanes[lane].top + 0.1 for lane in marks["lane"].tolist()], symbol,
+                color=paint(code).colour, markersize=4, markeredgecolor=PAPER, markeredgewidth=0.5, zorder=8,
+                clip_on=False, gid=f"state {code}",
+            )  # fmt: skip
+        lines = scene.marks[np.isin(scene.marks["code"], list(STATE_LINES))]
+        captioned = float("inf")  # the pixel at which the next caption to the right begins
+        for mark in lines[np.argsort(lines["time"], kind="stable")[::-1]]:
+            captioned = self._state_line(axes, mark, captioned)
+
+    def _state_line(self, axes: Axes, mark: np.void, limit: float) -> float:
+        """Draw a line through all lanes, and the number of batches in the state if it ends before the pixel `limit`.
+
+        Return the new limit. Captions stand on the right of their lines, or on the left where the picture ends.
+        """
+        scene, code, size = self.scene, int(mark["code"]), 6.5
+        x, colour = int(mark["time"]) / self.scale, paint(code).colour
+        axes.axvline(x, color=colour, linewidth=0.8, linestyle="--", zorder=5)
+        words = STATE_LINES[code].format(counted(int(scene.trace.events[mark["event"]]["x"]), "batch", "batches"))
+        left = (int(mark["time"]) - scene.begin) / (scene.end - scene.begin) * self.pixels
+        late = left + _wide(words, size) > self.pixels
+        begin = left - _wide(words, size) if late else left
+        if begin + _wide(words, size) > limit:
+            return limit
+        axes.annotate(
+            words, (x, axes.get_ylim()[0]), (-4 if late else 4, 2), textcoords="offset points", fontsize=size,
+            color=colour, ha="right" if late else "left", va="bottom", zorder=8,
+            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
+        )  # fmt: skip
+        return begin
 
     def _arrows(self, axes: Axes, batches: Ints) -> None:
         from matplotlib.patches import FancyArrowPatch

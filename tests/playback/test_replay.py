@@ -53,7 +53,7 @@ from minidl.playback.stepper import EVERY, Replay
 from minidl.playback.words import changes, describe
 from minidl.protocol import LoaderState, WorkerState
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Message
+from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import replay_page
 from minidl.views.replay_page import html, picture, replay
@@ -454,7 +454,7 @@ def test_a_run_that_is_killed_with_all_its_workers(tmp_path: Path) -> None:
     try:
         assert [pids_said_by(program) for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
         deadline = time.monotonic() + BOUND
-        while not (tmp_path / "hangs").exists():
+        while not (tmp_path / "hangs").exists() or len(read_trace(tmp_path / "t").select("next", Phase.BEGIN)) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.005)
     finally:

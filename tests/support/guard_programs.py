@@ -14,9 +14,11 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ import minidl
 from minidl import driver, pin_memory, shutdown, signal_handling, worker
 from minidl.explore.ablations import without
 from minidl.progress import Stage
+from minidl.transport.queues import BoundedQueue, SharedFlag
 
 KEPT: list[Any] = []
 """Guards that are taken away until the program has ended."""
@@ -37,8 +40,12 @@ WARNED: list[str] = []
 """Warnings that the loader has given: all of them are about a pin thread that did not end."""
 
 
-def intervals(others: float = 0.3, *, pin: float = 0.3) -> None:
-    """Set the seconds of each wait, the loader's and the workers', and the pin thread's; then take the guard away."""
+def intervals(others: float = 0.3, *, pin: float = 0.3, kept: float | None = None) -> None:
+    """Set the seconds of each wait, the loader's and the workers', and the pin thread's; then take the guard away.
+
+    kept: the loader's and the workers' if no guard is taken away, for a program of which no wait runs out then.
+    """
+    others = others if kept is None or sys.argv[2:] else kept
     driver.MP_STATUS_CHECK_INTERVAL = worker.MP_STATUS_CHECK_INTERVAL = others
     pin_memory.MP_STATUS_CHECK_INTERVAL = pin
     for guard in sys.argv[2:]:
@@ -82,10 +89,17 @@ def say(iterator: Any, *problems: str, may_end: bool = False) -> None:
     print("well" if not wrong else "bad: " + ", ".join(wrong), flush=True)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds; a program in which it never does ends with an error."""
+    deadline = time.monotonic() + wl.BOUND
+    while not condition():
+        assert time.monotonic() < deadline, "what the program waits for does not come"
+        time.sleep(0.001)
+
+
 def until_idle(iterator: Any) -> None:
     """Wait until every worker waits for a task."""
-    while any(iterator._board.read(n).stage is not Stage.WAITING for n in range(len(iterator._workers))):
-        time.sleep(0.01)
+    until(lambda: all(iterator._board.read(n).stage is Stage.WAITING for n in range(len(iterator._workers))))
 
 
 def error_of(iterator: Any) -> str:
@@ -107,7 +121,7 @@ class Wakeless(wl.Numbers):
 
 # --- The end of an epoch ----------------------------------------------------------------------------------------------
 def closes() -> None:
-    intervals(2.0)
+    intervals(2.0, kept=60.0)
     iterator = start(wl.Numbers(20))
     next(iterator)
     until_idle(iterator)
@@ -117,7 +131,7 @@ def closes() -> None:
 
 
 def ends_streams() -> None:
-    intervals(2.0)
+    intervals(2.0, kept=60.0)
     iterator = start(wl.Stream(3))
     list(iterator)
     waits(iterator)
@@ -127,7 +141,7 @@ def ends_streams() -> None:
 
 def closes_pinned() -> None:
     """The pin thread looks at its done event only when a message comes."""
-    intervals(1.0, pin=60.0)
+    intervals(1.0, pin=60.0, kept=60.0)
     iterator = start(wl.Numbers(4), pin_memory=True)
     for _ in range(4):
         next(iterator)
@@ -154,7 +168,7 @@ def half_a_message() -> None:
 
 
 def closes_while_a_worker_tears() -> None:
-    intervals(1.0, pin=60.0)
+    intervals(1.0, pin=60.0, kept=60.0)
     iterator = start(Torn(2), pin_memory=True)
     next(iterator)
     waits(iterator)
@@ -163,7 +177,7 @@ def closes_while_a_worker_tears() -> None:
 
 
 def closes_with_full_pipe() -> None:
-    intervals(2.0)
+    intervals(2.0, kept=60.0)
     iterator = start(Wakeless(100), collate_fn=list)
     next(iterator)
     until_idle(iterator)
@@ -176,8 +190,7 @@ def closes_while_a_worker_is_stuck() -> None:
     intervals()
     iterator = start(wl.At(10, 1, wl.hang))
     next(iterator)
-    while iterator._board.read(1).stage is not Stage.FETCHING:
-        time.sleep(0.01)
+    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
     waits(iterator)
     iterator.close()
     say(iterator, may_end=True)
@@ -187,12 +200,17 @@ def closes_while_a_worker_ignores_sigterm() -> None:
     intervals()
     iterator = start(wl.At(10, 1, wl.hang_without_sigterm))
     next(iterator)
-    while iterator._board.read(1).stage is not Stage.FETCHING:
-        time.sleep(0.01)
-    time.sleep(0.3)  # from the sample's beginning to its first line
+    until(lambda: ignores(iterator._workers[1].pid, signal.SIGTERM))
     waits(iterator)
     iterator.close()
     say(iterator, may_end=True)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether the process ignores the signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 class Sticky:
@@ -225,7 +243,7 @@ def is_interrupted_before_the_pin_thread_is_told() -> None:
     waits(iterator)
     with contextlib.suppress(RuntimeError):
         iterator.close()
-    crew.pin_thread.join(3.0)
+    crew.pin_thread.join(3.0 if sys.argv[2:] else wl.BOUND)
     say(iterator, may_end=True)
 
 
@@ -275,18 +293,20 @@ def a_worker_is_killed_asking_the_done_event() -> None:
 
 
 class SlowLock:
-    """A lock that its holder lets go of late, or never: the process is killed before."""
+    """A lock that its holder lets go of when the process waits for this at its end, or never: it is killed before."""
 
-    def __init__(self, lock: Any, kill: bool) -> None:
-        self.lock, self.kill = lock, kill
+    def __init__(self, lock: Any, kill: bool, taken: SharedFlag) -> None:
+        self.lock, self.kill, self.taken = lock, kill, taken
 
     def acquire(self, *arguments: Any, **options: Any) -> Any:
-        return self.lock.acquire(*arguments, **options)
+        taken = self.lock.acquire(*arguments, **options)
+        self.taken.set()
+        return taken
 
     def release(self) -> None:
         if self.kill:
             wl.kill_myself()
-        time.sleep(1.0)
+        until(joins_a_feeder)
         self.lock.release()
 
     __enter__ = acquire
@@ -295,29 +315,35 @@ class SlowLock:
         self.release()
 
 
+def joins_a_feeder() -> bool:
+    """Whether the main thread of this process, which ends, waits for a feeder thread."""
+    frame: Any = sys._current_frames()[threading.main_thread().ident]  # type: ignore[index]
+    while frame is not None and frame.f_code is not BoundedQueue._finalize_join.__code__:  # type: ignore[attr-defined]
+        frame = frame.f_back
+    return frame is not None
+
+
 class EmptyFirst(minidl.IterableDataset[int]):
     """Worker 0 has no samples, and its feeder is slow to let go of the result queue's lock."""
 
     def __init__(self, kill: bool) -> None:
-        self.kill = kill
+        self.kill, self.taken = kill, SharedFlag()
 
     def __iter__(self) -> Iterator[int]:
         mine, _, _ = wl.worker()
         queue = wl.worker_spec().result_queue
         if mine == 0:
-            queue._wlock = SlowLock(queue._wlock, self.kill)
+            queue._wlock = SlowLock(queue._wlock, self.kill, self.taken)
             return iter(())
-        return self.late(queue)
+        return self.late()
 
-    def late(self, queue: Any) -> Iterator[int]:
-        while queue._wlock.acquire(block=False):  # until worker 0 writes
-            queue._wlock.release()
-            time.sleep(0.001)
+    def late(self) -> Iterator[int]:
+        until(self.taken.is_set)
         yield from range(3)
 
 
 def a_stream_ends_while_its_feeder_writes() -> None:
-    intervals()
+    intervals(kept=60.0)
     iterator = start(EmptyFirst(kill=False))
     waits(iterator)
     batches = len(list(iterator))
@@ -374,7 +400,7 @@ def the_loader_is_killed_in_a_message() -> None:
     for queue in iterator._index_queues:
         queue._wlock.acquire()
         os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
-    time.sleep(0.5)  # the workers read it
+    until(lambda: not any(queue._reader.poll(0) for queue in iterator._index_queues))  # the workers have read it
     waits(iterator)
     wl.kill_myself()
 
@@ -394,8 +420,7 @@ def exits_unclosed_with_a_full_index_queue() -> None:
     intervals()
     iterator = start(wl.At(400_000, 0, wl.hang), batch_size=100_000, prefetch_factor=4, workers=1)
     keep(iterator)
-    while not iterator._index_queues[0]._buffer:  # the feeder writes what no worker reads
-        time.sleep(0.01)
+    until(lambda: bool(iterator._index_queues[0]._buffer))  # the feeder writes what no worker reads
     waits(iterator)
     print("well", flush=True)
 

@@ -155,6 +155,50 @@ def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
     assert r"task error worker 1: KeyError: '$\frac$'" in said
 
 
+def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path: Path) -> None:
+    events = [
+        {"time": 0, "code": ev.NEXT[0]},
+        {"time": 10, "code": ev.RESUMED, "x": 1, "y": 1, "z": 0},
+        {"time": 30, "code": ev.STATE_KEPT, "task": 0, "worker": 0, "x": 1},
+        {"time": 40, "code": ev.STATE_TAKEN, "x": 2, "y": 0, "z": 0},
+        {"time": 90, "code": ev.NEXT[1]},
+    ]
+    write_process(tmp_path, events, role="loader")
+    sent = [{"time": 20, "code": ev.STATE_PUT, "task": 0, "worker": 0, "x": 64, "y": 1}]
+    write_process(tmp_path, sent, pid=1001, role="worker", worker=0)
+    trace = read_trace(tmp_path)
+    figure, drawn = timeline(trace), scene_of(trace)
+    for code in picture.STATES:
+        ((_, shape),) = [found for found in artists(figure, "state") if found[0] == [code]]
+        (mark,) = drawn.marks[drawn.marks["code"] == code]
+        place = drawn.lanes[mark["lane"]]
+        assert shape.get_xdata().tolist() == [mark["time"]]  # type: ignore[attr-defined]  # the axis is in ns
+        assert place.top <= shape.get_ydata()[0] <= place.bottom  # type: ignore[attr-defined]
+    assert {"resumed after 1 batch", "state taken: 2 batches"} <= set(texts(figure))
+    assert {"resumed", "state_put", "state_kept", "state_taken"} <= set(texts(figure))
+
+
+def test_captions_of_states_do_not_cover_each_other(tmp_path: Path) -> None:
+    """The last one is written, and of those before it the ones that there is room for; every line is drawn."""
+    times = [100, 3000, *range(9000, 9400, 50)]
+    taken = [{"time": time, "code": ev.STATE_TAKEN, "x": n, "y": 0, "z": 0} for n, time in enumerate(times)]
+    write_process(
+        tmp_path, [{"time": 0, "code": ev.NEXT[0]}, *taken, {"time": 9500, "code": ev.NEXT[1]}], role="loader"
+    )
+    figure = timeline(read_trace(tmp_path))
+    figure.draw_without_rendering()
+    shown = [t for t in figure.axes[0].texts if t.get_text().startswith("state taken")]
+    assert [t.get_text() for t in shown[:1]] == ["state taken: 9 batches"]
+    assert 3 <= len(shown) < len(times)
+    boxes = [t.get_window_extent() for t in shown]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert sum(line.get_linestyle() == "--" for line in figure.axes[0].get_lines()) == len(times)
+
+
+def test_a_picture_without_states_says_nothing_of_them(healthy: Trace) -> None:
+    assert not any("state" in text for text in texts(timeline(healthy)))
+
+
 @pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
 def test_counters_are_step_plots_of_the_lanes_counters(tmp_path: Path, run: dict[str, object]) -> None:
     trace = made(tmp_path / "trace", **run)
