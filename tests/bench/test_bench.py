@@ -404,4 +404,4 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as exit_:
         cli.main(["bench", "nonsense"])
     assert exit_.value.code == cli.USAGE
-    assert "'nonsense' is not a benchmark: choose from events, loader, files, samplers" in capsys.readouterr().err
+    assert "'nonsense' is not a benchmark: choose from events, loader, state, files, samplers" in capsys.readouterr().err
