@@ -158,7 +158,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _TRACE_UNLESS_LIST,
                 _arg("--query", dest="queries", action="append", metavar="NAME",
-                     help="show the result of this query below; may be repeated"),
+                     help="also show the result of this query; may be repeated"),
                 _flag("--queries", "list the queries and exit", dest="list_queries"),
                 _arg("--no-browser", dest="browser", action="store_false", help="print the address only"),
             ),
@@ -200,7 +200,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             commands.audit, "check that the ranks of a job share the data correctly; exit code 1 if not",
-            "audit minidl-traces",
+            "audit minidl-traces/run-1",
             (
                 _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a joined trace, or the traces of the ranks, or their directory"),
@@ -210,8 +210,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             commands.diff, "compare two runs and print what changed most", f"diff {_RUN} minidl-demo/trace-2",
             (
-                _arg("a", type=Path, metavar="A", help="the trace before: its directory or its packed file"),
-                _arg("b", type=Path, metavar="B", help="the trace after"),
+                _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
+                _arg("b", type=Path, metavar="B", help="the later trace"),
                 _flag("--workers", "also compare the stages of each worker"),
                 _flag("--force", "compare even if the datasets or batch sizes differ"),
             ),
@@ -255,8 +255,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
                      help=f"{', '.join(BENCHMARKS)} (default: all)"),
-                _arg("--device", nargs="?", const="real", choices=("real", "simulated"), metavar="simulated",
-                     help="measure copies to an accelerator instead; 'simulated' needs none"),
+                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
+                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
                 _flag("--quick", "fewer and shorter measurements, for a first impression"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
             ),

@@ -147,6 +147,10 @@ def timeline(arguments: Namespace) -> int:
     from minidl.views.text import render
 
     if arguments.output is not None:
+        if not arguments.output.suffix:
+            raise CommandError(
+                f"timeline: {arguments.output}: the name has no suffix: add .png, .svg (a picture) or .html (a page)"
+            )
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
     with _prefixed("timeline", ValueError):
         text = render(

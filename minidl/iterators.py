@@ -45,7 +45,7 @@ from minidl.errors import ExceptionWrapper
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
-from minidl.pin_memory import SIMULATED, PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
+from minidl.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
@@ -164,7 +164,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 self._hand_out_error(error)
                 raise
             self._num_yielded += 1
-            self._record.course.hand_out(*self._in_hand, ok=True)  # only now: a Ctrl-C before this loses no batch
+            self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
             length = self._IterableDataset_len_called  # None for a map-style dataset
             if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
                 self._warn_beyond_length(length)
@@ -175,7 +175,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         if self._in_hand is _NOTHING:
             return
         if isinstance(error, Exception):
-            self._record.course.hand_out(*self._in_hand, ok=False)
+            self._record.course.fail(self._in_hand)
         elif not self._record.course.indexed:
             self._record.fetcher = None  # the dataset may have given samples that are in no batch
 
@@ -370,7 +370,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         device = self._pin_memory_device
         self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
         self._data_queue = self._ports.queue("ready")
-        device_id = 0 if device == SIMULATED else torch.accelerator.current_device_index()
+        device_id = torch.accelerator.current_device_index()
         queues = (self._worker_result_queue, self._data_queue)
         thread = self._ports.pin_memory_thread(
             PinMemoryThread(

@@ -20,6 +20,7 @@ from minidl.tracefile.format import MANIFEST, PACKED_SUFFIX, TraceError
 from minidl.tracefile.join import join
 from minidl.tracefile.profile import GZIP, profile
 from minidl.tracefile.reader import read_trace
+from minidl.tracefile.words import counted
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,8 +44,9 @@ def merge(paths: Sequence[Path], output: Path | None = None) -> Path:
         return _join_ranks(traces, output)
     if len(traces) != 1 or not profiles:
         raise TraceError(
-            f"merge takes one trace and profiles of it, and these are {len(traces)} traces and {len(profiles)} other "
-            "files: give a trace's directory or packed file, then what torch.profiler exported of the same run"
+            f"merge takes one trace and profiles of its run, and was given {counted(len(traces), 'trace')} and "
+            f"{counted(len(profiles), 'other file')}: give a trace's directory or packed file, then the files that "
+            "torch.profiler exported during that run"
         )
     return _merge_profiles(traces[0], profiles, output)
 

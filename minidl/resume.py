@@ -14,7 +14,7 @@ A state comes with a batch and counts from the moment when this batch is yielded
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,6 +22,12 @@ from typing import Any, Final
 
 END: Final = object()
 """Stands for the end of the epoch among the deferred batches, and of a sampler."""
+
+LAZY: Final = 256
+"""Batches that are counted at once if no state waits for one of them."""
+
+DEFERRED: Final = 1 << 62
+"""As a patience: nothing is counted before it is released."""
 
 
 @dataclass(slots=True)
@@ -56,8 +62,9 @@ class Course:
     turn: int = 0
     drawn: deque[tuple[int, bytes]] = field(default_factory=deque)
     ended: bool = False
-    counted: int = 0  # batches and errors that the iterator has handed out, and the end
-    deferred: deque[Any] | None = None
+    log: deque[Any] = field(default_factory=deque)  # (task, worker) that were handed out and are not counted yet
+    settled: int = 0  # entries of the log that are counted
+    patience: int = LAZY  # so many entries are counted at once
     gaps: list[int] = field(init=False)  # draws below the highest in `ahead` that were not yielded: the first tasks
     beyond: int = field(init=False)  # draw number of the task after them
 
@@ -79,6 +86,7 @@ class Course:
         """A result has come with a state; (number, state): that of the worker's batch of this number."""
         place = self.places[worker]
         place.arrived.append((state[0], task, state[1]))
+        self.settle()
         self._catch_up(worker, place)
 
     def epoch_begun(self, worker: int, state: bytes | None) -> None:
@@ -88,6 +96,7 @@ class Course:
     def drew(self, number: int, state: bytes) -> None:
         """The sampler's state after its first `number` draws."""
         self.drawn.append((number, state))
+        self.settle()
         self.sampler_state()
 
     def sampler_state(self) -> tuple[int, bytes] | None:
@@ -97,47 +106,80 @@ class Course:
         return self.drawn[0] if self.drawn and self.drawn[0][0] <= self.low else None
 
     # --- What goes to the consumer
-    def hand_out(self, task: int, worker: int, ok: bool = True) -> None:
-        """The consumer gets a task's batch, or its error, which counts as its batch but not in `batches`."""
-        self.counted += 1
-        if self.deferred is None:
-            self._count(task, worker, ok)
-        else:
-            self.deferred.append((task, worker, ok))
+    def hand_out(self, task_and_worker: tuple[int, int]) -> None:
+        """The consumer gets a task's batch. Called for each batch, so the counting is left for later."""
+        self.log.append(task_and_worker)
+        if len(self.log) >= self.patience:
+            if self.patience > 1 and self.indexed:
+                self._settle_at_once()
+            self.settle()
+
+    def fail(self, task_and_worker: tuple[int, int]) -> None:
+        """The consumer gets a task's error, which counts as its batch, but not in `batches`."""
+        self.log.append((*task_and_worker, True))
+        self.settle()
 
     def end(self) -> None:
         """The consumer gets the end of the epoch."""
-        self.counted += 1
-        if self.deferred is None:
-            self.ended = True
-        else:
-            self.deferred.append(END)
+        self.log.append(END)
+        self.settle()
+
+    @property
+    def counted(self) -> int:
+        """Batches and errors, and the end, that the iterator has handed out."""
+        return self.settled + len(self.log)
 
     def defer(self) -> None:
         """Count nothing from here on before it is released."""
-        self.deferred = deque()
+        self.settle()
+        self.patience = DEFERRED
 
     def release(self, until: int) -> None:
         """Count what is deferred, as far as `counted` was `until`."""
-        while self.deferred and self.counted - len(self.deferred) < until:
-            entry = self.deferred.popleft()
+        self._count(until - self.settled)
+
+    def settle(self) -> None:
+        """Count what was handed out, if it is not deferred."""
+        if self.patience != DEFERRED:
+            self._count(len(self.log))
+            waits = len(self.drawn) > 1 or any(place.arrived for place in self.places)
+            self.patience = 1 if waits else LAZY
+
+    def _settle_at_once(self) -> None:
+        """Count draws in a row: the same as `_count`, at a sixth of the time."""
+        tasks, workers = zip(*self.log, strict=True)
+        first, many = tasks[0], len(tasks)
+        in_a_row = not self.ahead and first >= len(self.gaps) and tasks == tuple(range(first, first + many))
+        if not in_a_row or self.draw_of(first) != self.low:
+            return
+        for worker, batches in Counter(workers).items():
+            self.places[worker].yielded += batches
+        self.low, self.batches, self.settled = self.low + many, self.batches + many, self.settled + many
+        self.turn = (workers[-1] + 1) % len(self.places)
+        self.log.clear()
+
+    def _count(self, entries: int) -> None:
+        for _ in range(min(entries, len(self.log))):
+            entry = self.log.popleft()
+            self.settled += 1
             if entry is END:
                 self.ended = True
-            else:
-                self._count(*entry)
+                continue
+            task, worker, *failed = entry
+            place = self.places[worker]
+            place.yielded += 1
+            if place.arrived:
+                self._catch_up(worker, place)
+            self.batches += not failed
+            self.turn = (worker + 1) % len(self.places)
+            if self.indexed:
+                self._drawn_and_yielded(self.draw_of(task))
 
-    def _count(self, task: int, worker: int, ok: bool) -> None:
-        place = self.places[worker]
-        place.yielded += 1
-        if place.arrived:
-            self._catch_up(worker, place)
-        self.batches += ok
-        self.turn = (worker + 1) % len(self.places)
-        if self.indexed:
-            self.ahead.add(self.draw_of(task))
-            while self.low in self.ahead:
-                self.ahead.remove(self.low)
-                self.low += 1
+    def _drawn_and_yielded(self, draw: int) -> None:
+        self.ahead.add(draw)
+        while self.low in self.ahead:
+            self.ahead.remove(self.low)
+            self.low += 1
 
     def _catch_up(self, worker: int, place: Position) -> None:
         while place.arrived and place.arrived[0][0] <= place.yielded:
@@ -155,7 +197,7 @@ class Course:
     @property
     def deferred_batches(self) -> int:
         """Batches that wait for their release."""
-        return sum(entry is not END and entry[2] for entry in self.deferred or ())
+        return sum(entry is not END and len(entry) == 2 for entry in self.log)
 
 
 def fast_forward(indices: Iterator[Any], drawn: int, low: int, ahead: Iterable[int]) -> Iterator[Any]:

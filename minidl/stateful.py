@@ -189,11 +189,8 @@ class _Held:
             _load("sampler's iterator", self.iterator, self.state)
         return self.iterator  # type: ignore[no-any-return]
 
-    def __len__(self) -> int:
-        return len(self.sampler)
 
-
-class Drawing:
+class Drawing(Iterator[Any]):
     """The draws of one epoch: goes on from a state of the sampler, and tells the course its states.
 
     every: as a Keeper's; None: after the first draw alone.
@@ -214,9 +211,6 @@ class Drawing:
             self.indices = iter(index_sampler)
         else:
             self.indices = iter(self.held)
-
-    def __iter__(self) -> Drawing:
-        return self
 
     def __next__(self) -> Any:
         index = next(self.indices)
@@ -343,6 +337,7 @@ def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = F
 def saved(loader: Loader) -> State:
     """The state of a loader: what its consumer was given."""
     record: Record = loader._record or Record(Course([Position() for _ in range(max(1, loader.num_workers))], True))
+    record.course.settle()
     record.course.taken()
     course, now = record.course, list(map(_to_text, _random_states(loader)))
     ended = course.ended or loader._record is None
@@ -370,7 +365,7 @@ def saved(loader: Loader) -> State:
 
 def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
     state, number, at, over = unpack(place.state), place.yielded, place.at, place.over
-    if loader.num_workers == 0 and not record.course.deferred:
+    if loader.num_workers == 0 and not record.course.log:
         if record.fetcher is not None:
             state, at, over = copy.deepcopy(fetcher_state(record.fetcher)), number, False
         elif loader._record is None and has_state(loader.dataset):

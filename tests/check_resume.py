@@ -42,11 +42,11 @@ def main() -> int:
     print(f"{'loader':<62} {'kills':>5} {'lost':>5} {'repeated':>8}  order")
     for case in CASES:
         with tempfile.TemporaryDirectory(prefix="minidl-resume-") as place:
-            got = [run(case, Path(place) / str(rank), arguments.kills, dice, rank) for rank in range(case.ranks)]
+            lives = [run(case, Path(place) / str(rank), arguments.kills, dice, rank) for rank in range(case.ranks)]
+        got, count = [epochs for epochs, _ in lives], sum(killed for _, killed in lives)
         lost, repeated = lost_and_repeated(case, got)
         same = not case.in_order or got == whole(case)
         order = ("the same" if same else "ANOTHER") if case.in_order else "any"
-        count = arguments.kills * case.ranks
         print(f"{case.name():<62} {count:>5} {lost:>5} {repeated:>8}  {order}", flush=True)
         kills, wrong = kills + count, wrong + lost + repeated + (not same)
     print(f"{kills} kills in {time.monotonic() - start:.0f} s; samples lost or repeated, and other orders: {wrong}")

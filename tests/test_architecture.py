@@ -188,8 +188,9 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants",
-    "clients": "clients",
+    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
+    "subclasses",
+    "clients": "one_process planted several_ranks table",
     "bench": "bench_device",
     "playback": "replay",
     "record": "observe_differential references ring tracing",

@@ -138,7 +138,7 @@ def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     recording = ROOT / "traces" / "persistent.minidl"
-    assert "batch 3 of iterator 1, epoch 1," in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
+    assert "batch 3 of iterator 1, epoch 1 " in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
     assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
 
 
@@ -280,7 +280,12 @@ def test_run_into_a_taken_directory(capsys: pytest.CaptureFixture[str], tmp_path
 
 @pytest.mark.live
 def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
-    assert "No such file or directory" in complaint(capsys, "export", trace, "-o", tmp_path / "no" / "where.json")
+    where = tmp_path / "no" / "where.json"
+    assert f"minidl: {where}: its directory does not exist: create that" in complaint(
+        capsys, "export", trace, "-o", where
+    )
+    assert f"minidl: {tmp_path}: this is a directory: give" in complaint(capsys, "export", trace, "-o", tmp_path)
+    assert "the name has no suffix: add .png" in complaint(capsys, "timeline", trace, "-o", tmp_path / "picture")
 
 
 @pytest.mark.live

@@ -287,9 +287,9 @@ def test_events_that_make_no_sense_are_left_out(trace: Path, tmp_path: Path) -> 
 SOME = [slice_of("op", 10, 20)]
 CUT = text(document(*SOME))[:-40].encode()
 REFUSED = {
-    "not JSON": (b"\x89PNG", "is no profile of torch.profiler's: it is no JSON"),
-    "empty": (b"", "is no profile of torch.profiler's: it is no JSON"),
-    "deep": (b"[" * 10**6, "is no profile of torch.profiler's: it is no JSON"),
+    "not JSON": (b"\x89PNG", "is not a profile of torch.profiler: it is not JSON"),
+    "empty": (b"", "is not a profile of torch.profiler: it is not JSON"),
+    "deep": (b"[" * 10**6, "is not a profile of torch.profiler: it is not JSON"),
     "another program's": ({"traceEvents": []}, "does not say its clock's baseTimeNanoseconds"),
     "a list": ([], "has no list of traceEvents"),
     "no list": (document(traceEvents={}), "has no list of traceEvents"),
@@ -340,7 +340,7 @@ def test_what_is_merged_is_looked_at_first(trace: Path, tmp_path: Path) -> None:
     packed = read_trace(trace).pack(tmp_path / "packed")
     unnamed = packed.rename(tmp_path / "unnamed")
     for paths in ([trace], [one, one], [trace, unnamed, one]):
-        with pytest.raises(TraceError, match="merge takes one trace and profiles of it, and these are"):
+        with pytest.raises(TraceError, match="merge takes one trace and profiles of its run, and was given"):
             merge(paths)
     with pytest.raises(TraceError, match="is packed: say with -o where"):
         merge([unnamed, one])

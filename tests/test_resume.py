@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.resume import Course, Position, fast_forward
+from minidl.resume import LAZY, Course, Position, fast_forward
 
 
 def course(workers: int = 2, *, indexed: bool = True, **begin: object) -> Course:
@@ -28,7 +30,8 @@ def test_a_map_dataset_is_drawn_once_through_any_number_of_resumptions(
         for task in order[: data.draw(st.integers(0, len(order)))]:
             assert one.draw_of(task) == left[task]
             got.append(left[task])
-            one.hand_out(task, 0)
+            one.hand_out((task, 0))
+        one.settle()
         one = course(low=one.low, ahead=one.ahead)
     assert sorted([*got, *fast_forward(iter(range(30)), 0, one.low, one.ahead)]) == list(range(30))
 
@@ -36,10 +39,10 @@ def test_a_map_dataset_is_drawn_once_through_any_number_of_resumptions(
 def test_a_state_counts_when_its_batch_is_yielded() -> None:
     one = course(indexed=False)
     one.received(2, 0, (2, b"second"))
-    one.hand_out(0, 0)
+    one.hand_out((0, 0))
     assert one.places[0].state is None
     assert one.places[0].behind == 1
-    one.hand_out(2, 0)
+    one.hand_out((2, 0))
     assert (one.places[0].state, one.places[0].behind, one.turn) == (b"second", 0, 1)
     one.received(4, 0, (2, b"exhausted"))
     assert one.places[0].state == b"exhausted", "it came after the worker's last batch"
@@ -61,7 +64,8 @@ def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
         one.drew(number, bytes([number]))
     assert one.sampler_state() is None
     for task in range(4):
-        one.hand_out(task, task % 2)
+        one.hand_out((task, task % 2))
+    one.settle()
     assert one.sampler_state() == (3, b"\x03")
     assert len(one.drawn) == 2
 
@@ -69,10 +73,10 @@ def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
 def test_what_is_deferred_counts_when_it_is_released() -> None:
     one = course()
     one.defer()
-    one.hand_out(0, 0)
-    one.hand_out(1, 1, ok=False)
+    one.hand_out((0, 0))
+    one.fail((1, 1))
     one.end()
-    assert (one.low, one.counted) == (0, 3)
+    assert (one.low, one.counted, one.deferred_batches) == (0, 3, 1)
     one.release(1)
     assert (one.low, one.batches, one.ended) == (1, 1, False)
     one.release(2)
@@ -80,6 +84,29 @@ def test_what_is_deferred_counts_when_it_is_released() -> None:
     assert (one.low, one.batches, one.ended) == (2, 1, False), "an error counts as its batch"
     one.release(9)
     assert one.ended
+
+
+def test_without_a_state_that_waits_many_are_counted_at_once() -> None:
+    one = course()
+    for task in range(LAZY + 1):
+        assert one.low == (0 if task < LAZY else LAZY)
+        one.hand_out((task, task % 2))
+    assert (one.counted, one.settled) == (LAZY + 1, LAZY)
+
+
+@pytest.mark.parametrize("begin", [{}, {"low": 5}, {"low": 5, "ahead": {7, 9}}])
+@pytest.mark.parametrize("swapped", [None, 0, 100, LAZY - 2])
+def test_counted_at_once_or_one_by_one_it_is_the_same(begin: dict[str, Any], swapped: int | None) -> None:
+    tasks = list(range(2 * LAZY))
+    if swapped is not None:
+        tasks[swapped], tasks[swapped + 1] = tasks[swapped + 1], tasks[swapped]
+    ours, other = course(3, **copy.deepcopy(begin)), course(3, **copy.deepcopy(begin))
+    for task in tasks:
+        ours.hand_out((task, task % 3))
+        other.hand_out((task, task % 3))
+        other.settle()
+    assert ours == other
+    assert ours.low == 2 * LAZY + begin.get("low", 0) + len(begin.get("ahead", ()))
 
 
 def test_the_end_counts_at_once_if_nothing_is_deferred() -> None:

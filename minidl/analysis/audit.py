@@ -394,6 +394,9 @@ _NO_SHARES: Final = Finding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
     "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) in place of shuffle=True")  # fmt: skip
+_OWN_DATA: Final = Finding(
+    UNKNOWN, "overlap", "no sampler dealt out shares, and by their fingerprints the ranks' datasets are not one: each "
+    "may be a share of its own, as split_dataset_by_node makes it")  # fmt: skip
 _ITERABLE: Final = Finding(
     UNKNOWN, "overlap", "an iterable dataset has no indices: whether ranks and workers saw the same samples is not in "
     "the trace")  # fmt: skip
@@ -501,8 +504,7 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
     dealt = any(one.share is not None for one in passes.values())
     if any(one.indices is None for one in passes.values()):
         found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
-        in_epoch = f"in epoch {epoch}, {found}"
-        yield _NO_SHARES.of(found=in_epoch, samplers=subject.samplers) if found else _NO_INDICES
+        yield _without_shares(subject, f"in epoch {epoch}, {found}") if found else _NO_INDICES
         return
     seen = Counter(index for one in passes.values() for index in one.indices or ())
     padding = _padding(subject, passes)
@@ -510,13 +512,20 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
     redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
     if twice and len(passes) > 1 and not redrawn and _across(passes, twice):
         which = f"{len(twice)} of {len(seen)} samples were seen by several of {len(passes)} ranks ({_some(twice)})"
-        yield (_OVERLAP if dealt else _NO_SHARES).of(found=f"in epoch {epoch}, {which}", samplers=subject.samplers)
+        found = f"in epoch {epoch}, {which}"
+        yield _OVERLAP.of(found=found) if dealt else _without_shares(subject, found)
     elif twice:
         yield _DRAWN_TWICE.of(epoch=epoch, samples=counted(len(twice), "sample"), which=_some(twice))
     if padding and not twice:
         yield _PADDED.of(epoch=epoch, samples=counted(padding.total(), "sample"), which=_some(padding))
     if len(passes) == world and all(one.whole for one in passes.values()) and dealt:
         yield from _unseen(subject, epoch, len(passes), seen)
+
+
+def _without_shares(subject: Subject, found: str) -> Finding:
+    """Judge that several ranks saw the same indices, which are the same samples only of the same dataset."""
+    own = len(subject.fact("dataset_fingerprint")) > 1
+    return _OWN_DATA if own else _NO_SHARES.of(found=found, samplers=subject.samplers)
 
 
 def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:

@@ -55,7 +55,8 @@ class DeviceUse:
 
     def text(self) -> str:
         """All of it in a line."""
-        memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
+        # Simulated pinning leaves memory pageable, and a simulated copy is as fast from either.
+        memory = f", {size(self.pageable)} of it pageable" if self.pageable and not self.simulated else ""
         parts = [
             f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
             *([f"transform {duration(self.transform)}"] if self.transform else []),

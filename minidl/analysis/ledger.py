@@ -66,23 +66,23 @@ class Why(enum.IntEnum):
 WHAT = {
     Copy.INDEX_WRITE: "indices into a pipe, by an index feeder",
     Copy.COLLATE: "samples into shared memory, by the worker",
-    Copy.FEEDER: "tensors into shared memory, by its feeder",
-    Copy.PICKLE: "the rest into a message, by its feeder",
-    Copy.WRITE: "the message into the pipe, by its feeder",
-    Copy.READ: "the message out of the pipe, by its reader",
-    Copy.REBUILD: "the message into objects, by its reader",
-    Copy.PIN: "tensors into pinned memory, by the thread",
+    Copy.FEEDER: "tensors into shared memory, by the feeder",
+    Copy.PICKLE: "the rest into a message, by the feeder",
+    Copy.WRITE: "the message into the pipe, by the feeder",
+    Copy.READ: "the message out of the pipe, by the reader",
+    Copy.REBUILD: "the message into objects, by the reader",
+    Copy.PIN: "tensors into pinned memory, by the pin thread",
     Copy.H2D: "tensors to the device, by the device stage",
 }
-"""What moves where, and by whom; "its" refers to the worker, the reader is the loader or its pin thread."""
+"""What moves where, and by whom; the feeder is the worker's, the reader is the loader or its pin thread."""
 
 REMEDY = {
-    Why.NOT_SHARED_YET: "let default_collate stack tensors or arrays: numbers, samples that are not batched, and what "
-    "a collate_fn of your own makes, are in private memory",
+    Why.NOT_SHARED_YET: "default_collate stacks tensors and arrays straight into shared memory; numbers, unbatched "
+    "samples and the results of your own collate_fn are in private memory until the feeder copies them",
     Why.PICKLED_DATA: "send the data as a tensor, which crosses by handle, or send less of it",
-    Why.MANY_TENSORS: "join the tensors into few: each is a segment, a descriptor and a mapping of its own",
-    Why.PAGEABLE: "pin_memory=True: from pageable memory the driver copies into a staging buffer of its own first, and "
-    "the host waits for it",
+    Why.MANY_TENSORS: "join the tensors into few: each needs its own segment, descriptor and mapping",
+    Why.PAGEABLE: "pin_memory=True: from pageable memory the driver first copies into its own staging buffer, and the "
+    "host waits for that copy",
 }
 
 COPY = np.dtype(
@@ -191,7 +191,7 @@ class Ledger:
         by_handle, payload, tensors = (sent[name].mean() for name in ("by_handle", "payload", "tensors"))
         return (
             f"{len(sent)} batches were sent, on average {size(by_handle)} by handle in {tensors:.3g} tensors and "
-            f"{size(payload)} pickled; {self.copies_per_byte:.2f} copies of each byte"
+            f"{size(payload)} pickled; after collation each byte was copied {self.copies_per_byte:.2f} times"
         )
 
     def to_pandas(self) -> pd.DataFrame:
@@ -262,7 +262,9 @@ def _copies(trace: Trace, spans: Rows) -> list[Rows]:
     sent = spans[spans["code"] == ev.H2D[0]]
     pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
     unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
-    unpinned["why"] = np.where(pageable["ez"] != 0, Why.NEEDED, Why.PAGEABLE)  # a simulated copy is no driver's
+    # Before `sim`, a simulated device's copies stayed in the host's memory, and nothing was pinned.
+    pretended = any(about["device"] == "simulated" for about in trace.described("device"))
+    unpinned["why"] = np.where(pretended & (pageable["ez"] != 0), Why.NEEDED, Why.PAGEABLE)
     return [
         _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
         unpinned,
@@ -378,9 +380,9 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
         if proof and params.get("pin_memory") is False and wanted in (None, number):
             own = batches[batches["loader"] == number]
             notes.append(
-                f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}: another one pins "
-                f"for it): its {size(int(own['by_handle'].sum()))} are pageable, so a copy to the device goes through "
-                f"a staging buffer and blocks; remedy: pin_memory=True"
+                f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}, for which another "
+                f"iterator pins): its {size(int(own['by_handle'].sum()))} are pageable, so a copy to the device goes "
+                f"through a staging buffer and blocks the host; remedy: pin_memory=True"
             )
     return notes
 
@@ -392,8 +394,8 @@ def _blind(copies: Rows, batches: Rows) -> list[str]:
     if not blind:
         return []
     return [
-        f"batches of whose pinning no byte was seen: {blind}; what an object's own pin_memory copies is not recorded, "
-        "and is missing here"
+        f"batches whose pinning shows no bytes: {blind}; the copies of an object's own pin_memory() are not recorded, "
+        "and are missing here"
     ]
 
 
@@ -401,12 +403,12 @@ def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int
     kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN, ev.H2D]
     begins = [begin for begin, _ in kinds]
     opened = int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum())
-    notes = [f"copies that had begun and not ended when the trace ended: {opened}"] if opened else []
+    notes = [f"copies that had not ended when the trace ended, and are left out: {opened}"] if opened else []
     alone = [n for n, params in sorted(trace.loaders.items()) if params.get("num_workers") == 0 and wanted in (None, n)]
-    notes += [f"iterator {n} has no workers: nothing crosses, and its bytes are not recorded" for n in alone]
+    notes += [f"iterator {n} has no workers: no batch is sent, and its bytes are not recorded" for n in alone]
     unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
     notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
     pins = spans[spans["code"] == ev.PIN[0]]
-    notes += ["the pinning is simulated: its copies go to pageable memory"] if pins["by"].any() else []
+    notes += ["the pinning is simulated"] if pins["by"].any() else []
     sent = spans[spans["code"] == ev.H2D[0]]
-    return notes + (["the device is simulated: its copies stay in the host's memory"] if sent["ez"].any() else [])
+    return notes + (["the device is simulated"] if sent["ez"].any() else [])

@@ -1,6 +1,6 @@
 """What led to a batch, step by step: `minidl before`.
 
-Interface: `story(trace, batch)`, the text. It follows `Trace.order`: its own way, and always the cause that came last.
+Interface: `story(trace, batch)`, the text: the batch's own steps, and the critical path, both by `Trace.order`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ MOST_LINES: Final = 40
 def story(
     trace: Trace, batch: int, *, loader: int | None = None, epoch: int | None = None, lines: int = MOST_LINES
 ) -> str:
-    """What led to task `batch` being yielded, or to where it got: its own way, and always the cause that came last.
+    """What led to the yield of task `batch`, or to its last event: its own steps, and the critical path.
+
+    Each step of the critical path is the last cause of the step after it.
 
     loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
     the latest steps; 0 = all. Times are ms since the epoch began, on one clock. ValueError if it has no such batch.
@@ -39,7 +41,11 @@ def story(
     out = [title, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
     if trace.events["code"][last] != ev.YIELD:
         out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
-    out += ["", "The causes that came last, each of the next:", *_told(trace, chain, int(chain[0]), names, lines)]
+    out += [
+        "",
+        "The critical path: each step is the last cause of the next one:",
+        *_told(trace, chain, int(chain[0]), names, lines),
+    ]
     return "\n".join([*out, _shares(trace, chain, names)])
 
 
@@ -91,12 +97,17 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
         if trace.order.happened_before(put, later):
             mine &= trace.order.before(later)
     name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
+    since = "(times since the epoch began). Its own steps"
     yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))
     if len(yields):
-        return put, int(yields[rank[yields].argmin()]), f"What led to {name}, being yielded; its own way:"
+        return (
+            put,
+            int(yields[rank[yields].argmin()]),
+            f"What led to the yield of {name} {since}:",
+        )
     known = np.flatnonzero(mine)
     last = int(known[trace.order.times[known].argmax()])
-    return put, last, f"B{name[1:]}, was never yielded. Its way as far as it is known:"
+    return put, last, f"B{name[1:]}, was never yielded {since}, as far as known:"
 
 
 def _tasks_of(events: Rows) -> str:
@@ -203,8 +214,8 @@ def _shares(trace: Trace, chain: Ints, names: dict[tuple[int, int], str]) -> str
     spent: dict[str, int] = {}
     for before, at in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
         same = trace.order.thread(before) == trace.order.thread(at)
-        who = names[trace.order.thread(at)] if same else "between them"
+        who = names[trace.order.thread(at)] if same else "between threads"
         spent[who] = spent.get(who, 0) + max(0, int(trace.order.times[at] - trace.order.times[before]))
     total = sum(spent.values())
-    shares = [f"{who} {ns / total:.0%}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
+    shares = [f"{ns / total:.0%} {who}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
     return f"{duration(total)} in all" + (f": {', '.join(shares)}" if shares else "")

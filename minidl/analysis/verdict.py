@@ -429,7 +429,7 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
             if reading > supply:
                 what = f"while the workers were busy, mostly with {cause.value}: faster reading would not help"
         whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-        sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}"
+        sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}{_apart(found, kind)}"
     return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
 
 
@@ -454,6 +454,15 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
     # A wait that a training step hides in part is left in a task's last steps: the whole work says which costs.
     costs = found.work if kind is Bound.SUPPLY and found.work else found.causes
     return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
+
+
+def _apart(found: Waiting, kind: Bound) -> str:
+    """Why start-up is not the verdict, if more was waited for it than for all causes of `kind`."""
+    blamed = sum(found.causes[cause] for cause in KIND_OF if KIND_OF[cause] is kind)
+    if kind is Bound.START_UP or found.causes[Cause.START_UP] <= blamed:
+        return ""
+    share = found.share(Cause.START_UP)
+    return f"; {share:.0%} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
 
 
 def _whose(found: Waiting) -> str:

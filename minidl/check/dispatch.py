@@ -49,8 +49,8 @@ def capacity(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "outstanding",
-    "tasks outstanding are counted up when one is assigned and down when a result is received",
-    "The loader believes in more or fewer results to come than there are: it waits for ever, or stops too early.",
+    "the number of outstanding tasks grows when a task is assigned, and falls when a result is received",
+    "The loader believes in more or fewer results to come than there are: it waits forever, or stops too early.",
 )
 def outstanding(loader: LoaderView) -> Iterator[Violation]:
     if not loader.multiprocess or not loader.records(ev.RCVD_ADVANCE, loader.received):
@@ -69,7 +69,7 @@ def outstanding(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "exhausted",
-    "a worker whose dataset has ended is counted off once, and is given nothing more in this epoch",
+    "a worker's dataset ends once in an epoch, and the worker then gets no more tasks in it",
     "An iterable dataset's end is miscounted: the epoch ends too early, or never.",
 )
 def exhausted(loader: LoaderView) -> Iterator[Violation]:
@@ -88,7 +88,7 @@ def exhausted(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "turn",
-    "with in_order, workers are given tasks in turn, from the first or the resumed one, without those that have ended",
+    "with in_order, workers get tasks in turn, from the first or the resumed one, except those that have ended",
     "Work is shared out unevenly, and the order of the batches depends on it.",
 )
 def turn(loader: LoaderView) -> Iterator[Violation]:

@@ -37,7 +37,7 @@ _FOLLOWING: Final = {
 
 @rule(
     "spans",
-    "begins and ends alternate, and no end is missing whose thread went on",
+    "begins and ends alternate, and no end is missing if its thread went on",
     "Events are missing in the middle of a thread's record.",
     needs="all",
 )

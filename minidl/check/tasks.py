@@ -61,7 +61,7 @@ def sequence(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "indices",
-    "a task's indices are drawn from the sampler, and their number is the same wherever the task comes",
+    "a task's indices are drawn from the sampler, and their number is the same at each stage",
     "A worker was sent other samples than the sampler gave.",
     needs="task",
 )
@@ -241,8 +241,8 @@ def nested(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "fifo",
-    "what a queue is given by one sender for one receiver, it hands on in the same order, and nothing overtakes",
-    "A queue lost or swapped a message: the loader would wait for ever, or yield out of order.",
+    "a receiver gets the messages of one sender in the order in which they were sent",
+    "A queue lost or swapped a message: the loader would wait forever, or yield out of order.",
 )
 def fifo(loader: LoaderView) -> Iterator[Violation]:
     rebuilt = loader.pick(ev.RESULT_REBUILD[0])
@@ -265,7 +265,7 @@ def fifo(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "outcomes",
-    "an error never turns into data, an end never into anything else, and only an end ends a worker",
+    "an error never becomes data, a dataset's end stays an end, and only an end makes a worker exhausted",
     "A batch was yielded for a task that had failed, or a worker was given up that had more to give.",
 )
 def outcomes(loader: LoaderView) -> Iterator[Violation]:
@@ -309,7 +309,7 @@ def sizes(loader: LoaderView) -> Iterator[Violation]:
 # --- What is yielded --------------------------------------------------------------------------------------------------
 @rule(
     "in-order",
-    "with in_order, batches are yielded in the order of their tasks; left out is only what will not come",
+    "with in_order, batches are yielded in the order of their tasks; only tasks that will not come are skipped",
     "The batches' order differs from the sampler's: a seeded run is not reproducible.",
 )
 def in_order(loader: LoaderView) -> Iterator[Violation]:
@@ -360,7 +360,7 @@ def _raised(loader: LoaderView) -> Positions:
 
 @rule(
     "handed-out",
-    "a next that ends with a batch or a task's error has just yielded that task, and nothing is yielded outside a next",
+    "a next that ends with a batch or a task's error has just yielded that task; no batch is yielded outside a next",
     "The training step got a batch that the loader did not account for.",
 )
 def handed_out(loader: LoaderView) -> Iterator[Violation]:

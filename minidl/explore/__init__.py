@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _named(name: str, table: dict[str, Configuration] | dict[str, Guard]) -> Any:
     if name not in table:
-        raise ValueError(f"{name!r} is none of {', '.join(table)}")
+        raise ValueError(f"{name!r} is none of {', '.join(map(repr, table))}")
     return table[name]
 
 

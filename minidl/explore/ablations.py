@@ -30,7 +30,7 @@ Undo = Callable[[], None]
 def without(name: str) -> Iterator[None]:
     """Take the guard called `name` away while the block runs. Raises ValueError for a name that no guard has."""
     if name not in GUARDS:
-        raise ValueError(f"{name!r} is none of {', '.join(GUARDS)}")
+        raise ValueError(f"{name!r} is none of {', '.join(map(repr, GUARDS))}")
     take = _OTHERS.get(name) or functools.partial(_without_policy, GUARDS[name].field)
     undo = take()
     try:

@@ -8,6 +8,7 @@ changes what the loader does, and an emit never raises. The loader holds no line
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -169,7 +170,7 @@ def facts(iterator: Any) -> dict[str, Any]:
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
-        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # of an Arrow dataset: its content
+        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # Arrow datasets have one
         "num_workers": iterator._num_workers,
         "prefetch_factor": iterator._prefetch_factor,
         "in_order": iterator._in_order,
@@ -192,12 +193,15 @@ def facts(iterator: Any) -> dict[str, Any]:
 
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one
 
 
 def _dataloader(index_sampler: Any) -> int:
     """Return a number that the iterators of one DataLoader share; 0 = unknown."""
     try:
-        return _dataloaders.setdefault(index_sampler, len(_dataloaders) + 1)
+        if index_sampler not in _dataloaders:
+            _dataloaders[index_sampler] = next(_numbers)
+        return _dataloaders[index_sampler]
     except TypeError:
         return 0
 

@@ -495,12 +495,13 @@ def create(directory: str | os.PathLike[str], **facts: Any) -> Path:
 
 
 def _manifest() -> dict[str, Any]:
+    system = os.uname()  # platform.platform() starts a process, `uname -p`
     return {
         "format": FORMAT_VERSION,
         "versions": {name: _version(name) for name in ("minidl", "torch", "numpy")}
         | {"python": platform.python_version()},
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": "-".join((system.sysname, system.release, system.machine)),
         "cpus": os.cpu_count(),
         "boot_id": boot_id(),
         "rank": _env_int("RANK"),

@@ -8,6 +8,7 @@ never used as paths. A live file is read twice, and a slot counts if both readin
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -175,16 +176,28 @@ def _members(plain: bytes, problems: list[str]) -> Iterator[tuple[str, bytes]]:
         at += size + -size % tarfile.BLOCKSIZE
 
 
+_REMEDIES = {
+    errno.ENOENT: "its directory does not exist: create that first, or give another path",
+    errno.EISDIR: "this is a directory: give the path of a file",
+}
+"""What the user can do if a file cannot be written."""
+
+
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
     """Give the path of a draft beside `target`, with its suffix; it takes the target's place if the block succeeds.
 
-    What was there before is kept until then, also after Ctrl-C or on a full disk. Raises OSError as `open` does.
+    What was there before is kept until then, also after Ctrl-C or on a full disk. Raises OSError as `open` does, about
+    the target and not about the draft.
     """
     draft = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         yield draft
         draft.replace(target)
+    except OSError as error:
+        if str(error.filename) != str(draft):
+            raise
+        raise OSError(error.errno, _REMEDIES.get(error.errno or 0, error.strerror), str(target)) from error
     finally:
         draft.unlink(missing_ok=True)
 

@@ -82,7 +82,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if b'"traceEvents"' in data[:4096] and b"baseTimeNanoseconds" in data[:4096]:
             raise TraceError(f"{path} is cut short or damaged ({error}): export or copy the profile again") from error
-        raise _no_profile(path, "it is no JSON") from error
+        raise _no_profile(path, "it is not JSON") from error
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise _no_profile(path, "it has no list of traceEvents")
     if type(document.get("baseTimeNanoseconds")) is not int:
@@ -91,7 +91,9 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _no_profile(path: Path, why: str) -> TraceError:
-    return TraceError(f"{path} is no profile of torch.profiler's: {why}. Give what `export_chrome_trace` wrote")
+    return TraceError(
+        f"{path} is not a profile of torch.profiler: {why}. Give the file that `export_chrome_trace` wrote"
+    )
 
 
 def _wall_offset(trace: Trace) -> tuple[int, int, int]:

@@ -294,9 +294,8 @@ def window_of(edge: int, since: float | None, until: float | None) -> tuple[int,
         begin, end = (at if s is None else round(s * 1e9) for s, at in ((since, begin), (until, end)))
         if begin < end and begin < max(edge, 1) and end > 0:
             return begin, end
-    raise ValueError(
-        f"since={since} s, until={until} s: nothing lies between them; the trace goes from 0 to {edge / 1e9:.6g} s"
-    )
+    asked = ", ".join(f"{name}={s} s" for name, s in (("since", since), ("until", until)) if s is not None)
+    raise ValueError(f"{asked}: no part of the trace lies there; the trace goes from 0 to {edge / 1e9:.6g} s")
 
 
 def _clipped(counter: Counter, begin: int, end: int) -> Counter:

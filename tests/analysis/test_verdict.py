@@ -351,6 +351,14 @@ def test_the_kind_follows_from_the_shares(found: Waiting, kind: Bound, cause: Ca
     assert told.sentence.startswith(kind.value)
 
 
+def test_the_sentence_says_why_a_greater_start_up_is_not_the_verdict() -> None:
+    told = judge(made(consumer=443, start_up=92, samples=39, rebuild=31))
+    assert told.kind is Bound.SUPPLY
+    assert "57% of the waiting was for starting and ending workers, judged apart" in told.sentence
+    assert "judged apart" not in judge(made(consumer=443, start_up=39, samples=39, rebuild=31)).sentence
+    assert "judged apart" not in judge(made(consumer=100, start_up=200, samples=50)).sentence
+
+
 def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
     found = made(samples=50)
     assert "more workers (2 for 8 CPUs)" in judge(found, cpus=8).next_step

@@ -46,5 +46,5 @@ def test_a_guard_comes_back(name: str) -> None:
 
 
 def test_a_name_that_no_guard_has_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'hope' is none of sentinel"), without("hope"):
+    with pytest.raises(ValueError, match="'hope' is none of 'sentinel'"), without("hope"):
         pass

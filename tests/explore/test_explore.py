@@ -504,7 +504,7 @@ def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> N
 
 def test_the_command_knows_its_names(capsys: Any) -> None:
     assert cli.main(["explore", "--guard", "hope"]) == 2
-    assert "'hope' is none of sentinel," in capsys.readouterr().err
+    assert "'hope' is none of 'sentinel'," in capsys.readouterr().err
     assert cli.main(["explore", "--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in [*GUARDS, *(c.name for c in CONFIGURATIONS)])

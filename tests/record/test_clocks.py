@@ -14,6 +14,8 @@ from minidl.record import clocks
 from minidl.tracefile.join import rank_of
 from minidl.tracefile.reader import read_trace
 
+pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs
+
 
 @pytest.fixture(scope="module")
 def place() -> Path:

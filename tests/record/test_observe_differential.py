@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from torch.utils.data import DistributedSampler
 
 import minidl
 from minidl import driver, fetch, shutdown, worker
@@ -55,6 +56,8 @@ class Difference:
 DIFFERENCES: Final = (
     Difference("sampler_next", OURS, UNSEEN["sampler_next"]),
     Difference("sample", OURS, UNSEEN["sample"]),
+    Difference("sample_index", TORCH, "torch's samples have no event each, so the task's indices are told"),
+    Difference("share", OURS, "told whenever the sampler is iterated; of torch's loader, at an epoch's first put"),
     Difference("collate.count", "", "of an iterable dataset, the samples are counted by torch's fetcher, unseen"),
     Difference("task_error.position", "", "which sample was being asked for is known to torch's fetcher, unseen"),
     Difference("task_error.index", "", "as task_error.position"),
@@ -433,6 +436,7 @@ def special_cases() -> Iterator[Case]:
     yield Case("worker_init_fn", errors(lambda: wl.Numbers(8), worker_init_fn=wl.draw_once))
     yield Case("error in worker_init_fn", errors(lambda: wl.Numbers(2), worker_init_fn=wl.failing_init))
     yield Case("error in __iter__", first_step(lambda: wl.FailingStream(4, "iter"), **one), ordered=True)
+    yield Case("a share", errors(lambda: wl.Numbers(8), sampler=DistributedSampler(range(8), 2, 0)))
     yield Case("no batches", errors(lambda: wl.Numbers(0), sampler=[]))
     yield Case("fewer batches than workers", errors(lambda: wl.Tensors(2), num_workers=3))
     yield Case("private memory", errors(lambda: wl.Tensors(6), collate_fn=wl.not_shared, batch_size=3))

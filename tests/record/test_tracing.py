@@ -155,8 +155,8 @@ def on_a_device(directory: Path) -> None:
     data = wl.Tensors(16)
     share = minidl.DistributedSampler(data, num_replicas=2, rank=1)
     loader = minidl.DataLoader(data, batch_size=2, sampler=share, num_workers=1, pin_memory=True)
-    for batch in minidl.DeviceLoader(loader, "simulated", transform=lambda batch: batch + 1):
-        with minidl.span("step", device="simulated"):
+    for batch in minidl.DeviceLoader(loader, "sim", transform=lambda batch: batch + 1):
+        with minidl.span("step", device="sim"):
             assert batch.shape == (2, 4)
 
 

@@ -6,6 +6,8 @@
     run      under `minidl run`: minidl's loader takes the place of torch's
     observe  under `minidl run --observe`: torch's loader, recorded
     direct   the program makes `minidl.DataLoader` itself
+
+`row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table.
 """
 
 from __future__ import annotations
@@ -15,25 +17,40 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import minidl
+from minidl.check import check
+from minidl.tracefile.join import traces_in
+from minidl.tracefile.reader import Trace, read_trace
 
 PROGRAMS = Path(__file__).parents[1] / "clients" / "programs"
-MODES = ("torch", "run", "observe", "direct")
-BOUND = 110.0
+README = Path(__file__).parents[2] / "README.md"
+MODES = ("torch", "direct", "run", "observe")
+TORCHRUN = ("--standalone", "--nproc-per-node", "2")
+ACCELERATE = (
+    *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"),
+)  # its --cpu starts one process; "multi" is what counts, and the program chooses the CPU
+BOUND = 200.0
 """Seconds within which a program has to end."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A program. distribution: the package that it needs. launched: by torchrun, with two ranks."""
+    """A program. distribution, module: of the package that it needs. launcher: the command in front of it, "-m" for a
+    module. modes: besides torch's own. like: the client whose run on torch's loader is also this one's, "" = its own.
+    """
 
     name: str
     distribution: str
@@ -41,8 +58,9 @@ class Client:
     program: str
     arguments: tuple[str, ...] = ()
     ranks: int = 1
-    launched: bool = False
-    direct: bool = True
+    launcher: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ("direct", "run", "observe")
+    like: str = ""
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -50,29 +68,64 @@ class Client:
     @property
     def installed(self) -> bool:
         """Whether the package is there."""
-        return importlib.util.find_spec(self.module) is not None
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except (ImportError, ValueError):  # ValueError: None stands in its place in sys.modules
+            return False
 
     @property
     def version(self) -> str:
         """The version of the package that is installed."""
         return importlib.metadata.version(self.distribution)
 
+    @property
+    def baseline(self) -> Client:
+        """The client whose run on torch's loader this one is compared with."""
+        return next((client for client in CLIENTS if client.name == self.like), self)
 
-CLIENTS = (
-    Client("Lightning", "lightning", "lightning", "lightning_ddp.py", ("ddp",), ranks=2),
-    Client("Lightning spawn", "lightning", "lightning", "lightning_ddp.py", ("ddp_spawn",), ranks=2),
-    Client("Lightning fork", "lightning", "lightning", "lightning_ddp.py", ("ddp_fork",), ranks=2),
-    Client("Accelerate", "accelerate", "accelerate", "accelerate_two.py", ranks=2, launched=True),
-    Client("Transformers", "transformers", "transformers", "transformers_trainer.py", direct=False),
+
+def require(client: Client) -> None:
+    """Skip the test if the client's package is not there."""
+    if not client.installed:
+        pytest.skip(f"{client.distribution} is not installed: pip install -e '.[clients]'")
+
+
+FOREIGN = ("run", "observe")
+"""Modes of a client whose framework makes the loader itself, of a class that it does not let the user choose.
+
+`observe` is left out where the framework imports for seconds and its iterator is one that others below show.
+"""
+
+SEVERAL_RANKS = (
+    Client("Lightning ddp", "lightning", "lightning", "lightning_ddp.py", ("ddp",), ranks=2),
+    *(
+        Client(
+            f"Lightning {how}", "lightning", "lightning", "lightning_ddp.py", (how,), ranks=2,
+            modes=("run",), like="Lightning ddp",
+        )
+        for how in ("ddp_spawn", "ddp_fork", "ddp_notebook")
+    ),
+    Client(
+        "Accelerate", "accelerate", "accelerate", "accelerate_two.py", ranks=2,
+        launcher=ACCELERATE,
+    ),
+    Client(
+        "ignite", "pytorch-ignite", "ignite", "ignite_deterministic.py", ranks=2,
+        launcher=("-m", "torch.distributed.run", *TORCHRUN),
+    ),
+)  # fmt: skip
+
+ONE_PROCESS = (
+    Client("Transformers", "transformers", "transformers", "transformers_trainer.py", modes=("run",)),
     Client("datasets", "datasets", "datasets", "arrow_datasets.py"),
-    Client("torchdata", "torchdata", "torchdata", "torchdata_stateful.py", direct=False),
-    Client("ignite", "pytorch-ignite", "ignite", "ignite_deterministic.py"),
-    Client("skorch", "skorch", "skorch", "skorch_net.py"),
-    Client("PyG", "torch-geometric", "torch_geometric", "pyg_graphs.py", direct=False),
-    Client("MONAI", "monai", "monai", "monai_loader.py", direct=False),
-    Client("webdataset", "webdataset", "webdataset", "webdataset_shards.py", direct=False),
+    Client("torchdata", "torchdata", "torchdata", "torchdata_stateful.py", modes=FOREIGN),
+    Client("skorch", "skorch", "skorch", "skorch_net.py", modes=("direct", "run")),
+    Client("PyG", "torch-geometric", "torch_geometric", "pyg_graphs.py", modes=FOREIGN),
+    Client("MONAI", "monai", "monai", "monai_loader.py", modes=("run",)),
+    Client("webdataset", "webdataset", "webdataset", "webdataset_shards.py", modes=FOREIGN),
 )
-"""direct=False: the framework makes the loader itself, of a class that it does not let the user choose."""
+
+CLIENTS = SEVERAL_RANKS + ONE_PROCESS
 
 
 @dataclass
@@ -80,7 +133,6 @@ class Run:
     """What came of a program. ranks: each rank's epochs and facts, by its number."""
 
     code: int
-    seconds: float
     output: str
     trace: Path | None
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -91,17 +143,25 @@ class Run:
         batches = [self.ranks[rank]["epochs"] for rank in sorted(self.ranks)]
         return hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:12]
 
+    @property
+    def spent(self) -> float:
+        """Processor seconds of all ranks and their workers, imports included: of a busy machine too."""
+        return float(sum(rank["spent"] for rank in self.ranks.values()))
+
     def samples(self, epoch: int = 0) -> int:
         """How many different samples all ranks together saw in an epoch."""
         return len({i for rank in self.ranks.values() for batch in rank["epochs"][str(epoch)] for i in batch})
 
 
 def command_of(client: Client, mode: str, trace: Path) -> list[str]:
-    """The command line of a program in a mode."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(client.ranks)] if client.launched else []
-    under = {"run": ["-m", "minidl", "run"], "observe": ["-m", "minidl", "run", "--observe"]}.get(mode, [])
-    traced = [*under, "--trace", str(trace)] if under else []
-    return [sys.executable, *launcher, *traced, str(PROGRAMS / client.program), *client.arguments]
+    """The command line of a program in a mode, as its user would write it."""
+    program = [*client.launcher, str(PROGRAMS / client.program), *client.arguments]
+    under = {"run": [], "observe": ["--observe"]}.get(mode)
+    if under is not None:
+        separator = [] if client.launcher[:1] == ("-m",) else ["--"]
+        return [sys.executable, "-m", "minidl", "run", *under, "--trace", str(trace), *separator, *program]
+    by_python = client.launcher[:1] in ((), ("-m",))
+    return [*([sys.executable] if by_python else []), *program]
 
 
 def run(client: Client, mode: str, folder: Path) -> Run:
@@ -111,13 +171,13 @@ def run(client: Client, mode: str, folder: Path) -> Run:
     root = str(Path(minidl.__file__).parents[1])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([root, str(PROGRAMS)]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SEEN": str(seen),
         "LOADER": "minidl" if mode == "direct" else "torch",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "default",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command_of(client, mode, trace), env=environment, stdout=output, stderr=output, start_new_session=True
@@ -129,7 +189,7 @@ def run(client: Client, mode: str, folder: Path) -> Run:
     text = (folder / "output.txt").read_text(errors="replace")
     ranks = {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in sorted(seen.glob("rank-*.json"))}
     traced = trace if mode in ("run", "observe") else None
-    return Run(code, time.monotonic() - begin, text, traced, ranks)
+    return Run(code, text, traced, ranks)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -139,3 +199,70 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         pass
     process.wait()
+
+
+# --- The README's table -----------------------------------------------------------------------------------------------
+HEAD = """\
+| client | version | ranks | samples an epoch | hash of all batches | `minidl.DataLoader` | `minidl run` | `--observe` |
+|---|---|---|---|---|---|---|---|"""
+
+
+def row(client: Client, runs: Mapping[str, Run]) -> str:
+    """The client's line in the table. runs: by mode."""
+    for mode, done in runs.items():
+        assert done.code == 0, f"{client} {mode}: {done.output[-3000:]}"
+    torchs = runs["torch"]
+    seen = f"{torchs.samples()} | `{torchs.digest}`"
+    against = torchs.spent if client.baseline is client else None  # another strategy's time says nothing
+    cells = " | ".join(_cell(torchs, runs[mode], against) if mode in client.modes else "" for mode in MODES[1:])
+    return f"| {client.name} | {client.version} | {len(torchs.ranks)} | {seen} | {cells} |"
+
+
+def _cell(torchs: Run, ours: Run, against: float | None) -> str:
+    """Whether the samples are the same, whether all ranks are traced, what the checker says, and the time."""
+    words = ["same" if ours.digest == torchs.digest else f"`{ours.digest}`"]
+    if ours.trace is not None:
+        traces = [read_trace(path) for path in traces_in([ours.trace])]
+        ranks = {rank for trace in traces for rank in ranks_of(trace)}
+        words.append("traced" if ranks == ours.ranks.keys() else f"traced: {sorted(ranks)}")
+        words.append("checked" if not any(map(check, traces)) else "breaks rules")
+    return ", ".join(words) + ("" if against is None else f"; {ours.spent / against:.2f}")
+
+
+def ranks_of(trace: Trace) -> set[int]:
+    """The ranks that yielded batches in a trace; a program without a process group is rank 0."""
+    processes = set(trace.select("yield")["process"].tolist())
+    return {max(0, trace.processes[process].rank) for process in processes}
+
+
+def without_time(line: str) -> str:
+    """A line of the table, without its times."""
+    return re.sub("; [0-9.]+ ", " ", line)
+
+
+def in_readme() -> list[str]:
+    """The table's lines as they stand in the README."""
+    _, _, rest = README.read_text().partition("<!-- clients -->\n")
+    return rest.partition("<!-- /clients -->")[0].strip().splitlines()
+
+
+def table() -> Iterator[str]:
+    """The table's lines; each needs the client's runs."""
+    yield from HEAD.splitlines()
+    torchs: dict[Client, Run] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for client in CLIENTS:
+            home = Path(place) / str(client)
+            if client.baseline not in torchs:
+                torchs[client.baseline] = run(client.baseline, "torch", home / "torch")
+            runs = {mode: run(client, mode, home / mode) for mode in client.modes}
+            yield row(client, {"torch": torchs[client.baseline]} | runs)
+
+
+if __name__ == "__main__":
+    written = []
+    for line in table():
+        print(line, flush=True)
+        written.append(line)
+    old = "\n".join(in_readme())
+    README.write_text(README.read_text().replace(old, "\n".join(written)))

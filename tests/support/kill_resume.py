@@ -135,8 +135,9 @@ def read(path: Path) -> list[Any]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def run(case: Case, path: Path, kills: int, dice: random.Random, rank: int = 0) -> list[list[list[int]]]:
-    """One rank's batches in each epoch, though its training was killed so many times (fewer if it ended before)."""
+def run(case: Case, path: Path, kills: int, dice: random.Random, rank: int = 0) -> tuple[list[list[list[int]]], int]:
+    """One rank's batches in each epoch, and how often its training was killed: `kills`, or fewer if it ended before."""
+    killed = 0
     lines = EPOCHS * (LENGTH // BATCH // case.ranks + 1)
     for at in [*sorted(dice.randrange(lines) for _ in range(kills)), None]:
         life = multiprocessing.get_context("fork").Process(target=live, args=(case, rank, path))
@@ -148,8 +149,9 @@ def run(case: Case, path: Path, kills: int, dice: random.Random, rank: int = 0) 
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(life.pid or 0, signal.SIGKILL)  # with its workers
         life.join()
+        killed += life.exitcode == -signal.SIGKILL
     done = read(path)
-    return [[line["batch"] for line in done if line["epoch"] == n and line["batch"]] for n in range(EPOCHS)]
+    return [[line["batch"] for line in done if line["epoch"] == n and line["batch"]] for n in range(EPOCHS)], killed
 
 
 def _lines(path: Path) -> int:

@@ -28,6 +28,8 @@ from minidl.views.chrome import process_titles, to_chrome
 from minidl.views.scene import scene_of
 from minidl.views.text import render
 
+pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs
+
 HOUR = 3_600_000_000_000
 
 

@@ -10,7 +10,8 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(3)
     torch.rand(accelerator.process_index)  # ranks whose random states differ, as they do in a real program
-    loader = accelerator.prepare(loader_class()(Numbers(), batch_size=25, shuffle=True, num_workers=1))
+    numbers = Numbers(1010)  # which does not divide into as many batches for each rank: the last ones are padded
+    loader = accelerator.prepare(loader_class()(numbers, batch_size=25, shuffle=True, num_workers=1))
     log = Log()
     for epoch in range(2):
         for batch in loader:

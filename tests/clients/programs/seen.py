@@ -53,5 +53,6 @@ class Log:
         """Write what rank `rank` saw, with further facts that the test compares."""
         folder = Path(os.environ["SEEN"])
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"rank": rank, "epochs": self.epochs, "facts": facts})
+        spent = sum(os.times()[:4])  # processor seconds, own and of the workers that have ended
+        text = json.dumps({"rank": rank, "epochs": self.epochs, "facts": facts, "spent": spent})
         (folder / f"rank-{rank}.json").write_text(text)

@@ -1,0 +1,79 @@
+"""Loaders that subclass the DataLoader and reach into it give the same on minidl's class as on torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pytest
+import torch
+import torch.utils.data
+from subclassed_loaders import Shards, multi_epochs, streaming
+from workloads import alive
+
+import minidl
+from minidl.check import check
+from minidl.dataloader import LoaderWithoutState
+from minidl.tracefile.reader import read_trace
+
+BASES = (torch.utils.data.DataLoader, minidl.DataLoader, LoaderWithoutState)
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """As Lightning asks."""
+
+    def state_dict(self) -> Any: ...
+
+
+def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
+    """Accelerate asks by `hasattr`, and calls what it finds; a subclass's own is there."""
+    for base in (torch.utils.data.DataLoader, LoaderWithoutState):
+        loader = base(range(2))
+        assert not hasattr(loader, "state_dict")
+        assert not hasattr(loader, "load_state_dict")
+        assert not isinstance(loader, HasState)
+        assert isinstance(streaming(base)(range(2)), HasState)
+    assert isinstance(minidl.DataLoader(range(2)), HasState)
+
+
+def epochs(loader: Any, count: int = 3) -> list[Any]:
+    return [[batch.tolist() for batch in loader] for _ in range(count)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_iterator_for_all_epochs(workers: int, tmp_path: Path) -> None:
+    """timm's: an endless sampler behind the loader's back, so that the workers prefetch across epochs."""
+    found = []
+    with minidl.trace(tmp_path / "trace"):
+        for base in BASES:
+            torch.manual_seed(3)
+            loader = multi_epochs(base)(range(10), batch_size=3, shuffle=True, num_workers=workers)
+            found.append(epochs(loader))
+            if workers:
+                loader.close()
+    assert found[0] == found[1] == found[2]
+    assert [sorted(number for batch in epoch for number in batch) for epoch in found[1]] == [list(range(10))] * 3
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("yield")) == 24
+    assert check(trace) == []
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_it_counts_what_it_yields(options: dict[str, Any], tmp_path: Path) -> None:
+    """streaming's: an iterable dataset that is cut into shards by worker and counts its epochs where it lives."""
+    found = []
+    with minidl.trace(tmp_path / "trace"):
+        for base in BASES:
+            loader = streaming(base)(Shards(10), batch_size=3, **options)
+            found.append((epochs(loader), loader.state_dict(), len(loader)))
+            next(iter(loader))
+            found[-1] += (loader.state_dict(),)
+            workers = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
+            del loader
+            assert not any(map(alive, workers))
+    assert found[0] == found[1] == found[2]
+    assert found[1][1:] == ({"samples": 10}, 4, {"samples": 3})
+    assert check(read_trace(tmp_path / "trace")) == []
