@@ -255,8 +255,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
                      help=f"{', '.join(BENCHMARKS)} (default: all)"),
-                _arg("--device", nargs="?", const="real", choices=("real", "simulated"), metavar="simulated",
-                     help="measure copies to an accelerator instead; 'simulated' needs none"),
+                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
+                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
                 _flag("--quick", "fewer and shorter measurements, for a first impression"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
             ),

@@ -272,11 +272,18 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
 class LoaderWithoutState(DataLoader[T_co]):
     """What `minidl run` puts in torch's place: frameworks save the state of any loader that has one, torch's has none.
 
-    None in place of a method says to `isinstance` with a protocol, and to `callable`, that there is none.
+    None in place of a method says to `isinstance` with a protocol that there is none, and `__getattribute__` says it to
+    `hasattr`. A subclass may define them.
     """
 
     _keeps_state = False
     state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if value is None and name in ("state_dict", "load_state_dict"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return value
 
 
 def _refuse_datapipes(dataset: Any) -> None:

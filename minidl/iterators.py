@@ -45,7 +45,7 @@ from minidl.errors import ExceptionWrapper
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
-from minidl.pin_memory import SIMULATED, PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
+from minidl.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
@@ -370,7 +370,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         device = self._pin_memory_device
         self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
         self._data_queue = self._ports.queue("ready")
-        device_id = 0 if device == SIMULATED else torch.accelerator.current_device_index()
+        device_id = torch.accelerator.current_device_index()
         queues = (self._worker_result_queue, self._data_queue)
         thread = self._ports.pin_memory_thread(
             PinMemoryThread(

@@ -4,13 +4,11 @@ The copy to a GPU is done by DMA, which needs memory that can't be paged out; fr
 into a staging buffer of its own, synchronously. `_pin_memory_loop` stands between the workers' result queue and the
 queue that the loader reads. Article 1 §2.4.6, article 4 §pin_memory; upstream: `torch.utils.data._utils.pin_memory`.
 
-MINIDL_SIMULATE_DEVICE=1 lets the same code run without an accelerator: the copy goes to pageable memory, and every
-event and view of it says "simulated".
+With MINIDL_SIMULATE_DEVICE=1 the accelerator is the simulated one (`device.sim`), which has pinned memory of its own.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ import torch
 import torch.multiprocessing
 
 from minidl.containers import mapping_like, sequence_like, tuple_like
+from minidl.device import sim
 from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr
@@ -27,25 +26,27 @@ from minidl.messages import RebuildFailure, Result, Sentinel, WorkerExhausted
 from minidl.ports import Ports
 from minidl.protocol import PinEvent, PinLifecycle
 
-SIMULATED = "simulated"
-"""The device type if MINIDL_SIMULATE_DEVICE simulates an accelerator."""
-
 
 def accelerator_type() -> str | None:
-    """Type of the accelerator that memory is pinned for ("cuda", ...), "simulated", or None if there is none."""
+    """Type of the accelerator that memory is pinned for ("cuda", "sim", ...), or None if there is none.
+
+    SimError if the simulated one is asked for and cannot be built.
+    """
+    if sim.is_wanted():
+        sim.load()
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
         return None if device is None else device.type
-    return SIMULATED if os.environ.get("MINIDL_SIMULATE_DEVICE") == "1" else None
+    return None
 
 
 def pin_memory(data: Any, device: str | None = None) -> Any:
     """`data` with every tensor in it in page-locked memory; structures keep their types if these can be copied.
 
-    An object with a `pin_memory` method is asked to do it itself. `device` "simulated" copies to pageable memory.
+    An object with a `pin_memory` method is asked to do it itself. `device` is upstream's parameter, and without effect.
     """
     if isinstance(data, torch.Tensor):
-        return data.clone() if device == SIMULATED else data.pin_memory()
+        return data.pin_memory()
     if hasattr(data, "pin_memory"):
         return data.pin_memory()
     if isinstance(data, (str, bytes)):
@@ -100,9 +101,8 @@ def _pin_memory_loop(
     """
     torch.set_num_threads(1)  # thread-local: the copies must not take every core
     torch.multiprocessing._set_thread_name("pt_data_pin")
-    if device != SIMULATED:
-        torch.accelerator.set_device_index(device_id)
-    pin = ports.pinning(lambda data: pin_memory(data, device), device == SIMULATED)
+    torch.accelerator.set_device_index(device_id)
+    pin = ports.pinning(lambda data: pin_memory(data, device), device == sim.NAME)
     lifecycle.handle(PinEvent.READY)
 
     def one_step() -> None:

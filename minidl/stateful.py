@@ -189,11 +189,8 @@ class _Held:
             _load("sampler's iterator", self.iterator, self.state)
         return self.iterator  # type: ignore[no-any-return]
 
-    def __len__(self) -> int:
-        return len(self.sampler)
 
-
-class Drawing:
+class Drawing(Iterator[Any]):
     """The draws of one epoch: goes on from a state of the sampler, and tells the course its states.
 
     every: as a Keeper's; None: after the first draw alone.
@@ -214,9 +211,6 @@ class Drawing:
             self.indices = iter(index_sampler)
         else:
             self.indices = iter(self.held)
-
-    def __iter__(self) -> Drawing:
-        return self
 
     def __next__(self) -> Any:
         index = next(self.indices)

@@ -185,17 +185,17 @@ def test_a_loader_shows_what_it_loads_and_how() -> None:
 
 
 def test_the_device_stage() -> None:
-    loader = DeviceLoader([[1], [2], [3]], "simulated")
+    loader = DeviceLoader([[1], [2], [3]], "sim")
     iterator = iter(loader)
-    assert repr(loader) == "<DeviceLoader: to simulated, prefetch 2; 1 live iteration; of [[1], [2], [3]]>"
+    assert repr(loader) == "<DeviceLoader: to sim:0, prefetch 2; 1 live iteration; of [[1], [2], [3]]>"
     next(iterator)
     assert re.fullmatch(
-        r"<_DeviceIter: to simulated, open; batches: 1 in flight, 0 in use; of <list_iterato.*>>", repr(iterator)
+        r"<_DeviceIter: to sim:0, open; batches: 1 in flight, 0 in use; of <list_iterato.*>>", repr(iterator)
     )
     iterator.close()
-    assert repr(iterator) == "<_DeviceIter: to simulated, closed; batches: 0 in flight, 0 in use>"
+    assert repr(iterator) == "<_DeviceIter: to sim:0, closed; batches: 0 in flight, 0 in use>"
     inner = minidl.DataLoader(wl.Numbers(9))
-    assert repr(DeviceLoader(inner, "simulated")).endswith(f"; of {inner!r}>")
+    assert repr(DeviceLoader(inner, "sim")).endswith(f"; of {inner!r}>")
 
 
 # --- A loader that hangs ----------------------------------------------------------------------------------------------

@@ -11,17 +11,23 @@ import pytest
 import torch
 
 from minidl import pin_memory as pinning
+from minidl.device import sim
 from minidl.errors import ExceptionWrapper
 from minidl.messages import Result, Sentinel, WorkerExhausted
-from minidl.pin_memory import SIMULATED, PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
+from minidl.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.ports import Ports
 from minidl.protocol import PinLifecycle, PinState
+
+
+@pytest.fixture(autouse=True)
+def simulated(simulate: None) -> None:
+    """Every test of this file has an accelerator."""
 
 
 class Loop:
     """The loop in a thread of its own, as the loader runs it."""
 
-    def __init__(self, device: str = SIMULATED) -> None:
+    def __init__(self, device: str = sim.NAME) -> None:
         self.results: Any = queue.Queue()
         self.ready: Any = queue.Queue()
         self.done = threading.Event()
@@ -99,7 +105,7 @@ def test_a_result_that_comes_with_the_done_event_is_not_pinned() -> None:
     loop = Loop()
     results = SetsDoneWhenRead()
     results.done = loop.done
-    arguments = (results, loop.ready, 0, loop.done, SIMULATED, Ports())
+    arguments = (results, loop.ready, 0, loop.done, sim.NAME, Ports())
     thread = PinMemoryThread(_pin_memory_loop, arguments, PinLifecycle())
     results.put(Result(0, 0, torch.arange(3)))
     thread.start()
@@ -153,13 +159,11 @@ def test_the_accelerators_type(accelerator: list[Any], monkeypatch: pytest.Monke
 
 
 def test_without_an_accelerator_one_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    assert accelerator_type() == SIMULATED
+    assert accelerator_type() == sim.NAME
     monkeypatch.delenv("MINIDL_SIMULATE_DEVICE")
     assert accelerator_type() is None
 
 
 def test_what_holds_no_tensor_stays_as_it_is() -> None:
     thing = object()
-    assert pin_memory(thing, SIMULATED) is thing
+    assert pin_memory(thing, sim.NAME) is thing

@@ -76,7 +76,7 @@ def test_what_is_deferred_counts_when_it_is_released() -> None:
     one.hand_out((0, 0))
     one.fail((1, 1))
     one.end()
-    assert (one.low, one.counted) == (0, 3)
+    assert (one.low, one.counted, one.deferred_batches) == (0, 3, 1)
     one.release(1)
     assert (one.low, one.batches, one.ended) == (1, 1, False)
     one.release(2)

@@ -89,6 +89,29 @@ def test_two_ranks_are_killed_at_different_moments(tmp_path: Path) -> None:
     assert lost_and_repeated(case, ranks) == (0, 0)
 
 
+@pytest.mark.parametrize("at", [2, None])
+def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
+    """The loader's, and the sampler's own."""
+
+    def loader(own: bool) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        if not own:
+            return minidl.DataLoader(range(9), 2, shuffle=True, generator=generator, collate_fn=list)
+        sampler = minidl.RandomSampler(range(9), num_samples=20, generator=generator)
+        return minidl.DataLoader(range(9), 2, sampler=sampler, collate_fn=list)
+
+    for own in (False, True):
+        one, other = loader(own), loader(own)
+        iterator = iter(one)
+        got = [next(iterator) for _ in range(at)] if at else list(iterator)
+        list(other)
+        other.load_state_dict(one.state_dict())
+        assert len(got) + len(list(iterator)) == (10 if own else 5)
+        fresh = loader(own)
+        epochs = [list(fresh), list(fresh)]
+        assert list(other) == (epochs[0][at:] if at else epochs[1])
+
+
 # --- Where it is used in other ways -----------------------------------------------------------------------------------
 def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
     loader = minidl.DataLoader(range(8), batch_size=2, collate_fn=list)
@@ -295,6 +318,24 @@ def test_the_state_of_a_map_dataset_is_loaded_in_each_worker(workers: int) -> No
     assert got + list(again) == list(minidl.DataLoader(Counting(), **options))
 
 
+def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbing_the_order() -> None:
+    class Drawing(Counting):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            super().load_state_dict(state)
+            torch.manual_seed(1)
+
+    def loader() -> Any:
+        return minidl.DataLoader(Drawing(), batch_size=None, shuffle=True)
+
+    torch.manual_seed(3)
+    first = loader()
+    list(first)
+    state, second = first.state_dict(), list(first)
+    other = loader()
+    other.load_state_dict(state)
+    assert list(other) == second
+
+
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("sampler", [Steps, Rolls])
 @pytest.mark.parametrize(("workers", "every"), [(0, 1), (0, 3), pytest.param(2, 2, marks=pytest.mark.live)])
@@ -401,6 +442,23 @@ def _no_two(samples: list[int]) -> int:
     if samples == [2]:
         raise ValueError("two")
     return samples[0]
+
+
+def test_a_stream_that_has_become_shorter_ends_while_it_is_fetched_again() -> None:
+    class Short(minidl.IterableDataset[int]):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.count))
+
+    loader = minidl.DataLoader(Short(4))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    again = minidl.DataLoader(Short(1))
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == []
 
 
 # --- What cannot be resumed -------------------------------------------------------------------------------------------

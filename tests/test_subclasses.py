@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -13,9 +13,28 @@ from workloads import alive
 
 import minidl
 from minidl.check import check
+from minidl.dataloader import LoaderWithoutState
 from minidl.tracefile.reader import read_trace
 
-BASES = (torch.utils.data.DataLoader, minidl.DataLoader)
+BASES = (torch.utils.data.DataLoader, minidl.DataLoader, LoaderWithoutState)
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """As Lightning asks."""
+
+    def state_dict(self) -> Any: ...
+
+
+def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
+    """Accelerate asks by `hasattr`, and calls what it finds; a subclass's own is there."""
+    for base in (torch.utils.data.DataLoader, LoaderWithoutState):
+        loader = base(range(2))
+        assert not hasattr(loader, "state_dict")
+        assert not hasattr(loader, "load_state_dict")
+        assert not isinstance(loader, HasState)
+        assert isinstance(streaming(base)(range(2)), HasState)
+    assert isinstance(minidl.DataLoader(range(2)), HasState)
 
 
 def epochs(loader: Any, count: int = 3) -> list[Any]:
@@ -34,10 +53,10 @@ def test_one_iterator_for_all_epochs(workers: int, tmp_path: Path) -> None:
             found.append(epochs(loader))
             if workers:
                 loader.close()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert [sorted(number for batch in epoch for number in batch) for epoch in found[1]] == [list(range(10))] * 3
     trace = read_trace(tmp_path / "trace")
-    assert len(trace.select("yield")) == 12
+    assert len(trace.select("yield")) == 24
     assert check(trace) == []
 
 
@@ -55,6 +74,6 @@ def test_it_counts_what_it_yields(options: dict[str, Any], tmp_path: Path) -> No
             workers = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
             del loader
             assert not any(map(alive, workers))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert found[1][1:] == ({"samples": 10}, 4, {"samples": 3})
     assert check(read_trace(tmp_path / "trace")) == []

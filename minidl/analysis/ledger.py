@@ -262,7 +262,9 @@ def _copies(trace: Trace, spans: Rows) -> list[Rows]:
     sent = spans[spans["code"] == ev.H2D[0]]
     pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
     unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
-    unpinned["why"] = np.where(pageable["ez"] != 0, Why.NEEDED, Why.PAGEABLE)  # a simulated copy is no driver's
+    # Before `sim`, a simulated device's copies stayed in the host's memory, and nothing was pinned.
+    pretended = any(about["device"] == "simulated" for about in trace.described("device"))
+    unpinned["why"] = np.where(pretended & (pageable["ez"] != 0), Why.NEEDED, Why.PAGEABLE)
     return [
         _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
         unpinned,
@@ -407,6 +409,6 @@ def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int
     unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
     notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
     pins = spans[spans["code"] == ev.PIN[0]]
-    notes += ["the pinning is simulated: its copies go to pageable memory"] if pins["by"].any() else []
+    notes += ["the pinning is simulated"] if pins["by"].any() else []
     sent = spans[spans["code"] == ev.H2D[0]]
-    return notes + (["the device is simulated: its copies stay in the host's memory"] if sent["ez"].any() else [])
+    return notes + (["the device is simulated"] if sent["ez"].any() else [])

@@ -48,7 +48,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, _Benchmark]:
     """Return the benchmarks to run. That of a device must be named, because most machines have none."""
     asked = {name: _BENCHMARKS[name] for name in arguments.what or (() if arguments.device else _BENCHMARKS)}
     if arguments.device:
-        simulate = arguments.device == "simulated"
+        simulate = arguments.device == "sim"
         about = "copies to a device, and steps that are fed from there"
         asked["device"] = about, lambda quick: device.bench_device(quick, simulate)
     return asked
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.device:
         try:
-            device.plan(arguments.device == "simulated")
+            device.plan(arguments.device == "sim")
         except LookupError as error:
             print(f"minidl: {error.args[0]}", file=sys.stderr)
             return 2

@@ -1,7 +1,7 @@
 """Performance of the device stage: copy bandwidth, copies hidden behind compute, time that each stage saves the GPU.
 
 Interface: `bench_device(quick, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use.
-`simulate` runs the same code without one, with small sizes: each group of rows is marked as simulated, and its figures
+`simulate` runs the same code on `sim`, with small sizes: each group of rows is marked as simulated, and its figures
 are the host's. Figures that only a trace has come from a traced epoch after the measured ones.
 """
 
@@ -23,6 +23,7 @@ import torch
 import minidl
 from minidl.analysis.device_use import device_use
 from minidl.bench.pairs import Row, rows_of, take_turns
+from minidl.device import sim
 from minidl.device.augment import Augment
 from minidl.device.loader import open_device
 from minidl.device.streams import AcceleratorDevice
@@ -53,7 +54,7 @@ class Plan:
 
     @property
     def simulated(self) -> bool:
-        return self.device == "simulated"
+        return torch.device(self.device).type == sim.NAME
 
     def named(self, group: str) -> str:
         return f"{group} (simulated)" if self.simulated else group
@@ -69,11 +70,12 @@ def plan(simulate: bool, quick: bool = False) -> Plan:
     Raises LookupError without an accelerator, unless one is simulated.
     """
     if simulate:
-        return Plan("simulated", sizes=(1,), copies=8, images=4, side=64, crop=48, steps=8, work=1.0, workers=1)
+        sim.use()
+        return Plan(sim.NAME, sizes=(1,), copies=8, images=4, side=64, crop=48, steps=8, work=1.0, workers=1)
     if not torch.accelerator.is_available():
         raise LookupError(
-            "bench --device: this machine has no accelerator that torch can use: `--device simulated` runs the same "
-            "code on a simulated device, and measures the host only"
+            "bench --device: this machine has no accelerator that torch can use: `--device sim` runs the same "
+            "code on a simulated one, and measures the host only"
         )
     return Plan(str(torch.accelerator.current_accelerator()), **(QUICK if quick else {}))
 
@@ -89,19 +91,14 @@ def bench_device(quick: bool, simulate: bool = False) -> list[Row]:
     return rows if mine.simulated else rows + cross_check(mine)
 
 
-def _synchronize(plan: Plan) -> None:
-    if not plan.simulated:
-        torch.accelerator.synchronize()
-
-
-def _timed(plan: Plan, work: Callable[[], Any], figure: Callable[[float], float]) -> Callable[[], float]:
+def _timed(work: Callable[[], Any], figure: Callable[[float], float]) -> Callable[[], float]:
     """Return a turn that does the work and returns the figure of its seconds."""
 
     def turn() -> float:
-        _synchronize(plan)
+        torch.accelerator.synchronize()
         start = time.perf_counter()
         work()
-        _synchronize(plan)
+        torch.accelerator.synchronize()
         return figure(time.perf_counter() - start)
 
     return turn
@@ -116,7 +113,7 @@ PLAIN, PLAIN_PAGEABLE, OURS, OURS_PAGEABLE = (
 def _copy_rows(plan: Plan, size: int, rounds: int) -> list[Row]:
     """Measure the GB/s of each way to copy batches of `size` MiB; a plain copy from pinned memory is the limit."""
     pageable = [torch.ones(size * MIB, dtype=torch.uint8) for _ in range(4)]
-    pinned = pageable if plan.simulated else [batch.pin_memory() for batch in pageable]
+    pinned = [batch.pin_memory() for batch in pageable]
     copies = {
         PLAIN: _plain(plan, pinned),
         OURS: _ours(plan, pinned),
@@ -124,7 +121,7 @@ def _copy_rows(plan: Plan, size: int, rounds: int) -> list[Row]:
         OURS_PAGEABLE: _ours(plan, pageable),
     }
     total = plan.copies * size * MIB / 1e9
-    turns = {name: _timed(plan, copy, lambda seconds: total / seconds) for name, copy in copies.items()}
+    turns = {name: _timed(copy, lambda seconds: total / seconds) for name, copy in copies.items()}
     group = plan.named(f"copies of {size} MiB")
     found = take_turns(turns, rounds, f"device: {group}")
     return rows_of(group, "GB/s", found, {OURS: PLAIN, PLAIN_PAGEABLE: PLAIN, OURS_PAGEABLE: PLAIN_PAGEABLE})
@@ -199,7 +196,7 @@ class _Work:
     def __init__(self, plan: Plan) -> None:
         side = 64 if plan.simulated else 2048
         self.factor = torch.ones(side, side, device=_where(plan)) / side
-        self.times, turn = 1, _timed(plan, self, lambda seconds: 1000 * seconds)
+        self.times, turn = 1, _timed(self, lambda seconds: 1000 * seconds)
         while (took := turn()) < MEASURABLE:
             self.times *= 2
         self.times = max(1, round(self.times * plan.work / took))
@@ -216,7 +213,7 @@ def _loader(plan: Plan, name: str, persistent: bool) -> minidl.DataLoader[Any]:
         _Images(plan.images * plan.steps, plan.side),
         plan.images,
         num_workers=plan.workers,
-        pin_memory=name in (IN_STEP, ASIDE, BY_WORKERS) and not plan.simulated,
+        pin_memory=name in (IN_STEP, ASIDE, BY_WORKERS),
         collate_fn=_AugmentAll(plan.crop) if name == BY_WORKERS else None,
         persistent_workers=persistent,
         prefetch_factor=4,
@@ -248,7 +245,7 @@ def _step_rows(plan: Plan, rounds: int) -> list[Row]:
     names = (COMPUTE, IN_STEP_PAGEABLE, IN_STEP, ASIDE_PAGEABLE, ASIDE, BY_WORKERS)
     loaders = {name: _loader(plan, name, True) for name in names if name != COMPUTE}
     epochs = {name: _steps(plan, name, loaders.get(name), work) for name in names}
-    turns = {name: _timed(plan, epoch, lambda seconds: 1000 * seconds / plan.steps) for name, epoch in epochs.items()}
+    turns = {name: _timed(epoch, lambda seconds: 1000 * seconds / plan.steps) for name, epoch in epochs.items()}
     group = plan.named(f"a step of {plan.images} images")
     try:
         found = take_turns(turns, rounds, f"device: {group}")
@@ -308,7 +305,7 @@ def compare_with_profiler(plan: Plan, size: int, batches: int) -> Compared:
         ):
             for _ in minidl.DeviceLoader(source, plan.device):
                 work()
-            _synchronize(plan)
+            torch.accelerator.synchronize()
         profiler.export_chrome_trace(str(Path(place) / "profile.json"))
         theirs = _memcpys(json.loads((Path(place) / "profile.json").read_text()), size * MIB)
         trace = minidl.read_trace(Path(place) / "trace")
@@ -355,9 +352,7 @@ def cross_check(plan: Plan, size: int = 16, batches: int = 64) -> list[Row]:
 
 def accelerator(plan: Plan) -> dict[str, str]:
     """Return the measured device's name, and CUDA's version."""
-    if plan.simulated:
-        return {"device": "simulated"}
     device = open_device(plan.device)
     assert isinstance(device, AcceleratorDevice)
     name = getattr(device.module, "get_device_name", lambda of: device.name)(device.device)
-    return {"device": str(name), "cuda": str(torch.version.cuda)}
+    return {"device": str(name)} | ({} if plan.simulated else {"cuda": str(torch.version.cuda)})

@@ -25,11 +25,12 @@ from typing_extensions import Self
 
 from minidl import ports
 from minidl.dataloader import DataLoader
-from minidl.device.streams import AcceleratorDevice, Device, Mark, SimulatedDevice
+from minidl.device import sim
+from minidl.device.streams import AcceleratorDevice, Device, Mark
 from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.iterators import _BaseDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, short
-from minidl.pin_memory import SIMULATED, accelerator_type
+from minidl.pin_memory import accelerator_type
 from minidl.resume import Course
 
 POLL = 0.001
@@ -37,18 +38,17 @@ POLL = 0.001
 
 
 def open_device(device: str | int | torch.device) -> Device:
-    """Return the named device, real or simulated.
+    """Return the named device; "sim" is the simulated one, also if the environment does not ask for it.
 
-    It is simulated if named "simulated", or if MINIDL_SIMULATE_DEVICE=1 and there is no accelerator.
     RuntimeError if there is no accelerator, ValueError if it is of another type.
     """
-    available = accelerator_type()
-    if device == SIMULATED or available == SIMULATED:
-        return SimulatedDevice()
+    if str(device).partition(":")[0] == sim.NAME:
+        sim.load()
+    available = sim.NAME if sim.is_loaded() and str(device).startswith(sim.NAME) else accelerator_type()
     if available is None:
         raise RuntimeError(
             f"DeviceLoader: device {str(device)!r}: this machine has no accelerator that torch can use: iterate over "
-            "the loader itself, or set MINIDL_SIMULATE_DEVICE=1 to simulate the copies"
+            "the loader itself, or choose 'sim', the simulated one (MINIDL_SIMULATE_DEVICE=1)"
         )
     wanted = torch.device(available, device) if isinstance(device, int) else torch.device(device)
     if wanted.type != available:
@@ -64,7 +64,7 @@ class DeviceLoader(LiveRepr):
     """Yields the batches of `loader` on `device`, copied and transformed while earlier ones are used.
 
     loader: any iterable of batches: nests of tensors, objects with a `to` method, and other objects, which stay.
-    device: "cuda", "cuda:1", 1, a torch.device; "simulated" for a simulation on the CPU.
+    device: "cuda", "cuda:1", 1, a torch.device; "sim" for the simulated accelerator.
     prefetch: the limit of batches that are enqueued but not yielded; as many more may be in use on the device.
     transform: batch on the device -> batch, on the side stream.
 

@@ -845,6 +845,20 @@ bool computable_later(const c10::OperatorHandle& op) {
   return !shapeless.count(c10::toString(op.operator_name()));
 }
 
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+// Whether `op` returns only tensors that it is given, none of which is empty.
+bool only_writes(const c10::FunctionSchema& schema, at::ArrayRef<IValue> given) {
+  bool only = true;
+  for (const auto& result : schema.returns()) only = only && result.alias_info();
+  for (size_t i = 0; i < given.size(); i++)
+    if (is_written(schema.arguments()[i]))
+      each_tensor(given[i], [&](const Tensor& tensor) { only = only && tensor.numel() > 0; });
+  return only;
+}
+
 // Enqueue `op` in the current stream; its results, which are not computed yet, replace its arguments on the stack.
 void launch(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
@@ -864,18 +878,21 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
                 tensor.device(), ": the device cannot read the host's memory, nor the host the device's");
   });
 
+  // Where all results are given (in place, out=), the shapes are known, unless an out= is empty and to be resized.
   auto shapes = all_replaced(given, shape_of, c10::kMeta);
   const auto inputs = shapes;  // an operator with out= resizes these
-  try {
-    op.callBoxed(&shapes);
-  } catch (const c10::NotImplementedError&) {
-    std::lock_guard<std::mutex> guard(fallbacks.mutex);
-    shapeless.insert(c10::toString(op.operator_name()));
-    shapes.clear();
-  } catch (const std::exception&) {  // the CPU's operator says what is wrong
-    shapes.clear();
+  if (!only_writes(schema, given)) {
+    try {
+      op.callBoxed(&shapes);
+    } catch (const c10::NotImplementedError&) {
+      std::lock_guard<std::mutex> guard(fallbacks.mutex);
+      shapeless.insert(c10::toString(op.operator_name()));
+      shapes.clear();
+    } catch (const std::exception&) {  // the CPU's operator says what is wrong
+      shapes.clear();
+    }
+    if (shapes.size() != schema.returns().size()) return run_at_once(op, stack);
   }
-  if (shapes.size() != schema.returns().size()) return run_at_once(op, stack);
 
   Stack results;
   std::vector<Tensor> targets;  // of the operator's new tensors, in order
@@ -890,7 +907,7 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
       results.push_back(replaced(shapes[i], make, *device));
       continue;
     }
-    while (!schema.arguments()[written].alias_info() || !schema.arguments()[written].alias_info()->isWrite()) written++;
+    while (!is_written(schema.arguments()[written])) written++;
     if (inputs[written].isTensor() && given[written].toTensor().sizes() != inputs[written].toTensor().sizes())
       given[written].toTensor().resize_(inputs[written].toTensor().sizes());
     results.push_back(given[written++]);

@@ -73,6 +73,12 @@ def load() -> None:
     atexit.register(_end)
 
 
+def use() -> None:
+    """`load`, and let torch.accelerator offer the devices, in this process and in those that it starts."""
+    os.environ[VARIABLE] = "1"
+    load()
+
+
 def is_loaded() -> bool:
     """Whether this process knows the devices."""
     return torch._C._get_privateuse1_backend_name() == NAME

@@ -1,8 +1,8 @@
 """The seam to an accelerator: a side stream, marks in streams, and a clock.
 
-Interface: `AcceleratorDevice` talks to torch's device module; `SimulatedDevice` simulates the stream by a thread, so
-that the same code runs without an accelerator. Each gives a `stream()` for copies and transforms, and marks:
-`mark()` in the consumer's current stream, `idle_mark()` in a stream without other work, and those of the side stream.
+Interface: `AcceleratorDevice` talks to torch's device module (cuda, xpu, and `sim`, the simulated one). It gives a
+`stream()` for copies and transforms, and marks: `mark()` in the consumer's current stream, `idle_mark()` in a stream
+without other work, and those of the side stream.
 
 Rules of use: copy, then transform, then mark, then hand_over; all four in the consumer's thread. The results
 of `copy` and `transform` are only for `transform` and `hand_over`: the batch is complete once it is handed over.
@@ -10,19 +10,13 @@ of `copy` and `transform` are only for `transform` and `hand_over`: the batch is
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from minidl.device import sim
 from minidl.device.nest import map_nested, tensors_in
-
-DEAD_CHECK: Final = 5.0
-"""Seconds between two liveness checks of the simulated stream's thread; also the timeout of its join."""
 
 
 class Mark(Protocol):
@@ -100,16 +94,15 @@ class AcceleratorMark:
 
 
 class AcceleratorDevice:
-    """An accelerator whose torch module has streams and events (cuda, xpu).
+    """An accelerator whose torch module has streams and events (cuda, xpu, sim).
 
     It keeps one side stream for all iterations, because a stream cannot use memory that another one has cached.
     RuntimeError if the module has no streams.
     """
 
-    simulated = False
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.simulated = device.type == sim.NAME
         self.name = str(device)
         self.module: Any = torch.get_device_module(device)
         if not (hasattr(self.module, "Stream") and hasattr(self.module, "Event")):
@@ -194,123 +187,3 @@ class AcceleratorStream:
 
     def close(self) -> None:
         pass  # running work ends by itself; the allocators know which streams still use the memory
-
-
-# --- Simulated device -------------------------------------------------------------------------------------------------
-class SimulatedMark:
-    """A mark that the stream's thread reaches; its clock is the host's."""
-
-    def __init__(self, stream: SimulatedStream | None = None) -> None:
-        self._stream = stream
-        self._reached = threading.Event()
-        self._time = 0
-
-    def reach(self) -> None:
-        """Record that the stream has reached this mark."""
-        self._time = time.monotonic_ns()
-        self._reached.set()
-
-    def done(self) -> bool:
-        return self._reached.is_set()
-
-    def wait(self) -> None:
-        while not self._reached.wait(DEAD_CHECK):
-            if self._stream is None or not self._stream.is_alive():
-                raise RuntimeError(
-                    "DeviceLoader: the simulated stream's thread has ended; this batch is lost: begin a new iteration"
-                )
-
-    def since(self, earlier: SimulatedMark) -> int:
-        return self._time - earlier._time
-
-
-class SimulatedDevice:
-    """A device simulated on the CPU: its memory is the host's, the consumer's stream is the host itself."""
-
-    name = "simulated"
-    simulated = True
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self._count = 0
-
-    def stream(self) -> SimulatedStream:
-        self._count += 1
-        return SimulatedStream(self._count)
-
-    def mark(self, timed: bool = False) -> SimulatedMark:
-        mark = SimulatedMark()
-        mark.reach()
-        return mark
-
-    def current(self) -> int:
-        return 0
-
-    def idle_mark(self) -> SimulatedMark:
-        return self.mark(True)
-
-
-class SimulatedStream:
-    """A stream simulated by a thread, which performs the enqueued work in order."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # The thread refers only to the queue, so that a stream without references is collected and ends it.
-        self._thread = threading.Thread(target=_play, args=(self._work,), name="simulated_stream", daemon=True)
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Whether the stream's thread is alive."""
-        return self._thread.is_alive()
-
-    def copy(self, batch: Any) -> Future[Any]:
-        return self._later(lambda: map_nested(batch, _cloned))
-
-    def transform(self, function: Callable[[Any], Any], copied: Future[Any]) -> Future[Any]:
-        return self._later(lambda: function(copied.result()))
-
-    def _later(self, make: Callable[[], Any]) -> Future[Any]:
-        made: Future[Any] = Future()
-        self._work.put(lambda: _fill(made, make))
-        return made
-
-    def mark(self, timed: bool = False) -> SimulatedMark:
-        mark = SimulatedMark(self)
-        self._work.put(mark.reach)
-        return mark
-
-    def hand_over(self, copied: Future[Any], ready: SimulatedMark) -> Any:
-        ready.wait()
-        return copied.result()
-
-    def wait(self, mark: Mark) -> None:
-        mark.wait()
-
-    def close(self) -> None:
-        self._work.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(DEAD_CHECK)
-
-    def __del__(self) -> None:
-        self._work.put(None)
-
-
-def _fill(made: Future[Any], make: Callable[[], Any]) -> None:
-    try:
-        made.set_result(make())
-    except Exception as error:
-        made.set_exception(error)
-
-
-def _play(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    torch.set_num_threads(1)  # thread-local: the copies must not take every core
-    while (step := work.get()) is not None:
-        step()
-        del step  # holds a batch
-
-
-def _cloned(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return item.clone()
-    return item.to("cpu") if callable(getattr(item, "to", None)) else NotImplemented

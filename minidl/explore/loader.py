@@ -385,7 +385,7 @@ class Loader(Acting):
         c = self.configuration
         seen = SimpleNamespace(num_workers=c.workers, prefetch_factor=c.prefetch, rcvd_idx=rcvd_idx)
         traced: Any = TracedLoaderLifecycle(SimpleNamespace(
-            emit=self._emit, dispatcher=seen, delivered=self.handed, alone=False, loader=0, let_go=silent,
+            emit=self._emit, dispatcher=seen, delivered=self.handed, course=None, alone=False, loader=0, let_go=silent,
             emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
         traced.state, traced.task = before, w.handed[-1] if w.handed else -1
         traced.epoch = w.decisions.epoch - (event in (LoaderEvent.EPOCH_BEGIN, LoaderEvent.RESUME))

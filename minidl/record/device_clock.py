@@ -87,7 +87,7 @@ class DeviceClock:
             if best is None or took < quickest:
                 quickest, best = took, (mark, before + took // 2)
         assert best is not None
-        error = -(-quickest // 2) + (0 if self.device.simulated else RESOLUTION)
+        error = -(-quickest // 2) + RESOLUTION
         self._keep(*best, error)
 
     def _keep(self, mark: Mark, reference: int, error: int) -> None:

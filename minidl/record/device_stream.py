@@ -75,7 +75,7 @@ class TracedStream:
     def _sizes(self, batch: Any) -> tuple[int, int, int]:
         """Return the bytes to copy from pinned and from pageable memory, and the tensors."""
         sizes = [0, 0]
-        tensors = [t for t in tensors_in(batch) if self._device.simulated or t.device != self._device.device]
+        tensors = [tensor for tensor in tensors_in(batch) if tensor.device != self._device.device]
         for tensor in tensors:
             sizes[not tensor.is_pinned()] += tensor.nbytes
         return sizes[0], sizes[1], len(tensors)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from minidl.pin_memory import SIMULATED
+from minidl.device import sim
 from minidl.recordings.scenes import SCENES
 from minidl.recordings.suite import Suite
 from minidl.recordings.table import README, write_table
@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m minidl.recordings", description="Make the recordings of traces/ and write their table."
     )
     add = whole.add_argument
-    add("--device", choices=("cuda", SIMULATED), help="default: cuda; without a GPU, choose simulated")
+    add("--device", choices=("cuda", sim.NAME), help="default: cuda; without a GPU, choose sim, the simulated one")
     add("-o", "--output", type=Path, default=Path("traces"), metavar="DIR", help="default: %(default)s")
     add("--only", nargs="+", metavar="NAME", help="make only these, and replace them if they exist")
     add("--minutes", type=float, metavar="N", help="begin no recording after N minutes")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(arguments.only or ()) - set(SCENES))
     if unknown:
         command.error(f"no recording is called {', '.join(unknown)}: --list shows all names")
-    device = SIMULATED if arguments.device == SIMULATED else _gpu(command)
+    device = sim.NAME if arguments.device == sim.NAME else _gpu(command)
     arguments.output.mkdir(parents=True, exist_ok=True)
     suite = Suite(device, arguments.output, arguments.minutes)
     failed = suite.record(arguments.only or list(SCENES), again=bool(arguments.only))
@@ -54,7 +54,7 @@ def _gpu(command: argparse.ArgumentParser) -> str:
     import torch
 
     if not torch.cuda.is_available():
-        command.error("torch finds no GPU: choose --device simulated; the recordings are then marked as simulated")
+        command.error("torch finds no GPU: choose --device sim; the recordings are then marked as simulated")
     return "cuda"
 
 

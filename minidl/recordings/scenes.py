@@ -50,7 +50,7 @@ def tell(name: str, setting: Setting) -> None:
     """Write the recording's name and device into the trace, for the table of recordings."""
     recording = recorder.active()
     assert recording is not None
-    accelerator = "none" if setting.simulated else torch.cuda.get_device_name()
+    accelerator = torch.get_device_module(setting.compute).get_device_name()
     cores = len(os.sched_getaffinity(0))
     recording.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
 
@@ -354,12 +354,11 @@ for _number in (2, 4):
 def _upstream(setting: Setting) -> None:
     training = Training(setting)
     images = setting.images(setting.batches // 2)
-    pin = not setting.simulated  # torch's loader cannot simulate pinning
     theirs = torch.utils.data.DataLoader(
-        images, setting.batch_size, num_workers=4, pin_memory=pin, multiprocessing_context=minidl.observe("fork")
+        images, setting.batch_size, num_workers=4, pin_memory=True, multiprocessing_context=minidl.observe("fork")
     )
     training.epoch(theirs, in_the_step(setting))
-    with setting.loader(images, 4, pin_memory=pin) as loader:
+    with setting.loader(images, 4) as loader:
         training.epoch(loader, in_the_step(setting))
 
 

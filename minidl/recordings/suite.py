@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from minidl.check import examine
-from minidl.pin_memory import SIMULATED
+from minidl.device import sim
 from minidl.recordings.table import facts
 from minidl.terminal import say
 from minidl.tracefile.format import PACKED_SUFFIX, TraceError
@@ -66,7 +66,7 @@ class Suite:
         path = self.output / (name + PACKED_SUFFIX)
         if not path.exists():
             return False
-        return self.device in (SIMULATED, facts(read_trace(path)).get("device"))
+        return self.device in (sim.NAME, facts(read_trace(path)).get("device"))
 
     def _one(self, head: str, name: str, work: Path) -> bool:
         """Make one recording; print the result and return whether it was made."""
@@ -82,7 +82,7 @@ class Suite:
 
     def _recorded(self, name: str, work: Path) -> Path:
         """Record in another process; return the trace's path. Raises RecordingError."""
-        environment = os.environ | ({"MINIDL_SIMULATE_DEVICE": "1"} if self.device == SIMULATED else {})
+        environment = os.environ | ({sim.VARIABLE: "1"} if self.device == sim.NAME else {})
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # also if the package is not installed
         shutil.rmtree(work / name, ignore_errors=True)
         command = [sys.executable, "-m", "minidl.recordings.one", name, self.device, str(work)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minidl.analysis.summary import summary
-from minidl.pin_memory import SIMULATED
+from minidl.device import sim
 from minidl.recordings.scenes import SCENES
 from minidl.terminal import say
 from minidl.tracefile.format import PACKED_SUFFIX
@@ -39,7 +39,7 @@ def _rows(directory: Path) -> Iterator[tuple[str, ...]]:
             trace = read_trace(path)
             about, manifest = facts(trace), trace.manifest
             versions = manifest.get("versions") or {}
-            real = "simulated" if about.get("device") == SIMULATED else "real"
+            real = "simulated" if about.get("device") in ("simulated", sim.NAME) else "real"
             accelerator = "no accelerator" if real == "simulated" else str(about.get("accelerator"))
             date = dt.datetime.fromtimestamp(int(manifest.get("realtime_ns", 0)) / 1e9, dt.timezone.utc)
             yield (
@@ -69,7 +69,7 @@ def table(directory: Path) -> str:
     lines += [f"| {' | '.join(cell.replace('|', chr(0x2223)) for cell in row)} |" for row in rows]
     real = {row[0] for row in rows if row[3] == "real"}
     missing = [name for name in SCENES if name not in real]
-    device = "simulated" if all(row[3] == "simulated" for row in rows) else "cuda"
+    device = sim.NAME if all(row[3] == "simulated" for row in rows) else "cuda"
     lines += ["", f"Each was made by `python -m minidl.recordings --device {device} --only NAME`."] if rows else []
     lines += ["", f"Not yet recorded on a GPU: {', '.join(missing)}."] if missing else []
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The common parts of all recordings: the setting, the data, the training.
 
 A `Setting` is a machine to record on, `Training` the loop of all recordings; `scenes` has the differences. On a device,
-the network is large enough to keep it busy; on the simulated one, it is small and runs on the CPU.
+the network is large enough to keep it busy; on the simulated one, it is small: the CPU computes it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 import minidl
+from minidl.device import sim
 from minidl.device.augment import Augment
-from minidl.pin_memory import SIMULATED
 from minidl.recordings.images import CLASSES, Images, draw
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The device and the sizes of a recording. device: "cuda" or "simulated"; work: a directory for images and traces.
+    """The device and the sizes of a recording. device: "cuda" or "sim"; work: a directory for images and traces.
 
     side: pixels of an image's file; crop: of what the network sees; batch_size, batches: of a usual epoch; width: the
     network's channels; files: how many images are drawn.
@@ -41,18 +41,19 @@ class Setting:
     @classmethod
     def of(cls, device: str, work: Path) -> Setting:
         """Return the sizes for a device; a step takes about ten milliseconds on each."""
-        if device == SIMULATED:
+        if device == sim.NAME:
+            sim.use()
             return cls(device, work, side=192, crop=64, batch_size=8, batches=40, width=32, files=40)
         return cls(device, work, side=256, crop=224, batch_size=64, batches=48, width=96, files=240)
 
     @property
     def simulated(self) -> bool:
-        return self.device == SIMULATED
+        return self.device == sim.NAME
 
     @property
     def compute(self) -> torch.device:
         """Device of the network."""
-        return torch.device("cpu" if self.simulated else self.device)
+        return torch.device(self.device)
 
     def images(self, batches: int | None = None, **options: Any) -> Images:
         """Return a dataset of so many batches; default: a usual epoch."""
@@ -122,7 +123,7 @@ class Training:
             with minidl.span("step", device=self.setting.device):
                 images, labels = prepare(batch) if prepare is not None else batch
                 losses.append(self.step(images, labels))
-            if len(losses) > 2 and not self.setting.simulated:
+            if len(losses) > 2:
                 losses[-3].item()  # as a progress bar does: the host stays within two steps of the device
         return float(torch.stack(losses).mean()) if losses else float("nan")
 

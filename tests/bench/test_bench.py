@@ -404,4 +404,5 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as exit_:
         cli.main(["bench", "nonsense"])
     assert exit_.value.code == cli.USAGE
-    assert "'nonsense' is not a benchmark: choose from events, loader, files, samplers" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'nonsense' is not a benchmark: choose from events, loader, state, files, samplers" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from minidl import bench, cli
 from minidl.bench import device
 from minidl.bench.device import _AugmentAll, _Cycle, _memcpys, _Work, bench_device, compare_with_profiler, plan
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+gpu = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(simulate: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As little as there can be."""
     least = dataclasses.replace(plan(True), copies=2, images=2, side=20, crop=16, steps=2, work=0.01)
     monkeypatch.setattr(device, "plan", lambda simulate, quick=False: least)
@@ -114,7 +115,7 @@ def test_the_command_line_runs_what_is_asked_for(
         return []
 
     monkeypatch.setattr(device, "bench_device", noted)
-    assert cli.main(["bench", "--quick", "--device", "simulated"]) == 0
+    assert cli.main(["bench", "--quick", "--device", "sim"]) == 0
     assert asked == [(True, True)]
     assert "device: copies to a device" in capsys.readouterr().out
     assert "device" not in bench._BENCHMARKS, "no machine is asked for one by default"

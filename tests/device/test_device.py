@@ -1,4 +1,4 @@
-"""The device stage: order, depth, errors, ends, and what its trace says; on the simulated stream, and on a GPU if any.
+"""The device stage: order, depth, errors, ends, and what its trace says; on `sim`, and on a GPU if there is one.
 
 What needs a GPU is marked `gpu` and skipped without one. The accelerator's calls are also tested without: on a device
 module that notes them, with torch's meta device in the accelerator's place.
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -26,22 +27,54 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import minidl
 from minidl.device import loader as device_module
-from minidl.device import streams
+from minidl.device import sim
 from minidl.device.augment import Augment
 from minidl.device.loader import DeviceLoader, open_device
 from minidl.device.nest import map_nested, tensors_in
-from minidl.device.streams import AcceleratorDevice, SimulatedDevice, SimulatedMark
+from minidl.device.streams import AcceleratorDevice, AcceleratorMark
 from minidl.record import device_clock
 from minidl.record import spans as span_module
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
 
-SIMULATED = "simulated"
+SIMULATED = "sim"
 LIMIT = 10.0
 """Seconds that something may take that takes none."""
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+FOREVER = 3600 * 10**9
+"""ns that a stream sleeps until it is woken."""
+
+
+@pytest.fixture(autouse=True)
+def simulated(request: pytest.FixtureRequest) -> None:
+    """Every test of this file that asks for no GPU has the simulated accelerator."""
+    if not any(mark is gpu.mark for mark in request.node.iter_markers("skipif")):
+        request.getfixturevalue("simulate")
+
+
+def hold(stream: torch.Stream) -> None:
+    """Keep a stream busy until `sim.wake`."""
+    with stream:
+        sim.sleep(FOREVER)
+
+
+def event_in(stream: torch.Stream) -> torch.Event:
+    event = sim.Event()
+    event.record(stream)
+    return event
+
+
+def side_of(loader: DeviceLoader) -> torch.Stream:
+    """The stream of its copies."""
+    device = loader._device
+    assert isinstance(device, AcceleratorDevice)
+    side = device.side
+    assert isinstance(side, torch.Stream)
+    return side
+
+
+gpu = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
 
 
 class Tensors(minidl.Dataset[torch.Tensor]):
@@ -62,6 +95,11 @@ class Tensors(minidl.Dataset[torch.Tensor]):
 
 def numbers(batches: Any) -> list[float]:
     return [float(batch.flatten()[0]) for batch in batches]
+
+
+def pinned(count: int) -> Iterator[torch.Tensor]:
+    """As `ones`, in pinned memory: copies of others block the host."""
+    return (batch.pin_memory() for batch in ones(count))
 
 
 def ones(count: int) -> Iterator[torch.Tensor]:
@@ -224,8 +262,8 @@ def test_augmentation_is_the_same_on_the_side_stream_as_on_the_cpu() -> None:
     here = Augment(16, seed=3)
     for number, (image, (batch, label)) in enumerate(zip(images, there, strict=True)):
         assert label == number
-        assert torch.equal(batch, here(image))
-    assert not torch.equal(there[0][0], Augment(16, seed=4)(images[0]))
+        assert torch.equal(batch.cpu(), here(image))
+    assert not torch.equal(there[0][0].cpu(), Augment(16, seed=4)(images[0]))
 
 
 def test_augmentation_crops_flips_and_normalises_as_it_says() -> None:
@@ -273,35 +311,28 @@ def test_at_most_prefetch_batches_are_taken_and_not_handed_out(prefetch: int) ->
         assert source.taken - handed_out == min(prefetch, 9 - handed_out)
 
 
-def test_a_batch_is_not_handed_out_before_its_copy_is_done() -> None:
-    gate, ready = threading.Event(), []
-
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        assert gate.wait(LIMIT)
-        return batch
-
-    iterator = iter(DeviceLoader(ones(2), SIMULATED, transform=transform))
-    consumer = threading.Thread(target=lambda: ready.append(next(iterator)))
-    consumer.start()
-    consumer.join(0.2)
-    assert consumer.is_alive(), "the stream has not come to the batch"
-    assert not ready
-    gate.set()
-    consumer.join(LIMIT)
-    assert numbers(ready) == [0]
-    iterator.close()
+def test_a_batch_is_used_after_its_copy_and_the_host_does_not_wait_for_that() -> None:
+    loader = DeviceLoader(pinned(2), SIMULATED)
+    hold(side_of(loader))
+    doubled = next(iter(loader)) * 2
+    use = event_in(sim.current_stream())
+    assert not use.query(), "the consumer's stream waits for the copy"
+    sim.wake()
+    assert doubled.tolist() == [0.0] * 4
 
 
 def test_copies_run_while_the_consumer_computes() -> None:
-    """Batch 1 is on the device before the consumer has come back from batch 0."""
-    done = [threading.Event() for _ in range(3)]
-
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        done[int(batch[0])].set()
-        return batch
-
-    for number, _ in enumerate(DeviceLoader(ones(3), SIMULATED, transform=transform)):
-        assert done[min(number + 1, 2)].wait(LIMIT)
+    """Batch 1 is on the device before the consumer's stream has come back from batch 0."""
+    iterator = iter(DeviceLoader(pinned(3), SIMULATED))
+    next(iterator)
+    hold(sim.current_stream())
+    use = event_in(sim.current_stream())
+    (flight,) = iterator._in_flight
+    assert isinstance(flight, device_module._Flight)
+    flight.ready.wait()
+    assert not use.query()
+    sim.wake()
+    assert numbers(iterator) == [1, 2]
 
 
 def test_what_is_handed_out_and_dropped_is_let_go() -> None:
@@ -318,23 +349,24 @@ def test_what_is_handed_out_and_dropped_is_let_go() -> None:
     assert most <= 2 + 2, "in flight, the one in use, and the one before, which the loop's variable held"
 
 
-class LaggingMark(SimulatedMark):
-    """A mark in the consumer's stream that is reached when it is waited for."""
+def test_the_host_does_not_run_ahead_of_the_device() -> None:
+    iterator = iter(DeviceLoader(pinned(9), SIMULATED, 3))
+    hold(sim.current_stream())
+    steps = threading.Semaphore(0)
 
-    waits = 0
+    def consume() -> None:
+        for _ in iterator:
+            assert len(iterator._in_use) <= 3
+            steps.release()
 
-    def wait(self) -> None:
-        LaggingMark.waits += 1
-        self.reach()
-
-
-def test_the_host_does_not_run_ahead_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LaggingMark, "waits", 0)
-    monkeypatch.setattr(SimulatedDevice, "mark", lambda self, timed=False: LaggingMark())
-    iterator = iter(DeviceLoader(ones(9), SIMULATED, 3))
-    for number, _ in enumerate(iterator):
-        assert LaggingMark.waits == max(0, number - 3), "batch n is begun when n - 4 is through"
-        assert len(iterator._in_use) <= 3
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for _ in range(4):
+        assert steps.acquire(timeout=LIMIT)
+    assert not steps.acquire(timeout=0.05), "batch n is begun when n - 4 is through"
+    sim.wake()
+    consumer.join(LIMIT)
+    assert not consumer.is_alive()
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
@@ -408,30 +440,26 @@ def test_an_interrupt_loses_nothing_that_is_in_flight() -> None:
 
 
 @pytest.mark.live
-def test_an_interrupt_while_a_copy_is_waited_for_leaves_the_batch_in_its_place(
+def test_an_interrupt_while_the_device_is_waited_for_leaves_the_batches_in_their_places(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wait, interrupts = SimulatedMark.wait, [KeyboardInterrupt()]
+    wait, interrupts = AcceleratorMark.wait, [KeyboardInterrupt()]
 
-    def interrupted(mark: SimulatedMark) -> None:
-        if interrupts and mark._stream is not None:
+    def interrupted(mark: AcceleratorMark) -> None:
+        if interrupts:
             raise interrupts.pop()
         wait(mark)
 
-    monkeypatch.setattr(SimulatedMark, "wait", interrupted)
     with minidl.trace(tmp_path / "t"):
-        iterator = iter(DeviceLoader(ones(4), SIMULATED, 2))
+        iterator = iter(DeviceLoader(pinned(4), SIMULATED, 1))
+        hold(sim.current_stream())
+        batches = [next(iterator), next(iterator)]
+        monkeypatch.setattr(AcceleratorMark, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
-        assert numbers(iterator) == [0, 1, 2, 3]
+        sim.wake()
+        assert numbers([*batches, *iterator]) == [0, 1, 2, 3]
     assert minidl_check(minidl.read_trace(tmp_path / "t")) == []
-
-
-def test_a_simulated_stream_whose_thread_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "DEAD_CHECK", 0.02)
-    monkeypatch.setattr(streams, "_play", lambda work: None)
-    with pytest.raises(RuntimeError, match="the simulated stream's thread has ended"):
-        next(iter(DeviceLoader(ones(1), SIMULATED)))
 
 
 @pytest.mark.parametrize("prefetch", [0, -1])
@@ -440,13 +468,15 @@ def test_a_depth_below_one_is_refused(prefetch: int) -> None:
         DeviceLoader([], SIMULATED, prefetch)
 
 
-def test_without_an_accelerator_a_device_is_refused_unless_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "accelerator_type", lambda: None)
-    with pytest.raises(RuntimeError, match=r"'cuda': this machine has no accelerator .* MINIDL_SIMULATE_DEVICE=1"):
-        DeviceLoader([], "cuda")
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_device(SIMULATED).simulated
-    monkeypatch.setattr(device_module, "accelerator_type", lambda: SIMULATED)
-    assert open_device("cuda:1").simulated
+    assert open_device(1).name == "sim:1"
+    with pytest.raises(ValueError, match="'cuda': the accelerator of this machine is 'sim'"):
+        open_device("cuda")
+    monkeypatch.setattr(device_module, "accelerator_type", lambda: None)
+    assert open_device("sim:1").name == "sim:1", "named, it is there, whatever the environment says"
+    with pytest.raises(RuntimeError, match=r"'cuda': this machine has no accelerator .*MINIDL_SIMULATE_DEVICE=1"):
+        DeviceLoader([], "cuda")
     monkeypatch.setattr(device_module, "accelerator_type", lambda: "cuda")
     with pytest.raises(ValueError, match="'cpu': the accelerator of this machine is 'cuda'"):
         open_device("cpu")
@@ -462,10 +492,6 @@ class Closable(Counted):
         self.closed += 1
 
 
-def stream_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "simulated_stream"]
-
-
 def test_close_in_the_middle_ends_the_stream_and_the_loaders_iterator() -> None:
     closed = threading.Event()
 
@@ -479,7 +505,6 @@ def test_close_in_the_middle_ends_the_stream_and_the_loaders_iterator() -> None:
     next(iterator)
     iterator.close()
     assert closed.is_set()
-    assert not stream_threads()
     assert list(iterator) == []
     iterator.close()
 
@@ -507,7 +532,6 @@ def test_with_closes_the_loader_and_what_iterates_over_it() -> None:
         next(iterator)
     assert source.closed == 1
     assert list(iterator) == []
-    assert not stream_threads()
 
 
 @pytest.mark.live
@@ -515,7 +539,6 @@ def test_a_consumer_that_breaks_leaves_nothing_behind() -> None:
     for _ in DeviceLoader(minidl.DataLoader(Tensors(20), 2, num_workers=2), SIMULATED, 3):
         break
     gc.collect()
-    assert not stream_threads()
 
 
 @pytest.mark.live
@@ -533,23 +556,24 @@ def test_persistent_workers_survive_a_consumer_that_breaks() -> None:
 
 def test_an_end_waits_for_copies_under_way_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their host memory must stay until they are done."""
-    gate, reached = threading.Event(), list[float]()
-
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        if batch[0] == 1:
-            gate.wait(LIMIT)
-            reached.append(float(batch[0]))
-        return batch
+    loader = DeviceLoader(pinned(9), SIMULATED, 2)
+    iterator = iter(loader)
+    next(iterator)
+    hold(side_of(loader))
+    next(iterator)
+    closing = threading.Thread(target=iterator.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    sim.wake()
+    closing.join(LIMIT)
+    assert not closing.is_alive()
 
     monkeypatch.setattr(device_module, "MP_STATUS_CHECK_INTERVAL", 0.05)
-    iterator = iter(DeviceLoader(ones(3), SIMULATED, 2, transform))
-    next(iterator)
-    monkeypatch.setattr(streams, "DEAD_CHECK", 0.05)
-    begun = time.monotonic()
-    iterator.close()
-    assert time.monotonic() - begun < LIMIT / 2
-    assert not reached
-    gate.set()
+    iterator = iter(loader)
+    hold(side_of(loader))
+    list(itertools.islice(iterator, 1))
+    iterator.close()  # returns, though the device hangs
 
 
 def test_an_iterator_cannot_be_pickled() -> None:
@@ -558,7 +582,7 @@ def test_an_iterator_cannot_be_pickled() -> None:
 
 
 def test_its_repr_says_where_and_how_deep() -> None:
-    assert repr(DeviceLoader([], SIMULATED, 3)) == "<DeviceLoader: to simulated, prefetch 3; 0 live iterations; of []>"
+    assert repr(DeviceLoader([], SIMULATED, 3)) == "<DeviceLoader: to sim:0, prefetch 3; 0 live iterations; of []>"
 
 
 # --- The accelerator's calls, noted -----------------------------------------------------------------------------------
@@ -916,12 +940,6 @@ def test_a_trace_ends_whatever_fails_at_its_end(tmp_path: Path, monkeypatch: pyt
 
 
 # --- In a trace -------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinning is simulated, too."""
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-
-
 def traced(directory: Path, source: Any, **options: Any) -> minidl.Trace:
     with minidl.trace(directory), DeviceLoader(source, SIMULATED, **options) as loader:
         for batch in loader:
@@ -949,7 +967,7 @@ def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, simulate
         assert set(spans["loader"].tolist()) == loader, name
     given = trace.select("yield")
     in_order = [given["time"], *(steps[name]["begin"] for name in ("h2d", "copy", "transform"))]
-    in_order += [steps["transform"]["end"], steps["device_wait"]["end"], steps["compute"]["begin"]]
+    in_order += [steps["transform"]["end"], steps["device_wait"]["end"], steps["device_compute"]["begin"]]
     calibration = trace.select("clock_calibration")
     assert (calibration["y"] > 0).all(), "the error is stated"
     error = int(calibration["y"].max())
@@ -975,8 +993,8 @@ def test_bytes_and_kinds_of_memory_are_told_and_all_of_it_is_called_simulated(tm
             fields = [field.name for field in ev.EVENTS[int(row["code"])].fields]
             assert row["xyz"[fields.index("simulated")]] == 1
     assert {name for name in trace.threads.values() if name.startswith(SIMULATED)} == {
-        "simulated copies",
-        "simulated compute",
+        "sim:0 copies",
+        "sim:0 compute",
     }
 
 
@@ -987,7 +1005,7 @@ def test_a_foreign_loader_has_a_number_of_its_own_and_running_tasks(tmp_path: Pa
     (number,) = set(trace.select("h2d")["loader"].tolist())
     assert trace.loaders[number]["dataset"] == "list"
     assert trace.described("device")[0] | {"process": 0} == {
-        "kind": "device", "process": 0, "loader": number, "device": SIMULATED, "prefetch": 2, "simulated": True,
+        "kind": "device", "process": 0, "loader": number, "device": "sim:0", "prefetch": 2, "simulated": True,
     }  # fmt: skip
 
 
@@ -1019,16 +1037,12 @@ def test_a_batch_keeps_its_tasks_number_though_others_failed(tmp_path: Path) -> 
 
 @pytest.mark.live
 def test_what_is_under_way_when_a_trace_ends_is_in_it(tmp_path: Path) -> None:
-    gate = threading.Event()
-
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        assert batch[0] == 0 or gate.wait(LIMIT)
-        return batch
-
+    loader = DeviceLoader(pinned(3), SIMULATED, 3, lambda batch: batch + 1)
     with minidl.trace(tmp_path / "t"):
-        iterator = iter(DeviceLoader(ones(3), SIMULATED, 3, transform))
+        hold(side_of(loader))
+        iterator = iter(loader)
         next(iterator)
-        gate.set()
+        threading.Timer(0.05, sim.wake).start()
     trace = minidl.read_trace(tmp_path / "t")
     iterator.close()
     assert (of(trace, "transform")["end"] > 0).sum() == 3
@@ -1065,15 +1079,11 @@ def test_an_accelerators_error_leaves_the_stage_when_it_is_raised_there(tmp_path
 
 
 @pytest.mark.live
-def test_waiting_for_the_device_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(LaggingMark):
-        def since(self, earlier: Any) -> int:
-            return 0
-
-    plain = SimulatedDevice.mark
-    monkeypatch.setattr(SimulatedDevice, "mark", lambda self, timed=False: plain(self) if timed else Late())
-    trace = traced(tmp_path / "t", ones(5), prefetch=2)
-    assert len(of(trace, "host_wait")) == 5 - 2
+def test_waiting_for_the_device_is_told(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        for _ in DeviceLoader(ones(5), SIMULATED, 2):
+            sim.sleep(50_000_000)
+    assert len(of(minidl.read_trace(tmp_path / "t"), "host_wait")) == 5 - 2
 
 
 @pytest.mark.live
@@ -1134,7 +1144,7 @@ def test_the_picture_has_a_lane_for_each_stream_below_the_consumer(tmp_path: Pat
     drawn = scene_of(traced(tmp_path / "t", minidl.DataLoader(Tensors(4), 2, num_workers=1)))
     titles = [lane.title for lane in drawn.lanes]
     at = titles.index("consumer")
-    assert titles[at : at + 3] == ["consumer", "sim. copies", "sim. compute"]
+    assert titles[at : at + 3] == ["consumer", "sim:0 copies", "sim:0 compute"]
     bars = drawn.bars[
         np.isin(drawn.bars["lane"], [n for n, lane in enumerate(drawn.lanes) if lane.kind is LaneKind.DEVICE])
     ]
@@ -1149,7 +1159,7 @@ def test_the_text_has_the_streams_lanes(tmp_path: Path) -> None:
     from minidl.views.text import render
 
     text = render(traced(tmp_path / "t", ones(3)))
-    assert {"sim. copies", "sim. compute"} <= {line[: len("sim. compute")].strip() for line in text.splitlines()}
+    assert {"sim:0 copies", "sim:0 compute"} <= {line[: len("sim:0 compute")].strip() for line in text.splitlines()}
 
 
 # --- What is made of it -----------------------------------------------------------------------------------------------
@@ -1264,7 +1274,9 @@ def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> No
 
     trace = traced(tmp_path / "t", [torch.ones(256)] * 3)
     assert "the device is simulated" in ledger(trace).text()
-    assert ledger(trace).batches["avoidable"].sum() == 0
+    assert ledger(trace).batches["avoidable"].sum() == 3 * 1024, "pageable, as on a GPU"
+    from_pinned = traced(tmp_path / "p", [torch.ones(256).pin_memory()] * 3)
+    assert ledger(from_pinned).batches["avoidable"].sum() == 0
     assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()
 
 

@@ -46,8 +46,8 @@ RARE = {
 def device_stage() -> None:
     os.environ["MINIDL_SIMULATE_DEVICE"] = "1"
     loader = minidl.DataLoader(wl.Tensors(12), 2)
-    for _ in DeviceLoader(loader, "simulated", 2, transform=lambda batch: batch * 2):
-        with minidl.span("forward", device="simulated"):
+    for _ in DeviceLoader(loader, "sim", 2, transform=lambda batch: batch * 2):
+        with minidl.span("forward", device="sim"):
             pass
 
 

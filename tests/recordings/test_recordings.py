@@ -35,7 +35,7 @@ def test_images_are_drawn_once_and_tell_their_class(tmp_path: Path) -> None:
 
 # --- The suite --------------------------------------------------------------------------------------------------------
 def make(directory: Path, *arguments: str) -> int:
-    return command.main(["--device", "simulated", "-o", str(directory), *arguments])
+    return command.main(["--device", "sim", "-o", str(directory), *arguments])
 
 
 @pytest.mark.live
@@ -54,8 +54,8 @@ def test_two_scenes_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture
     ]
     trace = minidl.read_trace(tmp_path / "shutdown-closed.minidl")
     (told,) = trace.described("recording")
-    assert (told["name"], told["device"], told["accelerator"]) == ("shutdown-closed", "simulated", "none")
-    how = ["python", "-m", "minidl.recordings", "--device", "simulated", "--only", "shutdown-closed"]
+    assert (told["name"], told["device"], told["accelerator"]) == ("shutdown-closed", "sim", "simulated accelerator")
+    how = ["python", "-m", "minidl.recordings", "--device", "sim", "--only", "shutdown-closed"]
     assert trace.manifest["command"] == how
     text = (tmp_path / "README.md").read_text()
     assert text.count("| simulated | no accelerator, ") == 2
@@ -76,7 +76,7 @@ def test_a_scene_that_fails_is_said_and_the_others_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SCENES, "unheard-of", Recording("unheard-of", "what the other process does not know", _fails))
-    made = suite.Suite("simulated", tmp_path)
+    made = suite.Suite("sim", tmp_path)
     assert made.record(["unheard-of"]) == ["unheard-of"]
     said = capfd.readouterr().err
     assert said.startswith("1 of 1  unheard-of: FAILED after ")
@@ -95,7 +95,7 @@ def recorded(directory: Path, spoil: Callable[[Any], None] = lambda pen: None) -
 def test_a_recording_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "LIMIT", 100)
     with pytest.raises(suite.RecordingError, match="the limit is 100"):
-        suite.Suite("simulated", tmp_path)._packed("x", recorded(tmp_path / "trace"))
+        suite.Suite("sim", tmp_path)._packed("x", recorded(tmp_path / "trace"))
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
@@ -110,7 +110,7 @@ def test_a_recording_that_breaks_a_rule_is_not_kept(tmp_path: Path) -> None:
         pen.emit(ev.YIELD, 1, 3)
 
     with pytest.raises(suite.RecordingError, match="its trace breaks a rule"):
-        suite.Suite("simulated", tmp_path)._packed("x", recorded(tmp_path / "trace", yield_again))
+        suite.Suite("sim", tmp_path)._packed("x", recorded(tmp_path / "trace", yield_again))
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
@@ -118,10 +118,10 @@ def test_a_recording_that_breaks_a_rule_is_not_kept(tmp_path: Path) -> None:
 def test_a_real_recording_is_worth_more_than_a_simulated_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = recorded(tmp_path / "trace")
     minidl.read_trace(there).pack(tmp_path / "x.minidl")
-    for told, on_cuda, on_nothing in (("cuda", True, True), ("simulated", False, True)):
+    for told, on_cuda, on_nothing in (("cuda", True, True), ("sim", False, True)):
         monkeypatch.setattr(suite, "facts", lambda trace, told=told: {"device": told})
         assert suite.Suite("cuda", tmp_path)._there("x") is on_cuda
-        assert suite.Suite("simulated", tmp_path)._there("x") is on_nothing
+        assert suite.Suite("sim", tmp_path)._there("x") is on_nothing
     assert not suite.Suite("cuda", tmp_path)._there("y")
 
 
@@ -141,7 +141,7 @@ def test_without_a_gpu_the_simulated_device_must_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for argv, said in ((["-o", str(tmp_path)], "--device simulated"), (["--only", "no-such"], "no-such")):
+    for argv, said in ((["-o", str(tmp_path)], "--device sim;"), (["--only", "no-such"], "no-such")):
         with pytest.raises(SystemExit) as exit_:
             command.main(argv)
         assert exit_.value.code == 2

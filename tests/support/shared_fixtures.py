@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import made_trace
 import pytest
 import workloads
 
+from minidl.device import sim
 from minidl.tracefile.reader import Trace
 
 
@@ -17,6 +19,23 @@ def no_sigchld() -> Iterator[None]:
     """Deaths are found by looking."""
     with workloads.no_sigchld():
         yield
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The simulated accelerator is torch's; no work of the test is left on it. Skips where there is no compiler.
+
+    torch has room for one accelerator in a process: with MINIDL_TEST_GPU=1 it is the GPU, and such tests are skipped.
+    """
+    if os.environ.get("MINIDL_TEST_GPU") == "1":
+        pytest.skip("MINIDL_TEST_GPU=1: the GPU is tested")
+    monkeypatch.setenv(sim.VARIABLE, "1")
+    try:
+        sim.load()
+    except sim.SimError as error:
+        pytest.skip(str(error))
+    yield
+    sim.repair()
 
 
 @pytest.fixture
