@@ -48,8 +48,19 @@ def is_recorded(client: Client, mode: str, ran: Ran) -> None:
     assert audit([trace]).mistakes == 0, audit([trace]).text()
 
 
+def cells(line: str) -> list[str]:
+    """The cells of a line of the table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+VERSION, FIRST_MODE = 1, 5
+"""Columns of the table."""
+
+
 def is_told(client: Client, ran: Ran) -> None:
-    """The README's table says what came, except for the times."""
+    """The README's table says what came, except for the times; of another version, what it says of minidl's loader."""
     runs = {mode: ran(client, mode) for mode in ("torch", *client.modes)}
-    told = [without_time(line) for line in in_readme() if line.startswith(f"| {client.name} |")]
-    assert told == [without_time(row(client, runs))], "write it anew: python tests/support/client_runs.py"
+    told = [cells(without_time(line)) for line in in_readme() if line.startswith(f"| {client.name} |")]
+    came = cells(without_time(row(client, runs)))
+    of_minidl = 0 if told[0][VERSION] == came[VERSION] else FIRST_MODE
+    assert [line[of_minidl:] for line in told] == [came[of_minidl:]], "write it: python tests/support/client_runs.py"
