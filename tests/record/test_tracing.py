@@ -27,7 +27,7 @@ import torch.utils.data
 import workloads as wl
 from differential import GRID, epochs, observe
 from oracle_twice import different
-from recorded import until_recorded
+from recorded import resumed, until_recorded
 
 import minidl
 from minidl import iterators, ports
@@ -227,6 +227,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "dead pin thread": dead_pin_thread,
     "on a device": on_a_device,
     "one share": one_share,
+    "resumed": lambda directory: resumed(2),
     "spawn": script("spawn"),
     "forkserver": script("forkserver"),
     "killed program": signalled(signal.SIGKILL),
