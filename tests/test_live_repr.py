@@ -366,7 +366,8 @@ def test_while_python_exits() -> None:
     assert (done.returncode, done.stderr) == (0, ""), said
     names = "DataLoader _MultiProcessingDataLoaderIter BoundedQueue Driver ProgressBoard Crew"
     assert re.findall(r"^<(\w+): ", done.stdout, re.MULTILINE) == names.split(), said
-    assert "exit code 0) has task" in done.stdout, said  # SIGTERM has ended the daemon; torch's handler exits with 0
+    # SIGTERM has ended the daemon; torch's handler exits with 0. Python may have taken the modules away before.
+    assert "exit code 0) has task" in done.stdout or "<Crew: ... " in done.stdout, said
 
 
 def test_words() -> None:

@@ -112,6 +112,10 @@ UNSEEN: Final[dict[str, str]] = {
     "pin_exit": "torch's thread",
     "ready_put": "a queue.Queue of the loader's own",
     "ready_get": "a queue.Queue of the loader's own",
+    "resumed": "torch's loader has no state",
+    "state_put": "torch's loader has no state",
+    "state_kept": "torch's loader has no state",
+    "state_taken": "torch's loader has no state",
 }
 """Event -> why no queue, event or process shows it. Such an event is not in the trace."""
 

@@ -590,13 +590,10 @@ def one_task_less(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_other_worker_first(patch: pytest.MonkeyPatch) -> None:
-    reset = Dispatcher.reset
+    def shifted(self: Dispatcher, worker_id: int) -> None:
+        self._turn = (worker_id + 1) % self.num_workers
 
-    def shifted(self: Dispatcher) -> None:
-        reset(self)
-        self._turn = 1 % self.num_workers
-
-    patch.setattr(Dispatcher, "reset", shifted)
+    patch.setattr(Dispatcher, "start_at", shifted)
 
 
 def another_seed(patch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,11 @@ class Mutation:
     edit: Edit
 
 
+def last_ready(events: Rows) -> int:
+    """The worker that is ready last in the first epoch: before that, another has made its fetcher."""
+    return int(events["worker"][np.flatnonzero(events["code"] == ev.WORKER_READY)[-1]])
+
+
 def _table() -> list[Mutation]:
     out: list[Mutation] = []
 
@@ -352,7 +357,7 @@ def _table() -> list[Mutation]:
     add("a worker that is ready before its fetcher is made", "moved", "initialised", "worker_ready",
         lambda e: move(e, find(e, ev.MAKE_FETCHER[1], worker=1), find(e, ev.WORKER_READY, worker=1), 1))
     add("a worker that is ready and was not initialised", "dropped", "initialised", "worker_ready",
-        lambda e: drop(e, *(find(e, code, worker=1) for code in (*ev.WORKER_INIT, *ev.MAKE_FETCHER))))
+        lambda e: drop(e, *(find(e, code, worker=last_ready(e)) for code in (*ev.WORKER_INIT, *ev.MAKE_FETCHER))))
     add("worker_init_fn is called when the fetcher is made", "swapped", "initialised", "worker_init begin",
         lambda e: swap(swap(e, find(e, ev.WORKER_INIT[0], worker=1), find(e, ev.MAKE_FETCHER[0], worker=1), "code"),
             find(e, ev.WORKER_INIT[1], worker=1), find(e, ev.MAKE_FETCHER[1], worker=1), "code"))

@@ -132,7 +132,7 @@ def test_every_message_that_came_is_linked_to_where_it_was_put(name: str, traces
     rebuilt = len(trace.select("result_rebuild", Phase.BEGIN))
     assert found.count(("result_put", "result_read")) == found.count(("result_write B", "result_read")) == rebuilt
     assert found.count(("resume_ack", "result_read")) == len(trace.select("resume_ack"))
-    assert found.count(("worker_start B", "worker_ready")) == 2
+    assert found.count(("worker_start B", "make_fetcher B")) == 2
     assert found.count(("ready_put", "ready_get E")) == len(trace.select("ready_put"))
     gone = trace.select("worker_gone")
     assert {named(trace, b) for _, b in trace.order.links.tolist()} >= ({"worker_gone"} if len(gone) else set())
