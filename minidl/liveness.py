@@ -67,6 +67,20 @@ def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: flo
     return RuntimeError(message)
 
 
+def not_handed_over(crew: Crew, result: Result, timeout: float, ports: Ports) -> RuntimeError:
+    """The error of a batch that came, and whose worker did not answer for `timeout` seconds when asked for its memory.
+
+    The batch is given up: its descriptors can be asked for only once.
+    """
+    number = result.worker_id
+    ports.note(TimedOut(result.idx, number, timeout))
+    return RuntimeError(
+        f"DataLoader timed out after {timeout} seconds: the message of task {result.idx} is here, but worker {number} "
+        f"(pid {crew.workers[number].pid}, alive) does not hand over its memory: the process is stopped, or a call "
+        f"keeps its GIL. Its last step: {crew.doing(number)}"
+    )
+
+
 def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> None:
     """Wait up to a second for the worker to end: a dying process closes its socket before it can be found dead."""
     if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):

@@ -272,6 +272,20 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.live
+def test_a_timeout_also_ends_the_wait_for_the_memory_of_a_worker_that_is_stopped() -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Tensors(4), batch_size=2, num_workers=1, timeout=1))
+    assert iterator._worker_result_queue._reader.poll(20)
+    worker = iterator._workers[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    words = rf"timed out after 1 seconds: the message of task 0 is here, but worker 0 \(pid {worker.pid}, alive\)"
+    with pytest.raises(RuntimeError, match=words):
+        next(iterator)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert len(next(iterator)) == 2  # the epoch goes on with task 1
+    iterator.close()
+
+
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -507,7 +521,6 @@ def test_a_batch_that_cannot_be_pinned() -> None:
 
 @pytest.mark.live
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_pin_threads_death_carries_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     def loop(result_queue: Any, ready_queue: Any, *rest: Any) -> None:
         ready_queue.put(result_queue.get())
