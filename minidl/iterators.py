@@ -41,7 +41,7 @@ from minidl.driver import (
     Raise,
     Simple,
 )  # fmt: skip
-from minidl.errors import ExceptionWrapper
+from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
@@ -496,7 +496,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         except Exception as error:
             effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
             if type(effect) is Get and not isinstance(error, queue.Empty):
-                liveness.raise_if_out_of_descriptors()
+                if (lack := out_of_descriptors()) is not None:
+                    raise lack from error
                 raise
             return effect
         if type(message) is Result and type(message.data) is RebuildFailure:

@@ -72,11 +72,11 @@ class TracedEnvelope(Envelope):
     def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:
         sent = super().instead_of(data, error)
         if not isinstance(data, ExceptionWrapper):  # else the task's error is in the trace already
-            emit_failed(self.loader, self.message.idx, self.message.worker_id, error)
+            emit_failed(error, self.loader, self.message.idx, self.message.worker_id)
         return sent
 
 
-def emit_failed(loader: int, task: int, worker: int, error: BaseException) -> None:
+def emit_failed(error: Exception, loader: int, task: int, worker: int) -> None:
     """Emit that a task has failed on its way: what it is about could not be pickled, or not rebuilt."""
     recording = active()
     if recording is not None:
@@ -99,7 +99,7 @@ def load_result(
     try:
         data = rebuild(payload)
         if type(data) is RebuildFailure:
-            emit_failed(loader, idx, worker_id, data.error)
+            emit_failed(data.error, loader, idx, worker_id)
         return Result(idx, worker_id, data, state)
     finally:  # a Ctrl-C may come while it is rebuilt
         emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)

@@ -270,7 +270,7 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             about = getattr(feeding, "pickling", None)
             end_pickling(0)
             if about is not None:  # else the pipe is gone
-                emit_failed(*about, error)
+                emit_failed(error, *about)
             give_up(error, getattr(message, "message", message))
 
         self.inner._on_queue_feeder_error = on_error
@@ -313,7 +313,7 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             message = self.inner.get(*args, **kwargs)
         except BaseException as error:
             if getattr(reading, "begun", False) and isinstance(error, Exception):
-                emit_failed(*reading.about, error)
+                emit_failed(error, *reading.about)
             end_rebuild()
             self.shared.emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
             loader.got_nothing(time.monotonic() - began, error)

@@ -12,7 +12,7 @@ import io
 import pickle
 from typing import Any
 
-from minidl.errors import ExceptionWrapper
+from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.messages import RebuildFailure, Result, Task
 from minidl.transport.tensors import TensorPickler
 
@@ -53,6 +53,8 @@ class Envelope:
             where = "in the loader while it pickled a task's indices"
         else:
             where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
+        if isinstance(error, (OSError, RuntimeError)) and (lack := out_of_descriptors()) is not None:
+            lack.__cause__, error = error, lack
         wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
         return wrapper if _picklable(wrapper) else wrapper.portable()
 
