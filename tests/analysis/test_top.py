@@ -26,7 +26,8 @@ from oracle_trace import stop_recording, write_process
 from minidl import cli
 from minidl.analysis import live, top
 from minidl.analysis.live import LiveTrace, ProcessLife, find_trace
-from minidl.analysis.top import IteratorSnapshot, Job, Snapshot, follow, snapshot
+from minidl.analysis.now import STALLED_AFTER, WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
+from minidl.analysis.top import follow
 from minidl.protocol import LoaderState
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
@@ -74,7 +75,7 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
 def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", **HUNG)
     begin = int(trace.select("next", ev.Phase.BEGIN)["time"][-1])
-    limit = begin + int(top.STALLED_AFTER * SECOND)
+    limit = begin + int(STALLED_AFTER * SECOND)
     assert not only(snapshot(trace, limit - 1)).stalled
     assert only(snapshot(trace, limit)).stalled
 
@@ -226,7 +227,7 @@ def test_rates_are_of_the_last_seconds(tmp_path: Path) -> None:
     write_process(tmp_path / "t", events, pid=100, role="loader", loader=1)
     trace = read_trace(tmp_path / "t")
     loader = only(snapshot(cut(trace, 20 * SECOND + SECOND // 2), 20 * SECOND + SECOND // 2))
-    assert loader.window == top.WINDOW
+    assert loader.window == WINDOW
     assert loader.batches_per_s == 1.0
     assert loader.bytes_per_s == 1000.0
     assert loader.wait == pytest.approx(0.25)
@@ -373,7 +374,7 @@ def test_an_idle_worker_has_been_idle_since_its_last_task(tmp_path: Path) -> Non
     write_process(tmp_path / "t", [done, *polls], pid=200, role="worker", worker=0, loader=1)
     (worker,) = only(snapshot(read_trace(tmp_path / "t"), 20 * SECOND)).workers
     assert worker.idle
-    assert worker.doing == top.Doing("waiting for a task", 18.0)
+    assert worker.doing == Doing("waiting for a task", 18.0)
 
 
 def test_loaders_that_have_ended_are_hidden_behind_those_that_have_not(tmp_path: Path) -> None:
