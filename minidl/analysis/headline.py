@@ -174,6 +174,8 @@ class _Case:
     def _open_wait(self, home: int, mine: Rows) -> _Wait | None:
         rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
         rows = rows[~np.isin(rows["loader"], list(self.alive))]
+        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
+        rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
         if not len(rows) or home in self.over:
             return None
         latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: what runs now began last
@@ -439,20 +441,19 @@ class _Case:
 
     def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
         """A `next` that failed for no task: by the sampler, or by an exception from outside."""
-        inside, loader = self._within(row), int(row["loader"])
-        asked = inside[inside["code"] == ev.SAMPLER_NEXT[0]]
-        answered = np.count_nonzero((inside["code"] == ev.SAMPLER_NEXT[1]) & (inside["x"] > 0))
-        by_sampler = len(asked) > answered
-        focus = Focus(
-            loader, int(row["begin"]), int(row["end"]), home, int(row["tid"]), int(row["code"]), int(row["begin"]),
-            int(row["task"]), epoch=self._epoch(loader, int(row["begin"])),
-        )  # fmt: skip
-        took = f"the wait had lasted {duration(int(row['end'] - row['begin']))}"
-        if by_sampler:
-            what = f"error: {of}the sampler raised when it was asked for task {int(asked['task'][-1])}"
-            return Headline(Kind.ERROR, what, (took,), "iterate over the sampler alone", focus)
-        what = f"cut: {of}next was interrupted (Ctrl-C, or a signal's handler) while it waited for task {row['task']}"
-        return Headline(Kind.CUT, what, (took, "no wait was long for this run: it had not hung"), "", focus)
+        inside = self._within(row)
+        before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
+        took = duration(int(row["end"] - row["begin"]))
+        if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
+            what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
+            focus = self._focus_of(row, int(row["end"]))
+            return Headline(Kind.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+        wait = self._last_wait(home)
+        assert wait is not None
+        missing, step, focus = self._missing(wait, *self._state(wait))
+        what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
+        evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
+        return Headline(Kind.CUT, what, (*evidence, *self._opened(focus)), step, focus)
 
     # --- cut, slow, fine
     def _cut(self, waits: list[_Wait]) -> Headline | None:
@@ -499,8 +500,8 @@ class _Case:
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
-            return Headline(Kind.FINE, f"fine: {said}", evidence, found.next_step * (found.kind is Bound.NOT_INPUT))
-        mine = waits[waits["loader"] == number]
+            return Headline(Kind.FINE, f"fine: {said}", evidence, found.next_step)
+        mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
         mine = later if len(later) and found.kind is not Bound.START_UP else mine
         longest = mine[np.argmax(durations(mine))] if len(mine) else None

@@ -120,7 +120,6 @@ class IteratorSnapshot:
         if not self.over:
             lines.append(f"  {self._rates()}")
             lines += [f"  in flight: {self._places()}"] if self.workers else []
-        lines += [f"  {self.stalled}"] if self.stalled else []  # before the workers: a screen may end among them
         if self.workers:
             lines.append(f"  {'worker':<8}{'pid':<9}{'process':<9}{'queued':>6}  {'is':<38} {'for':>8}")
             lines += [f"  {worker.text()}" for worker in self.workers]
@@ -138,7 +137,10 @@ class IteratorSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment. state: of the run, in words; over: nothing more will come; hidden: iterators not shown."""
+    """A job at one moment. state: of the run, in words; over: nothing more will come; hidden: iterators not shown.
+
+    headline: of the whole trace, "" = unknown; then the title is what stalls at this moment.
+    """
 
     path: str
     command: str
@@ -147,10 +149,13 @@ class Snapshot:
     loaders: list[IteratorSnapshot]
     hidden: int = 0
     notes: list[str] = field(default_factory=list)
+    headline: str = ""
 
     def text(self) -> str:
         """Return what `minidl top` shows."""
-        lines = [f"{self.path}: {self.state}"]
+        stalled = [f"iterator {loader.number} {loader.stalled}" for loader in self.loaders if loader.stalled]
+        lines = [self.headline] if self.headline else stalled
+        lines.append(f"{self.path}: {self.state}")
         lines += [f"  {text}" for text in (self.command, *self.notes) if text]
         lines += [loader.text() for loader in self.loaders] or ["no iterator has begun yet"]
         lines += [f"and {counted(self.hidden, 'iterator')} that ended before"] if self.hidden else []

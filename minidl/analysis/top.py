@@ -10,9 +10,11 @@ import shutil
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from os import PathLike
 from typing import TextIO
 
+from minidl.analysis.headline import headline
 from minidl.analysis.live import LiveTrace, find_trace
 from minidl.analysis.now import Job, Snapshot
 from minidl.tracefile.reader import read_trace
@@ -33,6 +35,8 @@ def follow(
         trace, lives = (read_trace(place), {}) if live is None else live.read()
         job.take(trace)
         shot = job.snapshot(trace, job.moment(trace, lives), lives)
+        if shot.over:
+            shot = replace(shot, headline=headline(trace if live is None else read_trace(place)).sentence)
         out.write(_framed(shot.text()) if out.isatty() and not once else f"{shot.text()}\n")
         out.flush()
         if once or shot.over:

@@ -236,6 +236,30 @@ def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:
     )  # fmt: skip
 
 
+def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    closing = {"loader": 1, "tid": LOADER_PID, "time": end + 2}
+    add(path, LOADER_PID, [closing | {"code": ev.NEXT[1], "x": 9, "y": ev.Outcome.ERROR}])
+    found = headline(read_trace(path))
+    assert found.kind is Kind.CUT
+    assert (
+        "interrupted (Ctrl-C?) after 7.70 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
+    )
+
+
+def test_a_sampler_that_raises(tmp_path: Path) -> None:
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2, "task": 0},
+        {"code": ev.SAMPLER_NEXT[0], "time": 3, "task": 4},
+        {"code": ev.SAMPLER_NEXT[1], "time": 4, "task": 4},
+        {"code": ev.NEXT[1], "time": 5, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    assert headline(read_trace(tmp_path)).sentence == "error: the sampler raised when it was asked for task 4"
+
+
 def test_a_hang_whose_processes_are_all_killed_is_one(tmp_path: Path) -> None:
     """SIGKILL to the group: nothing says that it was killed, and the last events say what hung."""
     assert hung(tmp_path, polls=2).sentence.startswith("hung for 10.0 s: waiting for worker 1")
@@ -342,6 +366,7 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
         ("killed program", Kind.DIED, "ended without a shutdown"),
         ("timeout", Kind.HUNG, "until its timeout passed: waiting for worker 0"),
         ("worker_init error", Kind.ERROR, "error: "),
+        ("sampler error", Kind.FINE, ""),  # the loop went on
         ("dataset error", Kind.FINE, ""),  # the loop went on
         ("fork", Kind.FINE, ""),
         ("left early", Kind.FINE, ""),

@@ -58,13 +58,13 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
     lives = {LOADER_PID: ProcessLife.ALIVE, LOADER_PID + 100: ProcessLife.ALIVE, LOADER_PID + 101: ProcessLife.DISK}
     shot = snapshot(trace, last_of(trace) + 12 * SECOND, lives)
     assert shot.text() == (
+        "iterator 1 stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
+        "for 12.0 s; later batches that wait behind it: 2\n"
         f"{tmp_path / 't'}: running\n"
         "  train.py\n"
         "iterator 1: epoch 0, 9 yielded, waiting for task 9 of worker 1 for 12.0 s\n"
         "  0.0 batches/s, 0 B/s, no batch, over the last 5.00 s\n"
         "  in flight: index queue 1, worker 1, result queue 0, reorder buffer 2\n"
-        "  stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
-        "for 12.0 s; later batches that wait behind it: 2\n"
         "  worker  pid      process  queued  is                                          for\n"
         "  0       1100     alive         0  waiting for a task                       12.0 s\n"
         "  1       1101     disk          1  in sample 38 (task 9)                    12.0 s"
@@ -576,7 +576,7 @@ with trace(sys.argv[1]):
 @pytest.mark.live
 def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(top, "STALLED_AFTER", 0.0)
+    monkeypatch.setattr("minidl.analysis.now.STALLED_AFTER", 0.0)
     with python(JOB, str(tmp_path / "t"), str(tmp_path / "fifo")) as job:
 
         def waits() -> bool:
@@ -629,11 +629,10 @@ def test_it_is_drawn_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.M
     shot = follow(tmp_path / "t", interval=0.5, out=out)
     assert shot.over
     assert slept == [0.5, 0.5]
-    assert [part.splitlines()[0].split(": ")[1] for part in out.getvalue().split("\n\n")] == [
-        "running",
-        "running",
-        "the process is gone without a shutdown (killed?), shown as of its last event",
-    ]
+    *before, last = (part.splitlines() for part in out.getvalue().split("\n\n"))
+    assert [lines[0].split(": ")[1] for lines in before] == ["running", "running"]
+    assert last[0].startswith("cut: the recording ends after 9 batches")
+    assert last[1].endswith(": the process is gone without a shutdown (killed?), shown as of its last event")
     assert "\x1b" not in out.getvalue()
 
 
