@@ -387,7 +387,8 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
     """Return the differences that make the runs incomparable, and the other ones."""
     vital: list[str] = []
     others: list[str] = []
-    for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader"}):  # a number within the process
+    # The one is a number within the process; the other moves with every edit of the program.
+    for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"}):
         if a.params[name] != b.params[name]:
             (vital if name in SAME_WORK else others).append(f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B")
     kinds = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
