@@ -10,7 +10,7 @@ import queue
 import weakref
 from typing import Any
 
-from minidl.record.fetching import count
+from minidl.record.indices import count
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
