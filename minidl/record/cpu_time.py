@@ -85,6 +85,10 @@ class CpuClocks:
         samples = config.cpu_time == "sample" and config.detail == "sample"
         self.sample: Reader = self.batch if samples else no_reading
 
+    def delay(self) -> Reader:
+        """Return the calling thread's `RunDelay`: without CPU time it would say nothing."""
+        return no_reading if self.batch is no_reading else RunDelay()
+
 
 class RunDelay:
     """How long the thread that made this has been ready to run and had no CPU, ns and 1; 0 if the kernel does not say.

@@ -24,7 +24,7 @@ from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder
 from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelope, TracedProcess, TracedThread
-from minidl.record.cpu_time import RunDelay, spent
+from minidl.record.cpu_time import spent
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedProgress, TracedWorkerProgress
@@ -104,7 +104,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
-        self.fetching = progress.watch = TracedProgress(self.emit, worker_id, self.cpu, RunDelay())
+        self.fetching = progress.watch = TracedProgress(self.emit, worker_id, self.cpu, self.cpu.delay())
         progress.initialised = functools.partial(self.describe_seed, worker_id)
         return progress
 

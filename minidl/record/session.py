@@ -41,8 +41,8 @@ def trace(
     process, in about so many bytes of disk (64 MiB hold a million); None keeps all. functions: in workers, also record
     each function that takes `functions_min_us` microseconds or more, with viztracer; functions_main: also in this
     process. cpu_time: whether spans carry their thread's CPU time beside their wall time; None measures what the clock
-    costs here, and leaves out what would cost more than 100 ns an event. Gives the directory's path. Raises TraceError if the directory holds a trace already, if this process
-    records one, or if viztracer is missing.
+    costs here, and leaves out what would cost more than 100 ns an event. Gives the directory's path. Raises TraceError
+    if the directory holds a trace already, if this process records one, or if viztracer is missing.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """

@@ -322,7 +322,8 @@ class Trace:
 
         Columns: name, phase, track, time_ns, pid, tid, process, role, task, worker, loader, and the events' own fields
         under their names, missing if an event has no such field or it was not measured; `pid`, if it is an event's own
-        field, is called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how to get it.
+        field, is called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how
+        to get it.
         """
         try:
             import pandas as pd
