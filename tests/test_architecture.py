@@ -35,7 +35,7 @@ ORDER = (
     ),
     (
         "record",
-        "recorder group functions fetching shared sampling device_clock spans decisions channels device_stream ports "
+        "cpu_time recorder group functions fetching shared sampling device_clock spans decisions channels device_stream ports "
         "session handover observed_loader observed_worker observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
