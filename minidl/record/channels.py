@@ -18,7 +18,7 @@ from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.ports import WhichQueue
 from minidl.record.cpu_time import CpuClocks, spent
-from minidl.record.fetching import count
+from minidl.record.indices import count
 from minidl.record.recorder import emit_of, spanned
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev

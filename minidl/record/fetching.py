@@ -7,16 +7,9 @@ from typing import Any
 
 from minidl.progress import WorkerProgress
 from minidl.record.cpu_time import CpuClocks, Reader, no_reading, spent
+from minidl.record.indices import SEVERAL, count, indices_of, whole_number
 from minidl.record.recorder import Emit
 from minidl.tracefile import events as ev
-
-
-def count(index: Any) -> int:
-    return len(index) if isinstance(index, (list, tuple)) else 1
-
-
-def _key(index: Any) -> int:
-    return index if isinstance(index, int) else -1
 
 
 class TracedProgress:
@@ -77,12 +70,15 @@ class TracedProgress:
 
     def tell_indices(self) -> None:
         """Emit each index of the task: no sample of it will be seen by itself."""
-        for position, index in enumerate(self.index if isinstance(self.index, (list, tuple)) else [self.index]):
-            self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, _key(index))
+        for position, index in enumerate(indices_of(self.index)):
+            self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, whole_number(index))
 
     def sample(self, position: int, index: Any) -> None:
         self.step_cpu = self._end_step(self.sample_clock)
-        key = _key(index)
+        key = whole_number(index)
+        if key < 0 and index is self.index and isinstance(index, SEVERAL):  # no automatic batching: a batch at once
+            self.tell_indices()
+            position = -1
         self.at, self.open = (position, key), (ev.SAMPLE[1], position, key)
         self.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
 

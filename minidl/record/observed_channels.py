@@ -23,7 +23,7 @@ from minidl.record.channels import (
     feeding,
 )
 from minidl.record.cpu_time import Reader, spent
-from minidl.record.fetching import count
+from minidl.record.indices import count
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, outcome_of_torch
 from minidl.record.recorder import emit_of, spanned

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from minidl.record.cpu_time import spent
-from minidl.record.fetching import count
+from minidl.record.indices import count
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev

@@ -13,7 +13,8 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
-from minidl.record.fetching import TracedProgress, count
+from minidl.record.fetching import TracedProgress
+from minidl.record.indices import count
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +51,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def note(self, note: ports.Note) -> None:
         if isinstance(note, ports.Opened):
-            self.describe(**facts(note.iterator))
+            self.describe(**facts(note.iterator, note.loader))
         elif isinstance(note, ports.WorkerEntered):
             self._enter_worker(note.worker_id, note.seed)
         elif isinstance(note, ports.FoundDead):
@@ -163,13 +165,14 @@ def watch_new_shared(shared: Shared, worker_id: int) -> None:
     torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
 
 
-def facts(iterator: Any) -> dict[str, Any]:
-    """Return an iterator's parameters, for the side file."""
+def facts(iterator: Any, loader: Any) -> dict[str, Any]:
+    """Return the parameters of an iterator of `loader`, for the side file."""
     outer = iterator._index_sampler
     *_, share = nested_samplers(outer)
     dealing = dealt_by(outer)
     return {
         "dataloader": _dataloader(outer),
+        "made_at": _short(getattr(loader, "_made_at", "")),
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
@@ -185,6 +188,7 @@ def facts(iterator: Any) -> dict[str, Any]:
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
         "sampler": type(share).__qualname__,
+        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(share, name, None)) is int), 1),
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{
             f"sampler_{name}": value
@@ -194,6 +198,9 @@ def facts(iterator: Any) -> dict[str, Any]:
         **place_in_group(),
     }
 
+
+_REPEATS = ("num_repeats", "repetitions")
+"""What samplers call the number of times that they give each sample: timm's, torchvision's."""
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one
@@ -207,6 +214,12 @@ def _dataloader(index_sampler: Any) -> int:
         return _dataloaders[index_sampler]
     except TypeError:
         return 0
+
+
+def _short(place: str) -> str:
+    """Return "/folder/train.py:12" as "train.py:12": without the folder that Python found the program in."""
+    folders = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
+    return place.removeprefix(max((f for f in folders if place.startswith(f)), key=len, default=""))
 
 
 def _length(dataset: Any) -> int | None:

@@ -243,9 +243,9 @@ SAMPLE = _span(
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
-    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__, or "
-    "torch's loader is observed; index is -1 if the key is no integer",
-    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
+    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
+    "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
+    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
