@@ -121,6 +121,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: minidl-traces/run-N)"),
                 _arg("--detail", choices=("sample", "batch"), default="sample",
                      help="record every sample (the default), or only batches"),
+                _arg("--cpu-time", choices=("auto", "on", "off"), default="auto",
+                     help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),

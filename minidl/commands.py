@@ -108,6 +108,7 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 align_clocks=arguments.align_clocks,
                 detail=arguments.detail,
+                cpu_time={"auto": None, "on": True, "off": False}[arguments.cpu_time],
                 functions=arguments.functions,
                 functions_main=arguments.functions_main,
                 functions_min_us=arguments.functions_min_us,

@@ -292,7 +292,7 @@ def _facts(row: np.void) -> str:
     facts += [f"worker {row['worker']}"] if row["worker"] >= 0 and event.track is Track.LOADER else []
     for field, column in zip(event.fields, ("bx", "by", "bz"), strict=False):
         value, unit = (row[column] / 1e9, "s") if field.unit == "ns" else (row[column], field.unit)
-        if field.enum is None:
+        if field.enum is None and not field.is_cpu:
             facts.append(f"{field.name} {value:g} {unit}".rstrip())
     return f" ({', '.join(facts)})" if facts else ""
 
