@@ -42,7 +42,7 @@ LONGEST: Final = 170
 """Characters of a sentence: it is a title."""
 
 
-class Kind(enum.Enum):
+class HeadlineKind(enum.Enum):
     """What became of the run; the sentence begins with it."""
 
     DIED = "died"
@@ -55,7 +55,7 @@ class Kind(enum.Enum):
     @property
     def wrong(self) -> bool:
         """Whether it ended the run, or kept it from going on."""
-        return self in (Kind.DIED, Kind.HUNG, Kind.ERROR)
+        return self in (HeadlineKind.DIED, HeadlineKind.HUNG, HeadlineKind.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Focus:
 class Headline:
     """What held the loader up. next_step: what helps in this case, "" if nothing has to be done."""
 
-    kind: Kind
+    kind: HeadlineKind
     sentence: str
     evidence: tuple[str, ...] = ()
     next_step: str = ""
@@ -97,7 +97,7 @@ class Headline:
 def headline(trace: Trace, spans: Rows | None = None) -> Headline:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already."""
     if not len(trace):
-        return Headline(Kind.CUT, "cut: nothing was recorded")
+        return Headline(HeadlineKind.CUT, "cut: nothing was recorded")
     found = _Case(trace, trace.spans() if spans is None else spans).headline()
     sentence = plain(found.sentence)
     if len(sentence) > LONGEST:
@@ -239,7 +239,7 @@ class _Case:
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         evidence.append(f"last signs of life: {self._signs(focus)}")
-        return Headline(Kind.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
+        return Headline(HeadlineKind.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
 
     def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
         """The loader in the wait; of one that was ended, before all that its end did."""
@@ -354,7 +354,7 @@ class _Case:
         evidence = [f"last sign of life at {self._at(last)}; found dead {noticed} later"]
         evidence += self._opened(focus)
         return Headline(
-            Kind.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
+            HeadlineKind.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
         )
 
     def _pin_thread_died(self, row: np.void) -> Headline:
@@ -372,7 +372,7 @@ class _Case:
         )  # fmt: skip
         what = f"died: the pin thread of {self.trace.processes[home].name} ended with an error{where}"
         step = "read the program's error, which has the pin thread's own; try pin_memory=False"
-        return Headline(Kind.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
+        return Headline(HeadlineKind.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
 
     def _main_died(self) -> Headline | None:
         rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
@@ -396,7 +396,9 @@ class _Case:
             "nothing had waited longer than before",
         )
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
-        return Headline(Kind.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus)
+        return Headline(
+            HeadlineKind.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus
+        )
 
     # --- an error
     def _error(self) -> Headline | None:
@@ -437,7 +439,7 @@ class _Case:
         evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
         sample = self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
-        return Headline(Kind.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
+        return Headline(HeadlineKind.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
 
     def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
         """A `next` that failed for no task: by the sampler, or by an exception from outside."""
@@ -447,13 +449,15 @@ class _Case:
         if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
             what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
             focus = self._focus_of(row, int(row["end"]))
-            return Headline(Kind.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+            return Headline(
+                HeadlineKind.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus
+            )
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
         what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
-        return Headline(Kind.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+        return Headline(HeadlineKind.CUT, what, (*evidence, *self._opened(focus)), step, focus)
 
     # --- cut, slow, fine
     def _cut(self, waits: list[_Wait]) -> Headline | None:
@@ -479,7 +483,7 @@ class _Case:
         judged = self._judged()
         evidence = (moved, f"last signs of life: {self._signs(None)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
-        return Headline(Kind.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
+        return Headline(HeadlineKind.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
 
     def _focus_of(self, row: np.void, end: int) -> Focus:
         loader = int(row["loader"])
@@ -492,7 +496,7 @@ class _Case:
         waits = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
         numbers = [int(number) for number in np.unique(self.events["loader"]) if number]
         if not numbers:
-            return Headline(Kind.FINE, "fine: no iterator of a DataLoader has recorded anything")
+            return Headline(HeadlineKind.FINE, "fine: no iterator of a DataLoader has recorded anything")
         number = max(numbers, key=lambda one: (total(waits[waits["loader"] == one]), -one))
         found = verdict(self.trace, number, self.spans)
         said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
@@ -500,13 +504,13 @@ class _Case:
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
-            return Headline(Kind.FINE, f"fine: {said}", evidence, found.next_step)
+            return Headline(HeadlineKind.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
         mine = later if len(later) and found.kind is not Bound.START_UP else mine
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         focus = None if longest is None else self._waited_for(longest)
-        return Headline(Kind.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+        return Headline(HeadlineKind.SLOW, f"slow: {said}", evidence, found.next_step, focus)
 
     def _waited_for(self, row: np.void) -> Focus:
         """The step that the longest wait waited for: of its task, the innermost while it lasted."""
