@@ -192,7 +192,7 @@ def train(options: Options) -> TrainingResult:
             for epoch in range(options.epochs):
                 steps = list(_epoch(batches, network, optimiser, device))
                 losses.append(sum(steps) / len(steps))
-                print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
+                print(f"epoch {epoch}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
     return TrainingResult(tuple(losses), directory)
 
 
