@@ -42,7 +42,7 @@ LONGEST: Final = 170
 """Characters of a sentence: it is a title."""
 
 
-class HeadlineKind(enum.Enum):
+class What(enum.Enum):
     """What became of the run; the sentence begins with it."""
 
     DIED = "died"
@@ -55,11 +55,11 @@ class HeadlineKind(enum.Enum):
     @property
     def wrong(self) -> bool:
         """Whether it ended the run, or kept it from going on."""
-        return self in (HeadlineKind.DIED, HeadlineKind.HUNG, HeadlineKind.ERROR)
+        return self in (What.DIED, What.HUNG, What.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
-class Focus:
+class Spot:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
@@ -82,11 +82,11 @@ class Focus:
 class Headline:
     """What held the loader up. next_step: what helps in this case, "" if nothing has to be done."""
 
-    kind: HeadlineKind
+    kind: What
     sentence: str
     evidence: tuple[str, ...] = ()
     next_step: str = ""
-    focus: Focus | None = None
+    focus: Spot | None = None
 
     def lines(self) -> list[str]:
         """The headline for a terminal."""
@@ -97,8 +97,8 @@ class Headline:
 def headline(trace: Trace, spans: Rows | None = None) -> Headline:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already."""
     if not len(trace):
-        return Headline(HeadlineKind.CUT, "cut: nothing was recorded")
-    found = _Case(trace, trace.spans() if spans is None else spans).headline()
+        return Headline(What.CUT, "cut: nothing was recorded")
+    found = _Inquiry(trace, trace.spans() if spans is None else spans).headline()
     sentence = plain(found.sentence)
     if len(sentence) > LONGEST:
         sentence = sentence[: LONGEST - 3] + "..."
@@ -138,7 +138,7 @@ _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0],
 """What a loader's process may be in as a whole: in the loader, or in the program's own code."""
 
 
-class _Case:
+class _Inquiry:
     """One trace, while its headline is looked for."""
 
     def __init__(self, trace: Trace, spans: Rows) -> None:
@@ -239,7 +239,7 @@ class _Case:
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         evidence.append(f"last signs of life: {self._signs(focus)}")
-        return Headline(HeadlineKind.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
+        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
 
     def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
         """The loader in the wait; of one that was ended, before all that its end did."""
@@ -254,7 +254,7 @@ class _Case:
         (shot,) = (one for one in job.snapshot(cut, wait.until, {}).loaders if one.number == number)
         return shot, job.iterators[number].state
 
-    def _missing(self, wait: _Wait, shot: IteratorSnapshot, state: ProtocolState) -> tuple[str, str, Focus]:
+    def _missing(self, wait: _Wait, shot: IteratorSnapshot, state: ProtocolState) -> tuple[str, str, Spot]:
         """What is waited for and not there, what helps, and where to look."""
         task, number = state.waiting_for, state.waiting_worker
         task = -1 if task is None else task
@@ -281,7 +281,7 @@ class _Case:
         own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
         return wait.until - int(own[-1]) if len(own) else wait.took
 
-    def _own_code(self, wait: _Wait, state: ProtocolState) -> tuple[str, str, Focus]:
+    def _own_code(self, wait: _Wait, state: ProtocolState) -> tuple[str, str, Spot]:
         row, home = wait.row, int(wait.row["process"])
         after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
         ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
@@ -290,13 +290,13 @@ class _Case:
             f"see where the loop stands: py-spy dump --pid {self.trace.processes[home].pid}; with several ranks it may "
             "wait for another rank, whose trace tells more"
         )
-        focus = Focus(
+        focus = Spot(
             int(row["loader"]), wait.begin, wait.until, home, int(row["tid"]), int(row["code"]), int(row["begin"]),
             int(row["task"]), epoch=self._epoch(int(row["loader"]), wait.begin),
         )  # fmt: skip
         return what, step, focus
 
-    def _focus(self, wait: _Wait, process: int, task: int, worker: int) -> Focus:
+    def _focus(self, wait: _Wait, process: int, task: int, worker: int) -> Spot:
         """The innermost step of `process` in the wait: of what it did for the task, or of its main thread."""
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
         loader = int(wait.row["loader"])
@@ -305,7 +305,7 @@ class _Case:
             row = wait.row
         epoch = self._epoch(loader, wait.begin)
         where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
-        return Focus(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
+        return Spot(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
 
     def _step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
         spans = self.spans
@@ -349,12 +349,12 @@ class _Case:
             where, task = (process, -1, 0, last), -1
         others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
         also = f"; so did {counted(len(others), 'other worker')}" if others else ""
-        focus = Focus(loader, min(where[3], last), int(row["time"]), *where, task, worker, self._epoch(loader, last))
+        focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, self._epoch(loader, last))
         noticed = duration(int(row["time"]) - last)
         evidence = [f"last sign of life at {self._at(last)}; found dead {noticed} later"]
         evidence += self._opened(focus)
         return Headline(
-            HeadlineKind.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
+            What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
         )
 
     def _pin_thread_died(self, row: np.void) -> Headline:
@@ -366,13 +366,13 @@ class _Case:
         where = f", last seen with task {task}" if task >= 0 else ""
         code = int(pins["code"][-1]) if len(pins) else 0
         begin = int(pins["begin"][-1]) if len(pins) else int(place["time"])
-        focus = Focus(
+        focus = Spot(
             loader, begin, int(row["time"]), home, int(place["tid"]), code, begin, task,
             epoch=self._epoch(loader, begin),
         )  # fmt: skip
         what = f"died: the pin thread of {self.trace.processes[home].name} ended with an error{where}"
         step = "read the program's error, which has the pin thread's own; try pin_memory=False"
-        return Headline(HeadlineKind.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
+        return Headline(What.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
 
     def _main_died(self) -> Headline | None:
         rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
@@ -387,7 +387,7 @@ class _Case:
         loader = int(rows["loader"][0])
         if step is not None:
             where = int(step["tid"]), int(step["code"]), int(step["begin"])
-            focus = Focus(
+            focus = Spot(
                 loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=self._epoch(loader, last)
             )
         found = duration(int(rows["time"][0]) - last)
@@ -396,9 +396,7 @@ class _Case:
             "nothing had waited longer than before",
         )
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
-        return Headline(
-            HeadlineKind.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus
-        )
+        return Headline(What.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus)
 
     # --- an error
     def _error(self) -> Headline | None:
@@ -431,7 +429,7 @@ class _Case:
         where = f" {doing(step)}" if len(steps) else f" of task {task}"
         who = f", worker {worker}" if worker >= 0 else ""
         sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
-        focus = Focus(
+        focus = Spot(
             loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
             int(step["begin"]), task, worker, epoch,
         )  # fmt: skip
@@ -439,7 +437,7 @@ class _Case:
         evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
         sample = self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
-        return Headline(HeadlineKind.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
+        return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
 
     def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
         """A `next` that failed for no task: by the sampler, or by an exception from outside."""
@@ -449,15 +447,13 @@ class _Case:
         if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
             what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
             focus = self._focus_of(row, int(row["end"]))
-            return Headline(
-                HeadlineKind.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus
-            )
+            return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
         what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
-        return Headline(HeadlineKind.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+        return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
 
     # --- cut, slow, fine
     def _cut(self, waits: list[_Wait]) -> Headline | None:
@@ -483,20 +479,20 @@ class _Case:
         judged = self._judged()
         evidence = (moved, f"last signs of life: {self._signs(None)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
-        return Headline(HeadlineKind.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
+        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
 
-    def _focus_of(self, row: np.void, end: int) -> Focus:
+    def _focus_of(self, row: np.void, end: int) -> Spot:
         loader = int(row["loader"])
         where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
         epoch = self._epoch(loader, int(row["begin"]))
-        return Focus(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
+        return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
 
     def _judged(self) -> Headline:
         """What bounds the loader that was waited for longest."""
         waits = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
         numbers = [int(number) for number in np.unique(self.events["loader"]) if number]
         if not numbers:
-            return Headline(HeadlineKind.FINE, "fine: no iterator of a DataLoader has recorded anything")
+            return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
         number = max(numbers, key=lambda one: (total(waits[waits["loader"] == one]), -one))
         found = verdict(self.trace, number, self.spans)
         said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
@@ -504,15 +500,15 @@ class _Case:
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
-            return Headline(HeadlineKind.FINE, f"fine: {said}", evidence, found.next_step)
+            return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
         mine = later if len(later) and found.kind is not Bound.START_UP else mine
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         focus = None if longest is None else self._waited_for(longest)
-        return Headline(HeadlineKind.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+        return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
 
-    def _waited_for(self, row: np.void) -> Focus:
+    def _waited_for(self, row: np.void) -> Spot:
         """The step that the longest wait waited for: of its task, the innermost while it lasted."""
         focus = self._focus_of(row, int(row["end"]))
         spans = self.spans
@@ -528,7 +524,7 @@ class _Case:
         overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
         step = steps[np.argmax(overlap)]
         where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
-        return Focus(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)
+        return Spot(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)
 
     # --- words and places
     def _at(self, time: int) -> str:
@@ -537,7 +533,7 @@ class _Case:
     def _who(self, wait: _Wait) -> str:
         return f"{self.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
 
-    def _opened(self, focus: Focus) -> list[str]:
+    def _opened(self, focus: Spot) -> list[str]:
         """The chain of steps that the focus lies in, from the outermost on."""
         if not focus.code:
             return []
@@ -548,7 +544,7 @@ class _Case:
         steps = (f"{doing(row)} since {self._at(since(self.trace, row))}" for row in rows)
         return [f"{name}: {', '.join(steps)}"] if len(rows) else []
 
-    def _signs(self, focus: Focus | None) -> str:
+    def _signs(self, focus: Spot | None) -> str:
         """When each process was last heard of, the one in focus first."""
         order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
         out = []
@@ -558,7 +554,7 @@ class _Case:
             out.append(f"{_named(self.trace.processes[index])} {seen}")
         return listed(out)
 
-    def _sample(self, focus: Focus) -> int:
+    def _sample(self, focus: Spot) -> int:
         """The sample's index that the focus is in; -1 = none."""
         if focus.code != ev.SAMPLE[0]:
             return -1
@@ -628,7 +624,7 @@ _STEPS: Final = {
 }
 
 
-def _what_helps(focus: Focus, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
+def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
     look = f"see where it stands: py-spy dump --pid {process.pid}"
     if silent:
         return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"

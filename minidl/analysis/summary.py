@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidl.analysis.device_use import DeviceUse, device_use
-from minidl.analysis.headline import Headline, HeadlineKind, headline
+from minidl.analysis.headline import Headline, What, headline
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
@@ -216,7 +216,7 @@ class Summary:
     @property
     def _broken(self) -> bool:
         """Whether the run did not end as it should: then speed is not what matters."""
-        return self.headline.kind not in (HeadlineKind.SLOW, HeadlineKind.FINE)
+        return self.headline.kind not in (What.SLOW, What.FINE)
 
     def _loader_texts(self) -> Iterator[str]:
         """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""

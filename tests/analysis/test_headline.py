@@ -11,7 +11,7 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Headline, HeadlineKind, headline
+from minidl.analysis.headline import LONGEST, Headline, What, headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
@@ -25,7 +25,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 def hung(directory: Path, **changes: object) -> Headline:
     found = headline(made(directory / "t", **LONG | changes))
-    assert found.kind is HeadlineKind.HUNG
+    assert found.kind is What.HUNG
     return found
 
 
@@ -174,7 +174,7 @@ def consumer_hangs(directory: Path, seconds: int, last: int = 20) -> Path:
 def test_a_loop_that_no_longer_calls_next(tmp_path: Path) -> None:
     trace = read_trace(consumer_hangs(tmp_path / "t", 20))
     found = headline(trace)
-    assert found.kind is HeadlineKind.HUNG
+    assert found.kind is What.HUNG
     assert found.sentence.startswith("hung for 20.0 s: the training loop's own code after task 4 has not called next")
     assert f"py-spy dump --pid {LOADER_PID}" in found.next_step
     assert focus_of(found, trace) == (f"loader (pid {LOADER_PID})", "consumer")
@@ -242,7 +242,7 @@ def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path
     closing = {"loader": 1, "tid": LOADER_PID, "time": end + 2}
     add(path, LOADER_PID, [closing | {"code": ev.NEXT[1], "x": 9, "y": ev.Outcome.ERROR}])
     found = headline(read_trace(path))
-    assert found.kind is HeadlineKind.CUT
+    assert found.kind is What.CUT
     assert (
         "interrupted (Ctrl-C?) after 7.70 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
     )
@@ -285,7 +285,7 @@ def test_a_wait_within_the_runs_own_past_is_no_hang(tmp_path: Path, changes: dic
         run["cost"] = lambda task: HUNG["cost"](task) if task != 3 else 4 * SECOND  # type: ignore[operator]
     trace = made(tmp_path / "t", **run)
     found = headline(trace)
-    assert found.kind is HeadlineKind.CUT
+    assert found.kind is What.CUT
     assert found.sentence.startswith(
         "cut: the recording ends after 9 batches, before the run does; loader (pid 1000) was "
     )
@@ -298,15 +298,15 @@ def test_a_run_that_is_cut_while_all_moves(tmp_path: Path) -> None:
     trace = read_trace(path)
     trace.events = trace.events[: len(trace.events) // 2]
     found = headline(trace)
-    assert found.kind is HeadlineKind.CUT
+    assert found.kind is What.CUT
     assert "all moved" in found.evidence[0] or "too short" in found.evidence[0]
     stop_recording(path, LOADER_PID, 300, 28, int(trace.events["time"][-1]))
-    assert headline(read_trace(path)).kind is not HeadlineKind.HUNG
+    assert headline(read_trace(path)).kind is not What.HUNG
 
 
 def test_a_healthy_run(tmp_path: Path) -> None:
     found = headline(made(tmp_path / "t", batches=40, step=5_000_000))
-    assert found.kind is HeadlineKind.FINE
+    assert found.kind is What.FINE
     assert found.sentence.startswith("fine: not input-bound")
     assert found.focus is None
 
@@ -314,7 +314,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
 def test_too_few_workers_are_the_verdicts(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", batches=200, step=10_000)
     found = headline(trace)
-    assert found.kind is HeadlineKind.SLOW
+    assert found.kind is What.SLOW
     assert found.sentence.startswith("slow: supply-bound: the loop waited ")
     assert focus_of(found, trace)[1] in ("sample", "collate")
 
@@ -355,45 +355,45 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
         common | {"code": ev.TERMINATE, "y": signal.SIGTERM, "time": end + 1},
         common | {"code": ev.WORKER_GONE, "y": -signal.SIGTERM, "time": end + 2},
     ])  # fmt: skip
-    assert headline(read_trace(path)).kind in (HeadlineKind.SLOW, HeadlineKind.FINE)
+    assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("killed worker", HeadlineKind.DIED, "was killed by SIGKILL while it was in sample 5 (task 2)"),
-        ("killed program", HeadlineKind.DIED, "ended without a shutdown"),
-        ("timeout", HeadlineKind.HUNG, "until its timeout passed: waiting for worker 0"),
-        ("worker_init error", HeadlineKind.ERROR, "error: "),
-        ("sampler error", HeadlineKind.FINE, ""),  # the loop went on
-        ("dataset error", HeadlineKind.FINE, ""),  # the loop went on
-        ("fork", HeadlineKind.FINE, ""),
-        ("left early", HeadlineKind.FINE, ""),
+        ("killed worker", What.DIED, "was killed by SIGKILL while it was in sample 5 (task 2)"),
+        ("killed program", What.DIED, "ended without a shutdown"),
+        ("timeout", What.HUNG, "until its timeout passed: waiting for worker 0"),
+        ("worker_init error", What.ERROR, "error: "),
+        ("sampler error", What.FINE, ""),  # the loop went on
+        ("dataset error", What.FINE, ""),  # the loop went on
+        ("fork", What.FINE, ""),
+        ("left early", What.FINE, ""),
     ],
 )
-def test_real_runs(name: str, kind: HeadlineKind, words: str) -> None:
+def test_real_runs(name: str, kind: What, words: str) -> None:
     found = headline(recorded(name))
     assert words in found.sentence
-    assert found.kind is kind or (kind, found.kind) == (HeadlineKind.FINE, HeadlineKind.SLOW)
+    assert found.kind is kind or (kind, found.kind) == (What.FINE, What.SLOW)
 
 
 # --- The recordings ---------------------------------------------------------------------------------------------------
-RECORDINGS: dict[str, tuple[HeadlineKind, str]] = {
+RECORDINGS: dict[str, tuple[What, str]] = {
     "worker-sigkilled": (
-        HeadlineKind.DIED,
+        What.DIED,
         "worker 1 (pid 19503) was killed by SIGKILL while it was waiting for a task",
     ),
     "torn-message-pin-thread": (
-        HeadlineKind.DIED,
+        What.DIED,
         "worker 1 (pid 19547) was killed by SIGKILL while it was in sample 74",
     ),
-    "worker-sigstopped": (HeadlineKind.HUNG, "until its timeout passed: worker 1 (pid 19525) has not taken task 17"),
-    "shutdown-error": (HeadlineKind.ERROR, "ValueError: image 50 is damaged in sample 50 (task 6), worker 2"),
-    "head-of-line-in-order": (HeadlineKind.SLOW, "head-of-line blocking: the loop waited 44% of its time"),
-    "head-of-line-out-of-order": (HeadlineKind.FINE, "not input-bound"),
-    "respawn": (HeadlineKind.SLOW, "start-up-bound"),
-    "workers-0": (HeadlineKind.SLOW, "supply-bound"),
+    "worker-sigstopped": (What.HUNG, "until its timeout passed: worker 1 (pid 19525) has not taken task 17"),
+    "shutdown-error": (What.ERROR, "ValueError: image 50 is damaged in sample 50 (task 6), worker 2"),
+    "head-of-line-in-order": (What.SLOW, "head-of-line blocking: the loop waited 44% of its time"),
+    "head-of-line-out-of-order": (What.FINE, "not input-bound"),
+    "respawn": (What.SLOW, "start-up-bound"),
+    "workers-0": (What.SLOW, "supply-bound"),
 }
 
 
@@ -403,9 +403,9 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     found = headline(trace)
     kind, words = RECORDINGS.get(path.stem, (None, ""))
     assert words in found.sentence
-    assert found.kind is kind or (kind is None and found.kind in (HeadlineKind.SLOW, HeadlineKind.FINE))
+    assert found.kind is kind or (kind is None and found.kind in (What.SLOW, What.FINE))
     assert len(found.sentence) <= LONGEST
     assert "record more" not in found.next_step
-    if found.kind is not HeadlineKind.FINE:
+    if found.kind is not What.FINE:
         assert found.next_step
         focus_of(found, trace)
