@@ -51,6 +51,13 @@ def _interval(text: str) -> float:
     return seconds
 
 
+def _port(text: str) -> int:
+    number = _count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: choose from 1 to 65535, or 0 for any free one")
+    return number
+
+
 BENCHMARKS = ("events", "loader", "state", "files", "samplers")
 
 
@@ -104,8 +111,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--work-dir", type=Path, default=Path("minidl-demo"), metavar="DIR",
                      help="for the demo's images and traces (default: %(default)s)"),
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: WORK_DIR/trace-N)"),
+                _arg("--device", choices=("cpu", "cuda", "sim"),
+                     help="where to train; 'sim' is a simulated accelerator (default: an accelerator if there is one)"),
                 _arg("--pin", action=argparse.BooleanOptionalAction,
-                     help="pin memory (default: if there is an accelerator)"),
+                     help="pin memory (default: if it trains on an accelerator)"),
+                _arg("--side-stream", action=argparse.BooleanOptionalAction, default=True,
+                     help="copy to an accelerator beside the step (default), or as a part of it"),
             ),
         ),
         Command(
@@ -114,6 +125,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: minidl-traces/run-N)"),
                 _arg("--detail", choices=("sample", "batch"), default="sample",
                      help="record every sample (the default), or only batches"),
+                _arg("--cpu-time", choices=("auto", "on", "off"), default="auto",
+                     help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
@@ -154,11 +167,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
-            commands.view, "open a trace in the browser (Perfetto, served by this machine)", f"view {_RUN}",
+            commands.view, "open a trace in the browser, served by this machine", f"view {_RUN}",
             (
                 _TRACE_UNLESS_LIST,
+                _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
-                     help="also show the result of this query; may be repeated"),
+                     help="open Perfetto with the result of this query; may be repeated"),
                 _flag("--queries", "list the queries and exit", dest="list_queries"),
                 _arg("--no-browser", dest="browser", action="store_false", help="print the address only"),
             ),

@@ -460,3 +460,19 @@ def test_profilers_see_the_same_labels(workers: int) -> None:
 
     assert labels(minidl) == labels(TORCH)
     assert len(labels(minidl)) == 1
+
+
+class OwnLoader(minidl.DataLoader[Any]):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+
+
+def test_the_line_that_made_a_loader_is_the_programs() -> None:
+    """Not a subclass's `__init__`, nor a framework's code, which makes all loaders in one line."""
+    made = [minidl.DataLoader(MAP), OwnLoader(MAP)]
+    framework: dict[str, Any] = {"minidl": minidl}
+    exec(compile("def make(data): return minidl.DataLoader(data)", "/lib/site-packages/fw.py", "exec"), framework)
+    made.append(framework["make"](MAP))
+    here, first = OwnLoader.__init__.__code__.co_filename, made[0]._made_at
+    line = int(first.removeprefix(f"{here}:"))
+    assert [loader._made_at for loader in made] == [first, first, f"{here}:{line + 3}"]

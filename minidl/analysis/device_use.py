@@ -15,7 +15,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.spans import total
-from minidl.tracefile.words import duration, plain, size
+from minidl.tracefile.words import duration, percent, plain, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -62,9 +62,9 @@ class DeviceUse:
         parts = [
             f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
             *([f"transform {duration(self.transform)}"] if self.transform else []),
-            f"{self.hidden_share:.0%} of that hidden",
+            f"{percent(self.hidden_share)} of that hidden",
             f"its stream waited {duration(self.stalled)}, the host {duration(self.host_wait)}",
-            *([f"idle {self.idle_share:.0%}"] if self.computed else []),
+            *([f"idle {percent(self.idle_share)}"] if self.computed else []),
             f"clock ± {duration(self.error)}",
             *([f"it failed: {plain(self.failed)}"] if self.failed else []),
         ]

@@ -21,7 +21,7 @@ from minidl.tracefile.events import EVENTS, Ending, Reason
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
-from minidl.tracefile.words import counted, duration, plain, size
+from minidl.tracefile.words import counted, duration, percent, plain, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -160,8 +160,8 @@ class LoaderSummary:
             return []
         head = f"  {'worker':<8}{'pid':>9}{'tasks':>8}{'fetching':>10}{'idle':>8}  ended"
         return [head] + [
-            f"  {w.worker:<8}{w.pid:>9}{w.tasks:>8}{w.fetching / max(1, w.time):>10.0%}{w.idle / max(1, w.time):>8.0%}"
-            f"  {w.ended}"
+            f"  {w.worker:<8}{w.pid:>9}{w.tasks:>8}{percent(w.fetching / max(1, w.time)):>10}"
+            f"{percent(w.idle / max(1, w.time)):>8}  {w.ended}"
             for w in self.workers
         ]
 

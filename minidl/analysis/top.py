@@ -71,13 +71,13 @@ class WorkerSnapshot:
     feeder: Doing | None
     queued: int
 
-    def text(self) -> str:
-        """Return the worker's line."""
+    def text(self, over: bool) -> str:
+        """Return the worker's line; without a time if the iterator is over."""
+        start = f"{self.worker:<8}{self.pid:<9}{self.life.value:<9}"
+        if over:
+            return f"{start}{self.doing.words}"
         feeder = f"; its feeder is {self.feeder.text()}" if self.feeder and self.feeder.seconds >= 1 else ""
-        return (
-            f"{self.worker:<8}{self.pid:<9}{self.life.value:<9}{self.queued:>6}  "
-            f"{self.doing.words:<38} {_seconds(self.doing.seconds):>8}{feeder}"
-        )
+        return f"{start}{self.queued:>6}  {self.doing.words:<38} {_seconds(self.doing.seconds):>8}{feeder}"
 
     def where(self) -> str:
         """Return the worker's part in the sentence on a stall."""
@@ -121,8 +121,9 @@ class IteratorSnapshot:
             lines += [f"  in flight: {self._places()}"] if self.workers else []
         lines += [f"  {self.stalled}"] if self.stalled else []  # before the workers: a screen may end among them
         if self.workers:
-            lines.append(f"  {'worker':<8}{'pid':<9}{'process':<9}{'queued':>6}  {'is':<38} {'for':>8}")
-            lines += [f"  {worker.text()}" for worker in self.workers]
+            head = "is" if self.over else f"{'queued':>6}  {'is':<38} {'for':>8}"
+            lines.append(f"  {'worker':<8}{'pid':<9}{'process':<9}{head}")
+            lines += [f"  {worker.text(self.over)}" for worker in self.workers]
         return "\n".join(lines)
 
     def _rates(self) -> str:
@@ -243,7 +244,8 @@ def _state(trace: Trace, loaders: list[IteratorSnapshot], lives: Mapping[int, Pr
         over = lives.get(int(trace.manifest.get("pid") or 0)) is ProcessLife.GONE
         return "the process is gone, and has recorded nothing" if over else "nothing is recorded yet", over
     if trace.described("trace_end"):
-        return "the trace has ended", True
+        shown = "" if all(loader.over for loader in loaders) else ", shown as of its last event"
+        return f"the trace has ended{shown}", True
     full = any(p.whole_until for p in trace.processes if p.role != "worker")
     if any(life.there for life in mains):
         stopped = ProcessLife.STOPPED in mains

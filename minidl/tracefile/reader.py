@@ -284,7 +284,11 @@ class Trace:
         return self.events[np.isin(self.events["code"], codes)]
 
     def spans(self) -> Rows:
-        """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`."""
+        """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`.
+
+        cpu, cpu_wait: ns that its thread computed, and that it was ready to and had no CPU; 0 = not measured, as in a
+        trace of an older minidl. `manifest["cpu_time"]` says which spans were measured.
+        """
         return pairs(self.events)
 
     def whole_from(self, loader: int) -> int:
@@ -325,8 +329,9 @@ class Trace:
         """A DataFrame, one row an event, in time order.
 
         Columns: name, phase, track, time_ns, pid, tid, process, role, task, worker, loader, and the events' own fields
-        under their names, missing if an event has no such field; `pid`, if it is an event's own field, is
-        called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how to get it.
+        under their names, missing if an event has no such field or it was not measured; `pid`, if it is an event's own
+        field, is called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how
+        to get it.
         """
         try:
             import pandas as pd
@@ -365,7 +370,7 @@ class Trace:
                 if own.name == what.name:
                     mask = self.events["code"] == event.code
                     values[mask] = self.events[column][mask]
-                    there |= mask
+                    there |= mask & (values != 0) if own.may_lack else mask
         if what.unit == "string":
             texts = [
                 self.strings.get((p, n)) if t else None

@@ -81,6 +81,7 @@ def html(
     workers: Iterable[int] | None = ...,
     title: str | None = ...,
     compress: bool = ...,
+    perfetto: str = ...,
 ) -> Page: ...
 @overload
 def html(
@@ -92,19 +93,23 @@ def html(
     workers: Iterable[int] | None = ...,
     title: str | None = ...,
     compress: bool = ...,
+    perfetto: str = ...,
 ) -> Path: ...
 def html(
     trace: Trace | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, since: float | None = None,
     until: float | None = None, workers: Iterable[int] | None = None, title: str | None = None, compress: bool = True,
+    perfetto: str = "",
 ) -> Page | Path:  # fmt: skip
     """Return a trace, or the one at a path, as a page; or write the page to `path` and return that.
 
     since, until: seconds from the trace's first event; workers: those to show; title: by default the trace's name.
+    perfetto: address of a Perfetto that shows the same trace, for the page to link to (see `viewer`).
     Raises ValueError for a window or a worker that is not in the trace, OSError as writing does.
     """
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
-    return _fill(describe(scene, title_of(trace) if title is None else title), columns(scene), compress).written(path)
+    words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
+    return _fill(words, columns(scene), compress).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -183,7 +188,7 @@ def _fields(event: Event) -> list[dict[str, Any]]:
             "name": field.name, "unit": field.unit,
             "values": {int(m): m.name.lower().replace("_", " ") for m in field.enum} if field.enum else None,
         }
-        for field in event.fields
+        for field in event.fields if not field.is_cpu
     ]  # fmt: skip
 
 

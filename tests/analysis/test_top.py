@@ -384,7 +384,10 @@ def test_loaders_that_have_ended_are_hidden_behind_those_that_have_not(tmp_path:
     assert shot.hidden == 1
     assert shot.text().endswith("\nand 1 iterator that ended before")
     over = made(tmp_path / "over", **HEALTHY)
-    assert [loader.over for loader in snapshot(over, last_of(over)).loaders] == [True]
+    shot = snapshot(over, last_of(over))
+    assert [loader.over for loader in shot.loaders] == [True]
+    assert "\n  worker  pid      process  is\n" in shot.text()
+    assert " for" not in shot.text()
 
 
 def test_how_the_run_stands(tmp_path: Path) -> None:
@@ -682,7 +685,7 @@ def test_a_trace_of_this_process_ends_with_its_block(tmp_path: Path) -> None:
     assert (shot.state, shot.over) == ("running", False)
     pen.describe("trace_end")
     pen.close()
-    assert (look(place).state, look(place).over) == ("the trace has ended", True)
+    assert (look(place).state, look(place).over) == ("the trace has ended, shown as of its last event", True)
 
 
 @pytest.mark.live
