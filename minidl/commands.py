@@ -42,14 +42,15 @@ def _read(path: Path | None) -> Trace:
     from minidl.tracefile.reader import read_trace
 
     if path is None:
-        raise CommandError("a trace is missing, e.g. minidl-demo/trace-1")
+        raise CommandError("a trace is missing: `minidl demo` and `minidl run train.py` record one, and say where")
     return read_trace(path)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
-    """Return the default path of a file made from a trace: beside it, under its name."""
+    """Return the default path of a file made from a trace: beside it, under its name; relative if the trace's is."""
     whole = trace.resolve()
-    return (trace.parent if whole.is_file() else whole.parent) / (whole.stem + suffix)
+    named = whole.is_file() or trace.name == whole.name  # not "." or "..", nor a link to a directory elsewhere
+    return (trace.parent if named else whole.parent) / (whole.stem + suffix)
 
 
 # --- Record -----------------------------------------------------------------------------------------------------------
@@ -107,6 +108,7 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 align_clocks=arguments.align_clocks,
                 detail=arguments.detail,
+                cpu_time={"auto": None, "on": True, "off": False}[arguments.cpu_time],
                 functions=arguments.functions,
                 functions_main=arguments.functions_main,
                 functions_min_us=arguments.functions_min_us,
@@ -114,10 +116,23 @@ def run(arguments: Namespace) -> int:
             )
     finally:
         if not taken and (directory / "manifest.json").exists():
+            _say_headline(directory)
             terminal.say(f"minidl: recorded in {directory}; next: minidl summary {directory}")
         elif arguments.trace is None:
             directory.rmdir()
     return code
+
+
+def _say_headline(directory: Path) -> None:
+    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run."""
+    from minidl.analysis.headline import headline
+    from minidl.tracefile.format import TraceError
+    from minidl.tracefile.reader import read_trace
+
+    with contextlib.suppress(OSError, TraceError):
+        trace = read_trace(directory)
+        if len(trace):
+            terminal.say(f"minidl: {headline(trace).sentence}")
 
 
 def top(arguments: Namespace) -> int:

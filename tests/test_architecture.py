@@ -35,12 +35,12 @@ ORDER = (
     ),
     (
         "record",
-        "recorder group functions indices fetching shared sampling device_clock spans decisions channels device_stream "
-        "ports session handover observed_loader observed_worker observed_channels observe clocks",
+        "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
+        "device_stream ports session handover observed_loader observed_worker observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
-    ("analysis", "device_use ledger verdict summary story diff audit live top"),
+    ("analysis", "device_use ledger verdict live now headline summary story diff audit top"),
     (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
@@ -192,6 +192,7 @@ OTHER_TESTS = {
     "subclasses",
     "clients": "one_process planted several_ranks table",
     "bench": "bench_device",
+    "device": "pin_memory_differential",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import cli, demo, terminal
+from minidl import cli, commands, demo, terminal
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -140,6 +140,9 @@ def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
 def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     recording = ROOT / "traces" / "persistent.minidl"
     assert "batch 3 of iterator 1, epoch 1 " in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
+    default = output(capsys, "before", recording, "--batch", "3").splitlines()
+    assert default[0] == "3 batches have the number 3: this is the last one; --loader and --epoch choose another"
+    assert "batch 3 of iterator 1, epoch 2 " in default[1]
     assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
 
 
@@ -179,6 +182,19 @@ def test_check_of_a_broken_trace_exits_with_1(capsys: pytest.CaptureFixture[str]
 
 def test_check_lists_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in output(capsys, "check", "--rules").splitlines()] == list(RULES)
+
+
+def test_a_default_path_is_beside_the_trace_and_relative_if_the_traces_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "t").mkdir(parents=True)
+    (tmp_path / "in" / "p.minidl").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "in" / "t")
+    monkeypatch.chdir(tmp_path)
+    beside = {"in/t": "in/t.json", "in/p.minidl": "in/p.json", "link": str(tmp_path / "in" / "t.json")}
+    assert {trace: str(commands._beside(Path(trace), ".json")) for trace in beside} == beside
+    monkeypatch.chdir(tmp_path / "in" / "t")
+    assert commands._beside(Path("."), ".json") == tmp_path / "in" / "t.json"
 
 
 @pytest.mark.live
@@ -260,7 +276,7 @@ def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture
 
 
 def test_check_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a trace is missing, e.g." in complaint(capsys, "check")
+    assert "a trace is missing: `minidl demo`" in complaint(capsys, "check")
 
 
 def test_run_without_a_script(

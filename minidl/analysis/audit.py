@@ -36,6 +36,9 @@ MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
 BY_CHANCE: Final = 8
 """Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
 
+MOST_REPEATS: Final = 32
+"""Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
+
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
 
@@ -390,6 +393,14 @@ _SAMPLER_SEEDS: Final = Finding(
 _OVERLAP: Final = Finding(
     MISTAKE, "overlap", "{found}, and that is no padding: the ranks' shares are not of one order",
     "give all ranks' samplers the same dataset length, seed, shuffle and epoch, and each its own rank")  # fmt: skip
+_ONE_SHARE: Final = Finding(
+    MISTAKE, "overlap", "{found}: {ranks} had the same samples in the same order, and the sampler, {samplers}, has a "
+    "share for each",
+    "let the sampler's order depend on its rank: indices[rank::num_replicas]. If it repeats samples by design, give it "
+    "an attribute num_repeats")  # fmt: skip
+_REPEATED: Final = Finding(
+    HARMLESS, "repeated", "in epoch {epoch}, {samples} came {times} times each, one after another in the order that "
+    "{samplers} deals out: it repeats them by design. {unseen}")  # fmt: skip
 _NO_SHARES: Final = Finding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
@@ -507,6 +518,9 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
         yield _without_shares(subject, f"in epoch {epoch}, {found}") if found else _NO_INDICES
         return
     seen = Counter(index for one in passes.values() for index in one.indices or ())
+    if dealt and (times := _repeats(subject, passes)):
+        yield _repeated(subject, epoch, passes, seen, times)
+        return
     padding = _padding(subject, passes)
     twice = {index: count for index, count in (seen - padding).items() if count > 1}
     redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
@@ -528,15 +542,58 @@ def _without_shares(subject: Subject, found: str) -> Finding:
     return _OWN_DATA if own else _NO_SHARES.of(found=found, samplers=subject.samplers)
 
 
+def _places(one: Pass) -> Ints:
+    """Return the place of each of the pass's samples in the order that the sampler of shares deals out."""
+    assert one.share is not None
+    turn, place = np.divmod(np.arange(len(one.indices or ())), one.dealt_in)
+    return (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
+
+
 def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
     """Count the samples that a sampler of shares repeats to make all shares as long: those behind its order's end."""
     length, out = subject.length, Counter[int]()
     for one in passes.values():
         if one.share is not None and length and one.indices is not None:
-            turn, place = np.divmod(np.arange(len(one.indices)), one.dealt_in)
-            in_all = (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
-            out.update(one.indices[at] for at in np.flatnonzero(in_all >= length).tolist())
+            out.update(one.indices[at] for at in np.flatnonzero(_places(one) >= length).tolist())
     return out
+
+
+def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
+    """How often the order that the ranks' sampler deals out has each sample in a row, as timm's RepeatAugSampler; or 0.
+
+    The order is a row of blocks of so many places: each holds one sample, and each sample one block. Its end may pad.
+    """
+    if subject.length is None or any(one.share is None for one in passes.values()):
+        return 0
+    places = np.concatenate([_places(one) for one in passes.values()])
+    samples = np.concatenate([np.array(one.indices, np.int64) for one in passes.values()])
+    order = np.lexsort((places, samples))
+    places, samples = places[order], samples[order]
+    if len(places) < BY_CHANCE or not np.diff(places)[np.diff(samples) == 0].all():  # two ranks were dealt one place
+        return 0
+    for times in range(2, MOST_REPEATS + 1):
+        inside = places < times * subject.length
+        block, again = places[inside] // times, np.diff(samples[inside]) == 0
+        in_one_block = again.any() and not np.diff(block)[again].any()
+        if in_one_block and len(np.unique(block)) == len(block) - again.sum():
+            return times
+    return 0
+
+
+def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> Finding:
+    """Judge samples that the ranks' common order repeats in a row; that ranks were dealt one share looks alike."""
+    most = min(len(one.indices or ()) for one in passes.values())
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for rank, one in passes.items():
+        ranks_of.setdefault((one.indices or ())[:most], []).append(rank)
+    alike = max(ranks_of.values(), key=len) if most else []
+    samples = counted(len(seen), "sample")
+    if len(alike) > 1 and subject.fact("sampler_repeats") != {times}:
+        found = f"in epoch {epoch}, {samples} came {times} times each"
+        return _ONE_SHARE.of(found=found, ranks=f"ranks {listed(alike)}", samplers=subject.samplers)
+    missing = (subject.length or 0) - len(seen)
+    unseen = f"{counted(missing, 'sample')} of {subject.length} came to no rank" if missing else "All samples came"
+    return _REPEATED.of(epoch=epoch, samples=samples, times=times, samplers=subject.samplers, unseen=unseen)
 
 
 def _across(passes: dict[int, Pass], indices: dict[int, int]) -> bool:

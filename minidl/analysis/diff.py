@@ -28,7 +28,7 @@ from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
-from minidl.tracefile.words import duration, lacking, size
+from minidl.tracefile.words import duration, lacking, percent, size
 
 BLOCKS = 10
 """Parts into which a run is cut. Of 10, the lowest and the highest mean are left out: a start or a hiccup is in one."""
@@ -303,7 +303,7 @@ class Diff:
         yield row("batches/s", lambda side: f"{side.batches_per_s:.2f}")
         yield row("  after the first", lambda side: f"{side.steady_per_s:.2f}")
         yield row("samples/s", lambda side: "?" if side.samples_per_s is None else f"{side.samples_per_s:.1f}")
-        yield row("waiting for batches", lambda side: f"{side.waiting_share:.0%}")
+        yield row("waiting for batches", lambda side: percent(side.waiting_share))
         yield row("first batch of an epoch", lambda side: "?" if side.first is None else duration(side.first))
         yield row("start of the workers", lambda side: "?" if side.start_up is None else duration(side.start_up))
         yield row("bytes copied a batch", lambda side: "?" if side.copied is None else size(side.copied))

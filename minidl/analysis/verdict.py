@@ -21,7 +21,7 @@ from minidl.playback.state import MOST_WORKERS
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.spans import total
-from minidl.tracefile.words import counted, duration, size
+from minidl.tracefile.words import counted, duration, percent, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -416,20 +416,21 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
     elif kind is Bound.NOT_INPUT:
         steady = found.total - found.causes[Cause.START_UP]
         kept = steady / max(1, steady + found.consumer)
-        sentence = f"not input-bound: the loader keeps up, the training loop waited {kept:.0%} of its time"
+        sentence = f"not input-bound: the loader keeps up, the training loop waited {percent(kept)} of its time"
         if share - kept >= 0.05:
-            sentence += f" ({share:.0%} with the start and end of its workers)"
+            sentence += f" ({percent(share)} with the start and end of its workers)"
     else:
         assert cause is not None
-        what = f"{found.share(cause):.0%} of that for {cause.value}"
+        what = f"{percent(found.share(cause))} of that for {cause.value}"
         if kind is Bound.SUPPLY:
             supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
             reading = found.share(Cause.REBUILD, Cause.PIN)
-            what = f"{supply:.0%} of that while workers made batches, mostly {cause.value}"
+            what = f"{percent(supply)} of that while workers made batches, mostly {cause.value}"
             if reading > supply:
                 what = f"while the workers were busy, mostly with {cause.value}: faster reading would not help"
         whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-        sentence = f"{kind.value}: the training loop waited {share:.0%} of its time, {what}{whose}{_apart(found, kind)}"
+        sentence = f"{kind.value}: the training loop waited {percent(share)} of its time, {what}{whose}"
+        sentence += _apart(found, kind)
     return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
 
 
@@ -461,8 +462,8 @@ def _apart(found: Waiting, kind: Bound) -> str:
     blamed = sum(found.causes[cause] for cause in KIND_OF if KIND_OF[cause] is kind)
     if kind is Bound.START_UP or found.causes[Cause.START_UP] <= blamed:
         return ""
-    share = found.share(Cause.START_UP)
-    return f"; {share:.0%} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
+    share = percent(found.share(Cause.START_UP))
+    return f"; {share} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
 
 
 def _whose(found: Waiting) -> str:
@@ -472,15 +473,18 @@ def _whose(found: Waiting) -> str:
 
 def _evidence(found: Waiting) -> tuple[str, ...]:
     ranked = sorted((c for c in Cause if found.share(c) >= 0.005), key=lambda c: -found.causes[c])
-    lines = [f"waited {duration(found.total)} for: " + ", ".join(f"{c.value} {found.share(c):.0%}" for c in ranked)]
+    where = "inside next() and while workers started and ended" if found.causes[Cause.START_UP] else "inside next()"
+    shares = ", ".join(f"{cause.value} {percent(found.share(cause))}" for cause in ranked)
+    lines = [f"waited {duration(found.total)} {where}: {shares}"]
     if found.workers:
-        lines.append(f"of the workers' time while a result was waited for, {found.busy:.0%} was spent fetching")
+        lines.append(f"of the workers' time while a result was waited for, {percent(found.busy)} was spent fetching")
     if found.share_of(found.uneven) >= UNEVEN:
-        lines.append(f"{found.share_of(found.uneven):.0%} was waited for after worker {found.out} had run out of data")
+        share = percent(found.share_of(found.uneven))
+        lines.append(f"{share} was waited for after worker {found.out} had run out of data")
     if found.share_of(found.first) >= ONE_SIDED:
-        lines.append(f"{found.share_of(found.first):.0%} was waited for the first batches of epochs")
+        lines.append(f"{percent(found.share_of(found.first))} was waited for the first batches of epochs")
     if sum(found.work.values()):
-        told = (f"{cause.value} {ns / sum(found.work.values()):.0%}" for cause, ns in found.work.items())
+        told = (f"{cause.value} {percent(ns / sum(found.work.values()))}" for cause, ns in found.work.items())
         lines.append("work on the batches: " + ", ".join(told))
     if found.together > 1:
         lines.append(f"{found.together} of {found.alike} iterators of the same parameters, taken together")
@@ -499,7 +503,7 @@ def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[st
         Bound.START_UP: _start_step(found, params),
         Bound.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
         Bound.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
-        Bound.TOO_FEW: "record more batches",
+        Bound.TOO_FEW: "",
     }[kind]
 
 
@@ -508,8 +512,8 @@ def _line_step(found: Waiting) -> str:
     if found.lasting >= ONE_SIDED:
         return (
             f"{step}find out why worker {found.worker} is slower than the others (it blocked the line for "
-            f"{found.lasting:.0%} of the time): its samples (batch n goes to worker n mod {found.workers}: shuffle) "
-            "or its process"
+            f"{percent(found.lasting)} of the time): its samples (batch n goes to worker n mod {found.workers}: "
+            "shuffle) or its process"
         )
     return f"{step}spread slow samples over the batches, or raise prefetch_factor"
 

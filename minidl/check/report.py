@@ -167,6 +167,8 @@ def _fields(event: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for column, spec in zip("xyz", EVENTS[int(event["code"])].fields, strict=False):
         value = int(event[column])
+        if spec.may_lack and not value:
+            continue
         known = spec.enum is not None and value in {int(member) for member in spec.enum}
         out[spec.name] = spec.enum(value).name if known and spec.enum is not None else value
     return out

@@ -36,6 +36,7 @@ from minidl import ports as plain_ports
 from minidl.dataloader import users_line
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import recorder
+from minidl.record.cpu_time import choose
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -143,13 +144,14 @@ def observe(
         return ObservedContext(start_method)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
-    return ObservedContext(start_method, str(recorder.create(trace)))
+    level, about = choose()
+    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=level))
 
 
 class ObservedContext(BaseContext):
     """See `observe`. Whatever torch's iterators do not ask for is the plain context's."""
 
-    def __init__(self, chosen: str | BaseContext | None, trace: str | None = None) -> None:
+    def __init__(self, chosen: str | BaseContext | None, trace: TraceConfig | None = None) -> None:
         self.chosen = chosen
         self.trace = trace
 
@@ -196,7 +198,7 @@ class ObservedContext(BaseContext):
         if isinstance(traced, TracedPorts):
             made = ObservedPorts(traced.config, traced.loader)
         elif self.trace is not None:
-            config = (recorder.active() or recorder.start(TraceConfig(self.trace))).config
+            config = (recorder.active() or recorder.start(self.trace)).config
             made = ObservedPorts(config, number_loader(config.directory))
         else:
             return None

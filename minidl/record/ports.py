@@ -26,6 +26,7 @@ from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder
 from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelope, TracedProcess, TracedThread
+from minidl.record.cpu_time import spent
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedProgress, TracedWorkerProgress
@@ -71,7 +72,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def progress(self) -> Progress:
         self.alone = True
-        self.fetching = TracedProgress(self.emit, -1)
+        self.fetching = TracedProgress(self.emit, -1, self.cpu)
         return self.fetching
 
     def queue(self, which: ports.WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
@@ -96,7 +97,7 @@ class TracedPorts(Shared, ports.Ports):
             text = recorder.start(self.config).string(message.data.last_line[:1000])
             position, index = self.fetching.at if self.fetching is not None else (-1, -1)
             self.emit(ev.TASK_ERROR, message.idx, message.worker_id, position, index, text)
-        return TracedEnvelope(message, self.loader)
+        return TracedEnvelope(message, self.loader, self.cpu)
 
     # --- in a worker
     def _enter_worker(self, worker_id: int, seed: int) -> None:
@@ -105,7 +106,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
-        self.fetching = progress.watch = TracedProgress(self.emit, worker_id)
+        self.fetching = progress.watch = TracedProgress(self.emit, worker_id, self.cpu, self.cpu.delay())
         progress.initialised = functools.partial(self.describe_seed, worker_id)
         return progress
 
@@ -116,8 +117,10 @@ class TracedPorts(Shared, ports.Ports):
         def pin(result: Result) -> Any:
             about = result.idx, result.worker_id
             with spanned(self.emit, ev.PIN, *about, nbytes(result.data), int(simulated)) as end:
-                end += 0, int(simulated)
+                end += 0, int(simulated), 0
+                began = self.cpu.batch()
                 pinned = pin_memory(result.data)
+                end[2] = spent(began, self.cpu.batch())
                 end[0] = nbytes(pinned)
             return pinned
 
@@ -185,6 +188,7 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
         "sampler": type(share).__qualname__,
+        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(share, name, None)) is int), 1),
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{
             f"sampler_{name}": value
@@ -194,6 +198,9 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         **place_in_group(),
     }
 
+
+_REPEATS = ("num_repeats", "repetitions")
+"""What samplers call the number of times that they give each sample: timm's, torchvision's."""
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one

@@ -633,6 +633,9 @@ class _Args:
         self.add_fields(rows, self.event, _BEGIN)
         if end is not None:
             self.add_fields(rows, end, _END)
+        for key in ("cpu", "cpu_wait"):
+            if rows[key].any():
+                self.columns[f"{key}_ms"] = [str(ns / 1e6) if ns else "null" for ns in rows[key].tolist()]
 
     def add_fields(self, rows: Rows, event: Event, own: Iterable[str]) -> None:
         """Add iterator, task, worker, and the event's own fields, which are in the columns `own`."""
@@ -643,6 +646,8 @@ class _Args:
         if event.has_worker:
             self._add("worker", rows["worker"])
         for field, column in zip(event.fields, own, strict=False):
+            if field.is_cpu:
+                continue
             key = f"{field.name} [{field.unit}]" if field.unit and field.unit != "string" else field.name
             self.columns[key] = self._in_words(field, rows, column)
 

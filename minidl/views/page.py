@@ -188,7 +188,7 @@ def _fields(event: Event) -> list[dict[str, Any]]:
             "name": field.name, "unit": field.unit,
             "values": {int(m): m.name.lower().replace("_", " ") for m in field.enum} if field.enum else None,
         }
-        for field in event.fields
+        for field in event.fields if not field.is_cpu
     ]  # fmt: skip
 
 

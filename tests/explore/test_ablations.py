@@ -16,12 +16,8 @@ from minidl.transport.queues import BoundedQueue
 with_all_guards = functools.cache(outcome)
 
 
-RACING = {"pin-first", "exit-flag"}
-"""Without these a program may end well, as the race goes; `python tests/explore/check_live_guards.py` has them."""
-
-
 @pytest.mark.live
-@pytest.mark.parametrize("name", sorted(set(TABLE) - RACING))
+@pytest.mark.parametrize("name", sorted(TABLE))
 def test_a_program_ends_well_with_the_guard_and_not_without_it(name: str) -> None:
     program, wrong = TABLE[name]
     before = set(os.listdir("/dev/shm"))

@@ -195,7 +195,7 @@ class Run:
         return event.name, event.phase.value, task, worker, *values
 
     def _compared(self, event: ev.Event, spec: ev.Field) -> bool:
-        if spec.name in ("pid", "parent_pid", "waited", "text"):
+        if spec.is_cpu or spec.name in ("pid", "parent_pid", "waited", "text"):
             return False  # text: an identifier; errors are compared by what the program sees
         if spec.name in ("outstanding", "depth") and not self.ordered:
             return False
