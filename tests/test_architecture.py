@@ -192,6 +192,7 @@ OTHER_TESTS = {
     "subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
+    "device": "pin_memory_differential",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",
