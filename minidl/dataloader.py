@@ -307,7 +307,11 @@ class LoaderWithoutState(DataLoader[T_co]):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if value is None and name in ("state_dict", "load_state_dict"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            kind = "DataLoader" if type(self) is LoaderWithoutState else type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
+                "`from minidl import DataLoader` has one"
+            )
         return value
 
 
