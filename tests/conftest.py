@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import hypothesis
 import pytest
 from holdings import Holdings
 from live import no_process
+from measured import measured_if_of_the_core
 
 from minidl.device import sim
 from minidl.record.observed_channels import joins_the_terminated
@@ -28,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     The files that take longest have few tests: one process would be left with them at the end.
     """
     config.option.loadscopereorder = False  # xdist's option, if it is installed
+
 
 TESTS = Path(__file__).parent
 STARTED = pytest.StashKey[list[str]]()
@@ -51,38 +51,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@contextlib.contextmanager
-def measured_if_it_mirrors_the_core(test: Path) -> Iterator[None]:
-    """Under coverage, measure only the tests of the core's own modules, and the processes that those start.
-
-    Measuring doubles the processor time of a test that starts programs. So a line of the core counts as covered only if
-    a test of its own module, or of another one of the core, runs it.
-    """
-    coverage = sys.modules.get("coverage")
-    running = coverage and coverage.Coverage.current()
-    if not running:
-        yield
-        return
-    place = test.relative_to(TESTS)
-    mirrored = Path("minidl", place.parent, place.name.removeprefix("test_"))
-    if any(mirrored.match(pattern) for pattern in running.get_option("run:include")):
-        yield
-        return
-    running.stop()
-    processes = os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # what has a new process measure itself
-    try:
-        yield
-    finally:
-        running.start()
-        if processes is not None:
-            os.environ["COVERAGE_PROCESS_CONFIG"] = processes
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a process and is not marked `live`; its fixtures count as part of it."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(measured_if_it_mirrors_the_core(item.path))
+        stack.enter_context(measured_if_of_the_core(item.path.relative_to(TESTS)))
         if item.get_closest_marker("live") is None:
             item.stash[STARTED] = stack.enter_context(no_process(item.nodeid))
         return (yield)
