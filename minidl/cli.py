@@ -111,8 +111,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--work-dir", type=Path, default=Path("minidl-demo"), metavar="DIR",
                      help="for the demo's images and traces (default: %(default)s)"),
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: WORK_DIR/trace-N)"),
+                _arg("--device", choices=("cpu", "cuda", "sim"),
+                     help="where to train; 'sim' is a simulated accelerator (default: an accelerator if there is one)"),
                 _arg("--pin", action=argparse.BooleanOptionalAction,
-                     help="pin memory (default: if there is an accelerator)"),
+                     help="pin memory (default: if it trains on an accelerator)"),
+                _arg("--side-stream", action=argparse.BooleanOptionalAction, default=True,
+                     help="copy to an accelerator beside the step (default), or as a part of it"),
             ),
         ),
         Command(

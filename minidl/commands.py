@@ -116,10 +116,23 @@ def run(arguments: Namespace) -> int:
             )
     finally:
         if not taken and (directory / "manifest.json").exists():
+            _say_headline(directory)
             terminal.say(f"minidl: recorded in {directory}; next: minidl summary {directory}")
         elif arguments.trace is None:
             directory.rmdir()
     return code
+
+
+def _say_headline(directory: Path) -> None:
+    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run."""
+    from minidl.analysis.headline import headline
+    from minidl.tracefile.format import TraceError
+    from minidl.tracefile.reader import read_trace
+
+    with contextlib.suppress(OSError, TraceError):
+        trace = read_trace(directory)
+        if len(trace):
+            terminal.say(f"minidl: {headline(trace).sentence}")
 
 
 def top(arguments: Namespace) -> int:

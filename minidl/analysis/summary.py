@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
+from minidl.analysis.headline import Headline, What, headline
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -120,20 +121,20 @@ class LoaderSummary:
         """Of the time that the training loop took, the share that it waited for data; 0 if nothing is recorded."""
         return self.waited / max(1, self.waited + self.consumer)
 
-    def text(self) -> str:
-        """The iterator's part of the summary."""
+    def text(self, hints: bool = True) -> str:
+        """The iterator's part of the summary. hints: with what to do about its speed, and its slowest samples."""
         wall = f"{duration(self.wall)} from the first event to the last"
         lines = [
             f"iterator {self.number}{_of_rank(self.params)}{_params(self.params)}",
             f"  {counted(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
             f"  waited inside next() {duration(self.waited)}, consumer's own time {duration(self.consumer)}",
-            *(f"  {line}" for line in self.verdict.lines()),
+            *(f"  {line}" for line in (self.verdict if hints else replace(self.verdict, next_step="")).lines()),
         ]
         lines += [f"  {counted(self.errors, 'task')} ended in an error"] if self.errors else []
         lines.append(f"  {', '.join(self._start_and_end())}")
         lines += [*self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
         lines += [f"  {self.device.text()}"] if self.device is not None else []
-        if self.slowest:
+        if self.slowest and hints:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
 
@@ -192,6 +193,7 @@ class LoaderSummary:
 class Summary:
     """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
 
+    headline: Headline
     path: str
     command: str
     machine: str
@@ -209,11 +211,13 @@ class Summary:
         """The whole summary, as lines for a terminal."""
         lost = f", {self.lost} lost" if self.lost else ""
         processes = counted(self.processes, "process", "processes")
-        lines = [f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}"]
+        unended = ["when the trace ends:", *(f"  {text}" for text in self.open)] if self.open else []
+        lines = self.headline.lines() + unended if self._broken else [self.headline.sentence]
+        lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
         lines += list(self._loader_texts()) or ["no iterator in this trace"]
-        if self.open:
-            lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
+        if unended and not self._broken:
+            lines += unended
         if self.alive:
             lines += ["alive at the program's end:", *(f"  {text}" for text in self.alive)]
         if self.attachments:
@@ -221,6 +225,11 @@ class Summary:
         if self.problems:
             lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
         return "\n".join(plain(line) for line in "\n".join(lines).split("\n"))
+
+    @property
+    def _broken(self) -> bool:
+        """Whether the run did not end as it should: then speed is not what matters."""
+        return self.headline.kind not in (What.SLOW, What.FINE)
 
     def _loader_texts(self) -> Iterator[str]:
         """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
@@ -231,7 +240,7 @@ class Summary:
             first, longest = group[0], max(group, key=lambda one: one.waited)
             for loader in group:
                 full = len(group) < MANY_ALIKE or loader in (first, longest)
-                yield loader.text() if full else loader.line(first.number)
+                yield loader.text(hints=not self._broken) if full else loader.line(first.number)
 
 
 def summary(trace: Trace) -> Summary:
@@ -240,6 +249,7 @@ def summary(trace: Trace) -> Summary:
     times, alive = trace.events["time"], left_alive(trace)
     numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
     return Summary(
+        headline=headline(trace, spans),
         path=str(trace.path),
         command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         machine=_machine(trace.manifest),

@@ -511,7 +511,7 @@ def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[st
         Bound.START_UP: _start_step(found, params),
         Bound.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
         Bound.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
-        Bound.TOO_FEW: "record more batches",
+        Bound.TOO_FEW: "",
     }[kind]
 
 

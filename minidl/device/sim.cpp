@@ -41,6 +41,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -191,6 +193,7 @@ struct Queue {
 
   void play() {
     at::set_num_threads(1);  // of this thread: the loader's workers need the cores
+    prctl(PR_SET_TIMERSLACK, 1);  // ns by which the system may delay the end of a sleep; by default 50 us for each kernel
     c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     for (;;) {
       std::function<void()> step;
@@ -849,6 +852,19 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
+// autograd starts its threads, one for each device that it knows, in the first backward pass of a process.
+struct Engine : torch::autograd::Engine {
+  static void check() {
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    auto has_started = [&] { return bool(engine.*(&Engine::thread_pool_shared_)); };
+    auto knows = [&] { return !(engine.*(&Engine::device_ready_queues_)).empty(); };
+    if (!has_started() || knows()) return;
+    engine.initialize_device_threads_pool();  // another thread may be starting it: wait for that
+    TORCH_CHECK(knows(), "simulated accelerator: it was loaded after the first backward pass of this process, and "
+                         "torch's autograd knows only the devices from before: call minidl.device.sim.use() earlier");
+  }
+};
+
 // Whether `op` returns only tensors that it is given, none of which is empty.
 bool only_writes(const c10::FunctionSchema& schema, at::ArrayRef<IValue> given) {
   bool only = true;
@@ -867,6 +883,7 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
   std::optional<c10::Device> device;
   each_tensor(given, [&](const Tensor& tensor) {
     if (!on_sim(tensor)) return;
+    if (tensor.requires_grad() && at::GradMode::is_enabled()) Engine::check();
     TORCH_CHECK(!device || *device == tensor.device(), "simulated accelerator: ", c10::toString(op.operator_name()),
                 " has tensors on two devices, ", *device, " and ", tensor.device());
     device = tensor.device();
@@ -915,9 +932,10 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
 
   auto view = [](const Tensor& tensor) { return on_sim(tensor) ? view_of(tensor) : tensor.clone(); };
   auto arguments = all_replaced(given, view, c10::kCPU);
-  auto is_new = [schema](size_t i) { return !schema.returns()[i].alias_info(); };
+  auto is_new = [op](size_t i) { return !op.schema().returns()[i].alias_info(); };
   states[device->index()].check();
   current(device->index()).run(KERNEL, settings["kernel"], 0, [=]() mutable {
+    const auto kept = arguments;  // torch drops the arguments, and then reads the results of out= through them
     op.callBoxed(&arguments);
     auto target = targets.begin();
     for (size_t i = 0; i < arguments.size(); i++)
