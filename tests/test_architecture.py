@@ -190,8 +190,9 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
     "subclasses",
-    "clients": "one_process planted several_ranks table",
+    "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
+    "device": "pin_memory_differential",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",
