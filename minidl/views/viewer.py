@@ -38,6 +38,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import numpy as np
 
+from minidl import terminal
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.views.chrome import Export, Progress
@@ -126,7 +127,9 @@ class Viewer:
             if self.perfetto:
                 web_files()
                 document.write(self.progress)
-            server = self._server = _listen(self.port, html(self.trace, perfetto=PERFETTO), document)
+            with terminal.busy("making the page"):
+                page = html(self.trace, perfetto=PERFETTO)
+            server = self._server = _listen(self.port, page, document)
             self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()

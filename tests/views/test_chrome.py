@@ -168,6 +168,16 @@ def test_arguments_are_in_words_with_units_and_say_what_the_event_stands_for(hea
     assert (alloc["args"]["place"], alloc["args"]["reason"]) == ("collate", "collate_shortcut")
 
 
+def test_a_slice_tells_its_cpu_time(tmp_path: Path, healthy: Trace) -> None:
+    """In ms, and not the event's own field beside it; a trace without it says nothing."""
+    trace = made(tmp_path / "t", batches=4, cpu=lambda took: (took // 4, took // 8))
+    (span, *_) = (row for row in trace.spans() if row["code"] == ev.FETCH[0])
+    args = named(to_chrome(trace), "fetch")[0]["args"]
+    assert (args["cpu_ms"], args["cpu_wait_ms"]) == (span["cpu"] / 1e6, span["cpu_wait"] / 1e6)
+    assert not [key for key in args if key.startswith("cpu") and not key.endswith("_ms")]
+    assert not [e for e in to_chrome(healthy)["traceEvents"] if "cpu_ms" in e.get("args", {})]
+
+
 def test_a_wait_tells_the_task_it_needs_from_the_one_that_came(hung: Trace) -> None:
     waits = [e["args"] for e in named(to_chrome(hung), "result_get", "X")]
     early = [
