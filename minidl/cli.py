@@ -51,6 +51,13 @@ def _interval(text: str) -> float:
     return seconds
 
 
+def _port(text: str) -> int:
+    number = _count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: choose from 1 to 65535, or 0 for any free one")
+    return number
+
+
 BENCHMARKS = ("events", "loader", "state", "files", "samplers")
 
 
@@ -104,8 +111,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--work-dir", type=Path, default=Path("minidl-demo"), metavar="DIR",
                      help="for the demo's images and traces (default: %(default)s)"),
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: WORK_DIR/trace-N)"),
+                _arg("--device", choices=("cpu", "cuda", "sim"),
+                     help="where to train; 'sim' is a simulated accelerator (default: an accelerator if there is one)"),
                 _arg("--pin", action=argparse.BooleanOptionalAction,
-                     help="pin memory (default: if there is an accelerator)"),
+                     help="pin memory (default: if it trains on an accelerator)"),
+                _arg("--side-stream", action=argparse.BooleanOptionalAction, default=True,
+                     help="copy to an accelerator beside the step (default), or as a part of it"),
             ),
         ),
         Command(
@@ -114,6 +125,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: minidl-traces/run-N)"),
                 _arg("--detail", choices=("sample", "batch"), default="sample",
                      help="record every sample (the default), or only batches"),
+                _arg("--cpu-time", choices=("auto", "on", "off"), default="auto",
+                     help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
@@ -154,11 +167,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
-            commands.view, "open a trace in the browser (Perfetto, served by this machine)", f"view {_RUN}",
+            commands.view, "open a trace in the browser, served by this machine", f"view {_RUN}",
             (
                 _TRACE_UNLESS_LIST,
+                _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
-                     help="also show the result of this query; may be repeated"),
+                     help="open Perfetto with the result of this query; may be repeated"),
                 _flag("--queries", "list the queries and exit", dest="list_queries"),
                 _arg("--no-browser", dest="browser", action="store_false", help="print the address only"),
             ),
@@ -189,7 +204,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(commands.ledger, "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
                 (_TRACE,)),
     ),
-    "judge and compare": (
+    "compare": (
         Command(
             commands.check, "check that a trace obeys the protocol; exit code 1 if not", f"check {_RUN}",
             (
@@ -216,8 +231,19 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--force", "compare even if the datasets or batch sizes differ"),
             ),
         ),
+        Command(
+            commands.bench, "measure what minidl costs, compared with torch", "bench --quick samplers",
+            (
+                _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
+                     help=f"{', '.join(BENCHMARKS)} (default: all)"),
+                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
+                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
+                _flag("--quick", "fewer and shorter measurements, for a first impression"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
+            ),
+        ),
     ),
-    "convert": (
+    "keep and convert": (
         Command(commands.export, "write a trace as JSON for Perfetto or chrome://tracing", f"export {_RUN}",
                 (_TRACE, _OUTPUT)),
         Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
@@ -233,7 +259,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
     ),
-    "learn and measure": (
+    "teach": (
         Command(commands.events, "list all events: meaning, fields, code here and in torch", "events"),
         Command(
             commands.explore, "explore all interleavings of the protocol, and what each guard prevents",
@@ -248,17 +274,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
-            ),
-        ),
-        Command(
-            commands.bench, "measure what minidl costs, compared with torch", "bench --quick samplers",
-            (
-                _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
-                     help=f"{', '.join(BENCHMARKS)} (default: all)"),
-                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
-                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
-                _flag("--quick", "fewer and shorter measurements, for a first impression"),
-                _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
             ),
         ),
     ),

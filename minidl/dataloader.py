@@ -9,6 +9,8 @@ import copy
 import math
 import multiprocessing.context
 import os
+import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,6 +140,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.state_every = _checked_state_every(state_every)
         self._given: stateful.State | None = None  # to resume from at the next iter()
         self._record: stateful.Record | None = None  # of the epoch that iter() has begun last
+        self._made_at = users_line(self)
         self.check_worker_number_rationality()
 
     def _default_sampler(self, shuffle: bool, generator: torch.Generator | None) -> Iterable[Any]:
@@ -177,6 +180,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         if self.timeout:
             yield f"timeout {self.timeout:g} s"
         yield counted(len(self._live_iterators), "live iterator")
+        yield f"made at {os.path.basename(self._made_at)}"
 
     def __len__(self) -> int:
         """Batches per epoch (samples, where nothing is batched).
@@ -265,8 +269,29 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             f"This DataLoader will create {self.num_workers} worker processes in total. {suggestion} "
             "Please be aware that excessive worker creation might get DataLoader running slow or even freeze, "
             "lower the worker number to avoid potential slowness/freeze if necessary.",
-            stacklevel=2,
+            stacklevel=1,  # one place for the making and for each iter(): Python shows a warning once for each place
         )
+
+
+def users_line(loader: Any) -> str:
+    """The line, as "/path/train.py:12", in which the program makes `loader`, which is in the making; "" if none is.
+
+    A subclass makes its loaders in its own `__init__`, a framework in its own code: the innermost line counts that is
+    in neither.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    passed = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if frame.f_locals.get("self") is not loader:
+            passed = passed or f"{name}:{frame.f_lineno}"
+            if not any(folder in name for folder in _LIBRARIES):
+                return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return passed
+
+
+_LIBRARIES = (os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class LoaderWithoutState(DataLoader[T_co]):
@@ -282,7 +307,11 @@ class LoaderWithoutState(DataLoader[T_co]):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if value is None and name in ("state_dict", "load_state_dict"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            kind = "DataLoader" if type(self) is LoaderWithoutState else type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
+                "`from minidl import DataLoader` has one"
+            )
         return value
 
 

@@ -1,4 +1,4 @@
-"""The training run of `minidl demo`: real image files, real workers, recorded.
+"""The training run of `minidl demo`: real image files, real workers, recorded; on a CPU, a GPU or the simulated one.
 
 Eight photographs (`photos/`) are cut once into a few hundred JPEG files. Workers decode and augment them; a small
 convolutional network learns which photograph a cut is from. `Photos` and `Network` are ordinary torch code. One line,
@@ -26,6 +26,10 @@ from torch import nn
 from torch.nn import functional
 
 import minidl
+from minidl.device import sim
+from minidl.device.loader import open_device
+from minidl.pin_memory import accelerator_type
+from minidl.record import recorder
 from minidl.run import free_directory
 from minidl.terminal import progress
 
@@ -33,6 +37,8 @@ CUTS_PER_PHOTOGRAPH = 60
 CUT_SIDE = 320  # pixels, of a cut's file
 SIDE = 64  # pixels, of the network's input
 SUFFIXES = {".jpg", ".jpeg", ".png"}
+SLOW_BUS = {"pinned": 0.1, "pageable": 0.04}
+"""GB/s of copies to the simulated accelerator: the demo's batches are small, and their copies are to be visible."""
 
 
 class DemoError(Exception):
@@ -43,7 +49,9 @@ class DemoError(Exception):
 class Options:
     """Options of the demo. images: a folder with one folder of images per class; None = the photographs.
 
-    trace: where to record; None = the first free `trace-N` in work_dir. pin: None = if there is an accelerator.
+    device: "cpu", an accelerator's name, or "sim", the simulated one; None = the accelerator if there is one.
+    pin: None = if it trains on an accelerator. side_stream: a DeviceLoader copies ahead, not the step itself.
+    trace: where to record; None = the first free `trace-N` in work_dir.
     """
 
     workers: int = 4
@@ -52,7 +60,9 @@ class Options:
     work_dir: Path = Path("minidl-demo")
     images: Path | None = None
     trace: Path | None = None
+    device: str | None = None
     pin: bool | None = None
+    side_stream: bool = True
 
 
 def _pillow() -> Any:
@@ -163,23 +173,54 @@ class TrainingResult:
 
 
 def train(options: Options) -> TrainingResult:
-    """Train and record. Raises DemoError (unsuitable images, no Pillow), TraceError (the trace exists already)."""
+    """Train and record. Raises DemoError (unsuitable images or device, no Pillow), TraceError (the trace exists)."""
+    device = _device(options.device)
     dataset = Photos(options.images or cut_photographs(options.work_dir / "photos"))
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = accelerator or torch.device("cpu")
     torch.manual_seed(0)
     network = Network(len(dataset.classes)).to(device)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
-    pin = accelerator is not None if options.pin is None else options.pin
+    pin = device.type != "cpu" if options.pin is None else options.pin
     print(f"{len(dataset)} images of {len(dataset.classes)} classes, {options.workers} workers, training on {device}")
     directory = options.trace or free_directory(options.work_dir, "trace")
     losses = []
-    with _cores_for(options.workers), minidl.trace(directory), _loader(dataset, options, pin) as loader:
-        for epoch in range(options.epochs):
-            steps = list(_epoch(loader, network, optimiser, device))
-            losses.append(sum(steps) / len(steps))
-            print(f"epoch {epoch + 1}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
+    with _cores_for(options.workers), _model_of(device) as model, minidl.trace(directory):
+        if (recording := recorder.active()) and model:
+            recording.describe("simulated accelerator", **model)
+        with _loader(dataset, options, pin) as loader:
+            aside = options.side_stream and device.type != "cpu"
+            batches = minidl.DeviceLoader(loader, device) if aside else loader
+            for epoch in range(options.epochs):
+                steps = list(_epoch(batches, network, optimiser, device))
+                losses.append(sum(steps) / len(steps))
+                print(f"epoch {epoch}: {len(steps)} batches, mean loss {losses[-1]:.3f}")
     return TrainingResult(tuple(losses), directory)
+
+
+def _device(name: str | None) -> torch.device:
+    """Return the device to train on."""
+    try:
+        if name == sim.NAME:
+            sim.use()
+        name = name or accelerator_type() or "cpu"
+        return torch.device("cpu") if name == "cpu" else open_device(name).device
+    except (RuntimeError, ValueError) as error:
+        raise DemoError(f"it cannot train on {name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _model_of(device: torch.device) -> Iterator[dict[str, float]]:
+    """Slow the bus of a simulated accelerator; yield, and print, all that is modelled of it."""
+    if device.type != sim.NAME:
+        yield {}
+        return
+    before = sim.configure(**SLOW_BUS)
+    model = sim.model()
+    values = ", ".join(f"{name} {model[name]:g} {unit}" for name, unit in sim.SETTINGS.items())
+    print(f"{sim.get_device_name()}: {values}")
+    try:
+        yield model
+    finally:
+        sim.configure(**before)
 
 
 @contextlib.contextmanager
@@ -210,14 +251,33 @@ def _loader(dataset: Photos, options: Options, pin: bool) -> minidl.DataLoader[A
 
 
 def _epoch(
-    loader: minidl.DataLoader[Any], network: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    batches: minidl.DataLoader[Any] | minidl.DeviceLoader,
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    device: torch.device,
 ) -> Iterator[float]:
     """Train for one epoch; yield the loss of each batch."""
-    for done, (images, labels) in enumerate(loader, start=1):
-        loss = functional.cross_entropy(network(images.to(device, non_blocking=True)), labels.to(device))
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        progress(f"batch {done} of {len(loader)}, loss {loss.item():.3f}")
+    for done, (images, labels) in enumerate(batches, start=1):
+        with _span("step", device):
+            if images.device != device:  # no DeviceLoader has copied it
+                with _span("copy", device):
+                    images, labels = (tensor.to(device, non_blocking=True) for tensor in (images, labels))
+            loss = _step(network, optimiser, images, labels)
+        progress(f"batch {done} of {len(batches)}, loss {loss.item():.3f}")
         yield loss.item()
     progress("")
+
+
+def _span(name: str, device: torch.device) -> Any:
+    return minidl.span(name, device=None if device.type == "cpu" else device)
+
+
+def _step(
+    network: nn.Module, optimiser: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Train on one batch; return its loss."""
+    loss = functional.cross_entropy(network(images), labels)
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    return loss.detach()

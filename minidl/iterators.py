@@ -103,7 +103,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._pin_memory, self._pin_memory_device = _pinning(loader)
         self._state_every = loader.state_every
         self._keeps_state = loader._keeps_state
-        self._ports.note(ports.Opened(self))
+        self._ports.note(ports.Opened(self, loader))
         self._lifecycle = self._ports.decider(LoaderLifecycle)
         self._record = self._begin_record(loader)
         self._in_hand = _NOTHING

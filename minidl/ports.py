@@ -32,9 +32,10 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An iterator was created: `iterator` itself."""
+    """An iterator of `loader` was created."""
 
     iterator: Any
+    loader: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ iterator, the sampler and its iterator (of a batch sampler: of the sampler in it
 A state is plain data: it can be written as JSON if the states of these objects can. It holds torch's global random
 state twice: as it was when the epoch began, so that the same order is drawn again, and as it is now. The iterator of
 a resumed loader restores both, one before and one after its draws, so later epochs are those of the run that was saved.
+The generators of `random`, NumPy and the workers are not in it, as upstream: workers have drawn for batches that were
+not yielded, and another worker may fetch the next one. README shows how to augment a sample by epoch and index instead.
 Upstream: torchdata's StatefulDataLoader.
 """
 

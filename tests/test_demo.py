@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import workloads as wl
 from PIL import Image
 
 from minidl import demo
 from minidl.check import check
+from minidl.tracefile import events as ev
 from minidl.tracefile.reader import read_trace
 
 PHOTOGRAPHS = Path(demo.__file__).parent / "photos"
@@ -83,6 +85,47 @@ def test_it_trains_and_what_it_recorded_is_sound(few: Path, tmp_path: Path, work
     assert len(trace.select("yield")) == 12
     assert check(trace) == []
     assert torch.get_num_threads() == threads
+
+
+ON_SIM = """
+import sys
+from pathlib import Path
+from minidl import demo
+here, images = map(Path, sys.argv[1:])
+for pin, side_stream in ((True, True), (False, True), (True, False)):
+    demo.train(demo.Options(1, 1, 40, here, images, device="sim", pin=pin, side_stream=side_stream))
+"""
+
+
+@pytest.mark.live
+def test_on_the_simulated_accelerator_a_batch_goes_there_in_three_ways(
+    few: Path, tmp_path: Path, simulate: None
+) -> None:
+    """In a process of its own: autograd knows the devices that there were at its first backward, and no later ones."""
+    done = wl.run(ON_SIM, tmp_path, few)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("training on sim:0\nsimulated accelerator: pinned 0.1 GB/s") == 3
+    aside, pageable, inside = traces = [read_trace(tmp_path / f"trace-{number}") for number in (1, 2, 3)]
+    for trace in traces:
+        assert check(trace) == []
+        (model,) = trace.described("simulated accelerator")
+        assert (model["pinned"], model["pageable"]) == (0.1, 0.04)
+        assert trace.select("device_compute", ev.Phase.BEGIN)["y"].all(), "marked as simulated"
+    size = 4 * 40 * 3 * demo.SIDE**2 + 8 * 40
+    sizes = [(trace.select("h2d", ev.Phase.BEGIN)["x"].tolist(), trace.select("h2d", ev.Phase.BEGIN)["y"].tolist())
+             for trace in traces]  # fmt: skip
+    assert sizes == [([size] * 3, [0] * 3), ([0] * 3, [size] * 3), ([], [])]
+    assert [[trace.text(row) for row in trace.select("device_compute", ev.Phase.BEGIN)] for trace in traces] == [
+        ["step"] * 3, ["step"] * 3, ["step", "copy"] * 3,
+    ]  # fmt: skip
+    assert [len(trace.select("pin", ev.Phase.BEGIN)) for trace in traces] == [3, 0, 3]
+    assert aside.select("copy").size == pageable.select("copy").size > inside.select("copy").size == 0
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MINIDL_SIMULATE_DEVICE", raising=False)
+    with pytest.raises(demo.DemoError, match=r"it cannot train on cuda: .*accelerator"):
+        demo.train(demo.Options(work_dir=tmp_path, device="cuda"))
 
 
 @pytest.mark.parametrize("folders", [[], ["only"]])

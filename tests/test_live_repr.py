@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import re
 import signal
@@ -166,21 +167,23 @@ def test_the_pin_thread_shows_its_state_and_what_ended_it() -> None:
 
 
 def test_a_loader_shows_what_it_loads_and_how() -> None:
-    loader = minidl.DataLoader(wl.Numbers(9), batch_size=4)
+    frame: Any = inspect.currentframe()
+    loader, line = minidl.DataLoader(wl.Numbers(9), batch_size=4), frame.f_lineno
     start = "<DataLoader: Numbers by SequentialSampler, batch_size 4; 0 workers"
-    assert repr(loader) == f"{start}; 0 live iterators>"
+    made = f"made at {Path(__file__).name}:{line}>"
+    assert repr(loader) == f"{start}; 0 live iterators; {made}"
     iterator: Any = iter(loader)
     next(iterator)
-    assert repr(loader) == f"{start}; 1 live iterator>"
+    assert repr(loader) == f"{start}; 1 live iterator; {made}"
     assert repr(iterator) == "<_SingleProcessDataLoaderIter: IDLE; 1 yielded>"
     iterator.close()
     assert repr(iterator) == "<_SingleProcessDataLoaderIter: CLOSED; 1 yielded>"
     other: minidl.DataLoader[Any] = minidl.DataLoader(
         wl.Numbers(9), batch_size=None, shuffle=True, num_workers=1, timeout=5, persistent_workers=True
     )
-    assert repr(other) == (
+    assert repr(other).startswith(
         "<DataLoader: Numbers by RandomSampler, batch_size None; 1 worker, persistent_workers; prefetch_factor 2; "
-        "timeout 5 s; 0 live iterators>"
+        "timeout 5 s; 0 live iterators; made at "
     )
 
 

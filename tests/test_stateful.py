@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import random
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -232,6 +234,77 @@ def test_a_closed_iterator_has_not_ended() -> None:
 def _after(loader: Any) -> Any:
     loader.load_state_dict(loader.state_dict())
     return loader
+
+
+# --- Random augmentations ---------------------------------------------------------------------------------------------
+class Noisy(minidl.Dataset[Any]):
+    """Draws from the three global generators of its process."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, torch.rand(()).item(), random.random(), float(np.random.random())
+
+
+def by_the_readme() -> Any:
+    """The dataset that the README shows, with draws from NumPy's and torch's generators."""
+    _, _, rest = (Path(__file__).parents[1] / "README.md").read_text().partition("<!-- augmentations -->\n```python\n")
+    names: dict[str, Any] = {"minidl": minidl, "np": np, "torch": torch}
+    exec(rest.partition("```")[0], names)
+    return names["Augmented"](range(12), lambda image, rng: (image, rng.random(), torch.rand(()).item()))
+
+
+def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) -> list[list[Any]]:
+    """Two epochs, the second of which stops after `stop` batches, and goes on in another loader with `then` workers."""
+    torch.manual_seed(3)
+    epochs: list[list[Any]] = []
+    options = {"batch_size": 2, "shuffle": True, "collate_fn": list} | options
+    loader = minidl.DataLoader(dataset, **options)
+    for epoch in range(2):
+        if hasattr(dataset, "epoch"):
+            dataset.epoch.fill_(epoch)
+        epochs.append(list(itertools.islice(loader, stop if epoch else None)))
+    state = loader.state_dict()
+    loader.close()
+    for generator in (torch.manual_seed, random.seed, np.random.seed):
+        generator(99)
+    if then is not None:
+        other = minidl.DataLoader(dataset, **options | {"num_workers": then, "persistent_workers": False})
+        other.load_state_dict(state)
+        epochs[1] += list(other)
+    return epochs
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("then", "options"),
+    [(0, {"num_workers": 0}), (2, {"num_workers": 2}), (2, {"num_workers": 2, "persistent_workers": True})]
+    + [(0, {"num_workers": 2}), (2, {"num_workers": 1})],
+)
+def test_augmentations_that_are_seeded_by_epoch_and_index_are_those_of_the_whole_run(
+    then: int, options: dict[str, Any]
+) -> None:
+    whole_run = augmented(by_the_readme(), 6, **options)
+    assert augmented(by_the_readme(), 2, then, **options) == whole_run
+    drawn = {number for epoch in whole_run for batch in epoch for sample in batch for number in sample[1:]}
+    assert len(drawn) == 2 * 12 * 2, "each sample has its own, in each epoch"
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_augmentations_are_new_and_the_samples_are_the_same(workers: int) -> None:
+    """Without workers, torch's global generator goes on: it is in the state."""
+    resumed, whole_run = (
+        [sample for batch in augmented(Noisy(), stop, then, num_workers=workers)[1] for sample in batch]
+        for stop, then in ((2, workers), (6, None))
+    )
+    of_index, of_torch, of_random, of_numpy = (
+        [mine[part] == theirs[part] for mine, theirs in zip(resumed, whole_run, strict=True)] for part in range(4)
+    )
+    assert all(of_index)
+    assert all(of_torch) == (workers == 0)
+    assert not any(of_random[4:] + of_numpy[4:])
 
 
 # --- States of the user's objects -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from minidl import terminal
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
@@ -35,6 +36,9 @@ MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
 
 BY_CHANCE: Final = 8
 """Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
+
+MOST_REPEATS: Final = 32
+"""Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
 
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
@@ -121,6 +125,16 @@ class Subject:
     def fact(self, name: str) -> set[Any]:
         return {facts.get(name) for facts in self.facts.values()}
 
+    def of_ranks(self, ranks: Iterable[int]) -> Subject:
+        """Return the subject as if only these ranks had used it."""
+        of_these = set(ranks).__contains__
+        return replace(
+            self,
+            facts={rank: facts for rank, facts in self.facts.items() if of_these(rank)},
+            passes={rank: passes for rank, passes in self.passes.items() if of_these(rank)},
+            seeds={rank: seeds for rank, seeds in self.seeds.items() if of_these(rank)},
+        )
+
     def epochs(self) -> Iterator[tuple[int, dict[int, Pass]]]:
         """The passes of each epoch, by rank."""
         for epoch in range(max(map(len, self.passes.values()), default=0)):
@@ -189,7 +203,8 @@ def _table(subject: Subject) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """`minidl audit`: print the report; return 1 if a mistake was found, else 0."""
-    report = audit([read_trace(path) for path in traces_in(arguments.traces)])
+    with terminal.busy("comparing the ranks"):
+        report = audit([read_trace(path) for path in traces_in(arguments.traces)])
     json.dump(report.to_json(), sys.stdout) if arguments.json else print(report.text(), end="")
     print()
     return 1 if report.mistakes else 0
@@ -379,6 +394,11 @@ _WRONG_SHARE: Final = Finding(
     MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
     "of {share.replicas}{more}",
     "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
+_SHARED: Final = Finding(
+    UNKNOWN, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
+    "in a row: right if these ranks hold the parts of one model (tensor parallelism). If each has a whole model, they "
+    "train on the same samples",
+    "if each rank has a whole model: make the sampler without rank= and num_replicas=")  # fmt: skip
 _SET_EPOCH_ON_SOME: Final = Finding(
     MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
     "({which}), so their shares are of different permutations: some samples are seen twice, some by no rank",
@@ -390,6 +410,14 @@ _SAMPLER_SEEDS: Final = Finding(
 _OVERLAP: Final = Finding(
     MISTAKE, "overlap", "{found}, and that is no padding: the ranks' shares are not of one order",
     "give all ranks' samplers the same dataset length, seed, shuffle and epoch, and each its own rank")  # fmt: skip
+_ONE_SHARE: Final = Finding(
+    MISTAKE, "overlap", "{found}: {ranks} had the same samples in the same order, and the sampler, {samplers}, has a "
+    "share for each",
+    "let the sampler's order depend on its rank: indices[rank::num_replicas]. If it repeats samples by design, give it "
+    "an attribute num_repeats")  # fmt: skip
+_REPEATED: Final = Finding(
+    HARMLESS, "repeated", "in epoch {epoch}, {samples} came {times} times each, one after another in the order that "
+    "{samplers} deals out: it repeats them by design. {unseen}")  # fmt: skip
 _NO_SHARES: Final = Finding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
@@ -451,11 +479,27 @@ _FOLLOW: Final = {
 
 def _judge(subject: Subject, world: int) -> Iterator[Finding]:
     yield from _uneven(subject)
-    causes = list(_shares(subject, world))
-    found = [*causes, *_coverage(subject, world), *_same_order(subject)]
+    each = _ranks_of_a_share(subject, world)
+    if each > 1:
+        yield _SHARED.of(shares=world // each, world=world, each=each)
+    one_of_each = subject.of_ranks(range(0, world, each)) if each > 1 else subject
+    causes = list(_shares(subject, world, each))
+    found = [*causes, *_coverage(one_of_each, world // each), *_same_order(subject)]
     follow = {rule for cause in causes for rule in _FOLLOW[cause.rule]}
     yield from (finding for finding in found if finding.rule not in follow)
-    yield from _seeds(subject)
+    yield from _seeds(one_of_each)
+
+
+def _ranks_of_a_share(subject: Subject, world: int) -> int:
+    """To how many ranks in a row the samplers deal out one share, if to equally many each; else 1, as to one share."""
+    shares = {rank: mine[0].share for rank, mine in subject.passes.items() if mine and mine[0].share is not None}
+    replicas = {share.replicas for share in shares.values() if share is not None}
+    count = replicas.pop() if len(replicas) == 1 else 0
+    if len(shares) != world or count < 2 or world % count:
+        return 1
+    each = world // count
+    in_a_row = all(share is not None and share.replica == rank // each for rank, share in shares.items())
+    return each if in_a_row else 1
 
 
 def _uneven(subject: Subject) -> Iterator[Finding]:
@@ -468,11 +512,11 @@ def _uneven(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _shares(subject: Subject, world: int) -> Iterator[Finding]:
-    """Judge the settings of the ranks' samplers."""
+def _shares(subject: Subject, world: int, each: int) -> Iterator[Finding]:
+    """Judge the settings of the ranks' samplers. each: how many ranks have one share by design."""
     for epoch, passes in subject.epochs():
         shares = {rank: one.share for rank, one in passes.items() if one.share is not None}
-        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica != r or s.replicas != world)}
+        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica, s.replicas) != (r // each, world // each)}
         if wrong:
             rank, share = min(wrong.items())
             more = f", and {len(wrong) - 1} more ranks' are wrong too" if len(wrong) > 1 else ""
@@ -507,6 +551,9 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
         yield _without_shares(subject, f"in epoch {epoch}, {found}") if found else _NO_INDICES
         return
     seen = Counter(index for one in passes.values() for index in one.indices or ())
+    if dealt and (times := _repeats(subject, passes)):
+        yield _repeated(subject, epoch, passes, seen, times)
+        return
     padding = _padding(subject, passes)
     twice = {index: count for index, count in (seen - padding).items() if count > 1}
     redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
@@ -528,15 +575,58 @@ def _without_shares(subject: Subject, found: str) -> Finding:
     return _OWN_DATA if own else _NO_SHARES.of(found=found, samplers=subject.samplers)
 
 
+def _places(one: Pass) -> Ints:
+    """Return the place of each of the pass's samples in the order that the sampler of shares deals out."""
+    assert one.share is not None
+    turn, place = np.divmod(np.arange(len(one.indices or ())), one.dealt_in)
+    return (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
+
+
 def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
     """Count the samples that a sampler of shares repeats to make all shares as long: those behind its order's end."""
     length, out = subject.length, Counter[int]()
     for one in passes.values():
         if one.share is not None and length and one.indices is not None:
-            turn, place = np.divmod(np.arange(len(one.indices)), one.dealt_in)
-            in_all = (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
-            out.update(one.indices[at] for at in np.flatnonzero(in_all >= length).tolist())
+            out.update(one.indices[at] for at in np.flatnonzero(_places(one) >= length).tolist())
     return out
+
+
+def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
+    """How often the order that the ranks' sampler deals out has each sample in a row, as timm's RepeatAugSampler; or 0.
+
+    The order is a row of blocks of so many places: each holds one sample, and each sample one block. Its end may pad.
+    """
+    if subject.length is None or any(one.share is None for one in passes.values()):
+        return 0
+    places = np.concatenate([_places(one) for one in passes.values()])
+    samples = np.concatenate([np.array(one.indices, np.int64) for one in passes.values()])
+    order = np.lexsort((places, samples))
+    places, samples = places[order], samples[order]
+    if len(places) < BY_CHANCE or not np.diff(places)[np.diff(samples) == 0].all():  # two ranks were dealt one place
+        return 0
+    for times in range(2, MOST_REPEATS + 1):
+        inside = places < times * subject.length
+        block, again = places[inside] // times, np.diff(samples[inside]) == 0
+        in_one_block = again.any() and not np.diff(block)[again].any()
+        if in_one_block and len(np.unique(block)) == len(block) - again.sum():
+            return times
+    return 0
+
+
+def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> Finding:
+    """Judge samples that the ranks' common order repeats in a row; that ranks were dealt one share looks alike."""
+    most = min(len(one.indices or ()) for one in passes.values())
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for rank, one in passes.items():
+        ranks_of.setdefault((one.indices or ())[:most], []).append(rank)
+    alike = max(ranks_of.values(), key=len) if most else []
+    samples = counted(len(seen), "sample")
+    if len(alike) > 1 and subject.fact("sampler_repeats") != {times}:
+        found = f"in epoch {epoch}, {samples} came {times} times each"
+        return _ONE_SHARE.of(found=found, ranks=f"ranks {listed(alike)}", samplers=subject.samplers)
+    missing = (subject.length or 0) - len(seen)
+    unseen = f"{counted(missing, 'sample')} of {subject.length} came to no rank" if missing else "All samples came"
+    return _REPEATED.of(epoch=epoch, samples=samples, times=times, samplers=subject.samplers, unseen=unseen)
 
 
 def _across(passes: dict[int, Pass], indices: dict[int, int]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl import terminal
 from minidl.analysis.ledger import Ledger, ledger
 from minidl.analysis.summary import prefetching, stage_codes, start_up
 from minidl.tracefile import events as ev
@@ -28,7 +29,7 @@ from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
-from minidl.tracefile.words import duration, lacking, size
+from minidl.tracefile.words import duration, lacking, percent, size
 
 BLOCKS = 10
 """Parts into which a run is cut. Of 10, the lowest and the highest mean are left out: a start or a hiccup is in one."""
@@ -303,7 +304,7 @@ class Diff:
         yield row("batches/s", lambda side: f"{side.batches_per_s:.2f}")
         yield row("  after the first", lambda side: f"{side.steady_per_s:.2f}")
         yield row("samples/s", lambda side: "?" if side.samples_per_s is None else f"{side.samples_per_s:.1f}")
-        yield row("waiting for batches", lambda side: f"{side.waiting_share:.0%}")
+        yield row("waiting for batches", lambda side: percent(side.waiting_share))
         yield row("first batch of an epoch", lambda side: "?" if side.first is None else duration(side.first))
         yield row("start of the workers", lambda side: "?" if side.start_up is None else duration(side.start_up))
         yield row("bytes copied a batch", lambda side: "?" if side.copied is None else size(side.copied))
@@ -387,7 +388,8 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
     """Return the differences that make the runs incomparable, and the other ones."""
     vital: list[str] = []
     others: list[str] = []
-    for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader"}):  # a number within the process
+    # The one is a number within the process; the other moves with every edit of the program.
+    for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"}):
         if a.params[name] != b.params[name]:
             (vital if name in SAME_WORK else others).append(f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B")
     kinds = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
@@ -528,6 +530,7 @@ _OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebui
 # --- The command ------------------------------------------------------------------------------------------------------
 def run(arguments: argparse.Namespace) -> int:
     """`minidl diff`; the exit code. Raises TraceError if a trace can't be read or the two can't be compared."""
-    found = diff(read_trace(arguments.a), read_trace(arguments.b), force=arguments.force)
+    with terminal.busy("comparing"):
+        found = diff(read_trace(arguments.a), read_trace(arguments.b), force=arguments.force)
     print(found.text(workers=arguments.workers))
     return 0

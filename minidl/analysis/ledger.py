@@ -20,7 +20,7 @@ import numpy.typing as npt
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.batches import epochs, keys, keys_at
-from minidl.tracefile.words import size
+from minidl.tracefile.words import percent, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +135,7 @@ class Line:
 
     def text(self, batches: int) -> str:
         """The line, without its remedies."""
-        share = f"{self.avoidable / self.bytes:.0%}" if self.bytes else "-"
+        share = percent(self.avoidable / self.bytes) if self.bytes else "-"
         name = self.kind.name.lower().replace("_", " ")
         each = size(self.bytes / batches) if batches else "-"
         return f"{name:<12}{size(self.bytes):>11}{each:>12}{self.copies:>9}{share:>11}  {WHAT[self.kind]}"

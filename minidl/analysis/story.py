@@ -14,7 +14,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.unended import open_spans
-from minidl.tracefile.words import duration, plain
+from minidl.tracefile.words import duration, percent, plain
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -34,11 +34,11 @@ def story(
     loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
     the latest steps; 0 = all. Times are ms since the epoch began, on one clock. ValueError if it has no such batch.
     """
-    put, last, title = _batch(trace, batch, loader, epoch)
+    put, last, titles = _batch(trace, batch, loader, epoch)
     chain = trace.order.chain(last)
     names = _actors(trace)
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
-    out = [title, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
+    out = [*titles, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
     if trace.events["code"][last] != ev.YIELD:
         out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += [
@@ -77,8 +77,8 @@ def _about_task(trace: Trace, at: int) -> Bools:
     return mask
 
 
-def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tuple[int, int, str]:
-    """Return the batch's put; its yield, or the last event that is known of it; and a title."""
+def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tuple[int, int, list[str]]:
+    """Return the batch's put; its yield, or the last event that is known of it; and the lines of a title."""
     events, rank = trace.events, trace.order.rank
     mine = (events["task"] == task) & (True if loader is None else events["loader"] == loader)
     born = np.flatnonzero(mine & (events["code"] == ev.INDEX_PUT))
@@ -97,17 +97,15 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
         if trace.order.happened_before(put, later):
             mine &= trace.order.before(later)
     name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
+    many = f"{len(found)} batches have the number {task}: this is the last one; --loader and --epoch choose another"
+    titles = [many] if len(found) > 1 else []
     since = "(times since the epoch began). Its own steps"
     yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))
     if len(yields):
-        return (
-            put,
-            int(yields[rank[yields].argmin()]),
-            f"What led to the yield of {name} {since}:",
-        )
+        return put, int(yields[rank[yields].argmin()]), [*titles, f"What led to the yield of {name} {since}:"]
     known = np.flatnonzero(mine)
     last = int(known[trace.order.times[known].argmax()])
-    return put, last, f"B{name[1:]}, was never yielded {since}, as far as known:"
+    return put, last, [*titles, f"B{name[1:]}, was never yielded {since}, as far as known:"]
 
 
 def _tasks_of(events: Rows) -> str:
@@ -217,5 +215,5 @@ def _shares(trace: Trace, chain: Ints, names: dict[tuple[int, int], str]) -> str
         who = names[trace.order.thread(at)] if same else "between threads"
         spent[who] = spent.get(who, 0) + max(0, int(trace.order.times[at] - trace.order.times[before]))
     total = sum(spent.values())
-    shares = [f"{ns / total:.0%} {who}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
+    shares = [f"{percent(ns / total)} {who}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
     return f"{duration(total)} in all" + (f": {', '.join(shares)}" if shares else "")

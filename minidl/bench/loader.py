@@ -27,6 +27,7 @@ import minidl
 from minidl import demo
 from minidl.bench.child import Child
 from minidl.bench.pairs import Row, rows_of, take_turns
+from minidl.tracefile.words import counted
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def _cpu_ns(pids: list[int | None]) -> int:
     return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids if pid is not None)
 
 
-def bench_loader(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0, 2)) -> list[Row]:
+def bench_loader(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0, 1, 2)) -> list[Row]:
     """Measure microseconds per batch of each loader, for each kind of batch and each number of workers.
 
     length: of an epoch, as a share of the kind's. extra: the medians of CPU microseconds per batch in the loader's
@@ -169,7 +170,7 @@ def bench_loader(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0
 
 
 def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> list[Row]:
-    group, batches = f"{name} batch, {workers} workers", max(1, round(kind.batches * length))
+    group, batches = f"{name} batch, {counted(workers, 'worker')}", max(1, round(kind.batches * length))
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
         directories = {variant: Path(place) / str(number) for number, variant in enumerate(VARIANTS)}
         with contextlib.ExitStack() as stack:

@@ -41,6 +41,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -96,6 +98,7 @@ void check_process() {
 // --- Streams ---------------------------------------------------------------------------------------------------------
 // A position in a stream, reached when all work before it is done.
 struct Mark {
+  DeviceIndex device = 0;
   std::mutex mutex;
   std::condition_variable changed;
   bool reached = false;
@@ -166,9 +169,14 @@ struct DeviceState {
   }
   void check() {
     std::lock_guard<std::mutex> guard(mutex);
-    TORCH_CHECK(failure.empty(), "simulated accelerator: a kernel has failed: ", failure);
+    TORCH_CHECK(failure.empty(), "simulated accelerator: sim:", index(), ": a kernel has failed: ", failure);
   }
+  int64_t index() const;
 } states[kDevices];
+
+int64_t DeviceState::index() const {
+  return this - states;
+}
 
 struct Queue {
   DeviceIndex device = 0;
@@ -191,6 +199,7 @@ struct Queue {
 
   void play() {
     at::set_num_threads(1);  // of this thread: the loader's workers need the cores
+    prctl(PR_SET_TIMERSLACK, 1);  // ns by which the system may delay the end of a sleep; by default 50 us for each kernel
     c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     for (;;) {
       std::function<void()> step;
@@ -226,6 +235,7 @@ struct Queue {
 
   MarkPtr mark() {
     auto mark = std::make_shared<Mark>();
+    mark->device = device;
     put([mark] { mark->reach(); });
     return mark;
   }
@@ -620,12 +630,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event) queue_of(of).wait_for(*static_cast<EventMark*>(event));
   }
   bool queryEvent(void* event) const override {
-    check_all();
-    return !event || (*static_cast<EventMark*>(event))->is_reached();
+    if (!event) return true;
+    auto& mark = *static_cast<EventMark*>(event);
+    states[mark->device].check();
+    return mark->is_reached();
   }
   void synchronizeEvent(void* event) const override {
-    if (event) (*static_cast<EventMark*>(event))->wait();
-    check_all();
+    if (!event) return;
+    auto& mark = *static_cast<EventMark*>(event);
+    mark->wait();
+    states[mark->device].check();
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
     delete static_cast<EventMark*>(event);
@@ -642,9 +656,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   static c10::Stream stream(c10::Device device, int64_t id) {
     return c10::Stream(c10::Stream::UNSAFE, {kSim, index(device)}, id);
-  }
-  static void check_all() {
-    for (auto& state : states) state.check();
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -849,6 +860,19 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
+// autograd starts its threads, one for each device that it knows, in the first backward pass of a process.
+struct Engine : torch::autograd::Engine {
+  static void check() {
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    auto has_started = [&] { return bool(engine.*(&Engine::thread_pool_shared_)); };
+    auto knows = [&] { return !(engine.*(&Engine::device_ready_queues_)).empty(); };
+    if (!has_started() || knows()) return;
+    engine.initialize_device_threads_pool();  // another thread may be starting it: wait for that
+    TORCH_CHECK(knows(), "simulated accelerator: it was loaded after the first backward pass of this process, and "
+                         "torch's autograd knows only the devices from before: call minidl.device.sim.use() earlier");
+  }
+};
+
 // Whether `op` returns only tensors that it is given, none of which is empty.
 bool only_writes(const c10::FunctionSchema& schema, at::ArrayRef<IValue> given) {
   bool only = true;
@@ -867,6 +891,7 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
   std::optional<c10::Device> device;
   each_tensor(given, [&](const Tensor& tensor) {
     if (!on_sim(tensor)) return;
+    if (tensor.requires_grad() && at::GradMode::is_enabled()) Engine::check();
     TORCH_CHECK(!device || *device == tensor.device(), "simulated accelerator: ", c10::toString(op.operator_name()),
                 " has tensors on two devices, ", *device, " and ", tensor.device());
     device = tensor.device();
@@ -915,9 +940,10 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
 
   auto view = [](const Tensor& tensor) { return on_sim(tensor) ? view_of(tensor) : tensor.clone(); };
   auto arguments = all_replaced(given, view, c10::kCPU);
-  auto is_new = [schema](size_t i) { return !schema.returns()[i].alias_info(); };
+  auto is_new = [op](size_t i) { return !op.schema().returns()[i].alias_info(); };
   states[device->index()].check();
   current(device->index()).run(KERNEL, settings["kernel"], 0, [=]() mutable {
+    const auto kept = arguments;  // torch drops the arguments, and then reads the results of out= through them
     op.callBoxed(&arguments);
     auto target = targets.begin();
     for (size_t i = 0; i < arguments.size(); i++)

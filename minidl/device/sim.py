@@ -6,7 +6,8 @@
 
 `load` makes the devices "sim:0" and "sim:1" known to torch: with streams, events, pinned memory and a caching
 allocator, reached by torch.accelerator, torch.Stream, torch.Event and this module, which is then also `torch.sim`.
-sim.cpp describes how they work. torch.accelerator offers them while MINIDL_SIMULATE_DEVICE=1.
+sim.cpp describes how they work. torch.accelerator offers them while MINIDL_SIMULATE_DEVICE=1. Load it before the first
+backward pass of the process: torch's autograd knows only the devices that there were then.
 
 What is simulated, and how far:
 
@@ -47,8 +48,10 @@ VARIABLE: Final = "MINIDL_SIMULATE_DEVICE"
 SOURCE: Final = Path(__file__).with_suffix(".cpp")
 FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-DAT_PER_OPERATOR_HEADERS")
 
-SETTINGS: Final = ("pinned", "pageable", "device", "latency", "kernel", "memory")
-"""What `configure` sets."""
+SETTINGS: Final = {
+    "pinned": "GB/s", "pageable": "GB/s", "device": "GB/s", "latency": "ns", "kernel": "ns", "memory": "bytes",
+}  # fmt: skip
+"""What `configure` sets, and its units."""
 
 
 class SimError(RuntimeError):
@@ -206,10 +209,15 @@ def configure(**settings: float) -> dict[str, float]:
     pinned, pageable: GB/s of copies between host and device. device: GB/s of copies inside a device. latency: ns of
     any copy. kernel: ns of any kernel, at least. memory: bytes of a device.
     """
-    before = {name: float(_ops().setting(name)) for name in settings if name in SETTINGS}
+    before = {name: value for name, value in model().items() if name in settings}
     for name, value in settings.items():
         _ops().configure(name, float(value))
     return before
+
+
+def model() -> dict[str, float]:
+    """Return all that `configure` sets, as it is."""
+    return {name: float(_ops().setting(name)) for name in SETTINGS}
 
 
 def sleep(ns: int) -> None:

@@ -106,7 +106,8 @@ def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: An
         "wrong": "" if run.bad is None else run.bad.what,
         "times": "made up: 1 ms a step",
     }
-    told_facts = {"explored": explored, "host": "a model, not a machine", "cpus": None, "pid": LOADER_PID,
+    told_facts = {"explored": explored, "host": "a model, not a machine", "pid": LOADER_PID,
+                  "cpus": None, "cpus_allowed": None, "cpu_quota": None,
                   "realtime_ns": START, "monotonic_ns": START, "detail": "sample", "ring_bytes": None}  # fmt: skip
     path = create(directory, **told_facts, **facts)
     records: dict[int, list[bytes]] = defaultdict(list)

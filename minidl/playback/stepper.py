@@ -132,7 +132,7 @@ class Replay:
     def to(self, position: int) -> ProtocolState:
         """Go to a position. Raises IndexError if there is none."""
         if not 0 <= position <= len(self):
-            raise IndexError(f"position {position}: this replay has positions 0 to {len(self)}")
+            raise IndexError(f"event {position}: give 0 (before the first) to {len(self)} (the iterator's last)")
         if position != self.position or (position and self._before is None):
             if position == 0:
                 self._at, self._before = copy.copy(self._kept[0]), None
@@ -154,8 +154,15 @@ class Replay:
         return self.forward(-n)
 
     def at(self, seconds: float) -> ProtocolState:
-        """Go to a moment: all that was stamped up to `seconds` after the trace's first event has happened."""
-        moment = int(self.trace.events["time"][0]) + round(seconds * 1e9)
+        """Go to a moment: all that was stamped up to `seconds` after the trace's first event has happened.
+
+        Raises IndexError for a moment that the trace does not reach.
+        """
+        time = self.trace.events["time"]
+        length = int(time[-1] - time[0]) / 1e9
+        if not 0 <= seconds <= length + 1e-6:  # a moment may be rounded, to the six digits in which it is shown
+            raise IndexError(f"{seconds:g} s: give 0 to {length:.6f} s, which is the time of the trace's last event")
+        moment = int(time[0]) + round(seconds * 1e9)
         return self.to(int(np.searchsorted(self._times, moment, side="right")))
 
     def to_batch(self, n: int) -> ProtocolState:

@@ -18,7 +18,7 @@ from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Event, Field, Phase
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import counted, plain, size
+from minidl.tracefile.words import counted, plain, size, value_of
 
 # --- An event ---------------------------------------------------------------------------------------------------------
 _WORDS: Final = {
@@ -133,7 +133,7 @@ _PHASES: Final = {Phase.BEGIN: " begins", Phase.END: " ends", Phase.INSTANT: ""}
 
 def _value(value: int, own: Field) -> object:
     if own.enum is not None:
-        return next((member.name.lower().replace("_", " ") for member in own.enum if member == value), value)
+        return str(value_of(own, value)).replace("_", " ")
     return size(value) if own.unit == "B" else value
 
 

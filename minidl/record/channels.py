@@ -18,7 +18,8 @@ import torch
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.ports import WhichQueue
-from minidl.record.fetching import count
+from minidl.record.cpu_time import CpuClocks, spent
+from minidl.record.indices import count
 from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -33,17 +34,21 @@ _EMPTY, _TASK, _RESULT, _RESUME, _SENTINEL = ev.Message
 
 
 feeding = threading.local()
-"""The message that this thread pickles or writes: `about`, its task and worker, and `emit`, its loader's."""
+"""The message that this thread pickles or writes: `about`, its task and worker; `emit`, its loader's; `clock`, of CPU
+time; and `cpu`, what its pickling took."""
 
 
 class TracedPickler(TensorPickler):
     """Emits the copies into shared memory that happen while a message is pickled."""
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
-        emit, about, size = feeding.emit, feeding.about, storage.nbytes()
+        emit, about, clock, size = feeding.emit, feeding.about, feeding.clock, storage.nbytes()
         with spanned(emit, ev.SHM_COPY, *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
             end.append(size)
-            return super().copy_storage(storage)
+            began = clock()
+            copied = super().copy_storage(storage)
+            end.append(spent(began, clock()))
+            return copied
 
 
 class TracedEnvelope(Envelope):
@@ -54,18 +59,22 @@ class TracedEnvelope(Envelope):
 
     pickler = TracedPickler
 
-    def __init__(self, message: Task | Result, loader: int) -> None:
+    def __init__(self, message: Task | Result, loader: int, cpu: CpuClocks) -> None:
         self.message = message
         self.loader = loader
+        self.cpu = cpu
 
     def __reduce__(self) -> tuple[Any, ...]:
         message = self.message
         about = feeding.about = (message.idx, message.worker_id)
         emit = feeding.emit = emit_of(self.loader)
+        clock = feeding.clock = self.cpu.batch
         if isinstance(message, Task):
             return super().__reduce__()
         emit(ev.RESULT_PICKLE[0], *about)
+        began = clock()
         payload, pickler = self.payload()
+        feeding.cpu = spent(began, clock())
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
         return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes, message.state)
 
@@ -176,10 +185,10 @@ class TracedQueue(Proxy):
 
         def _send_bytes(data: Any) -> None:
             about = getattr(feeding, "about", unknown)
-            emit(write[0], *about, len(data))
+            emit(write[0], *about, len(data), getattr(feeding, "cpu", 0))
             send(data)
             emit(write[1], *about, len(data))
-            feeding.about = unknown  # the next message may be a sentinel, which has no envelope
+            feeding.about, feeding.cpu = unknown, 0  # the next message may be a sentinel, which has no envelope
 
         return _send_bytes
 

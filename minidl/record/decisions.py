@@ -24,6 +24,7 @@ from minidl.protocol import (
     WorkerEvent,
     WorkerLifecycle,
 )
+from minidl.record.cpu_time import spent
 from minidl.record.shared import Shared
 from minidl.record.spans import batch_in_use
 from minidl.resume import Course
@@ -108,6 +109,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.yielded = 0
         self.open_epoch = self.open_consumer = self.open_next = False
         self.task = -1  # yielded last
+        self.clock, self.consumer_cpu = shared.cpu.batch, 0
 
     def handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state
@@ -147,11 +149,12 @@ class TracedLoaderLifecycle(LoaderLifecycle):
     def _begin_consumer(self) -> None:
         self.open_consumer = True
         self.emit(ev.CONSUMER[0], x=self.yielded)
+        self.consumer_cpu = self.clock()
 
     def _end_consumer(self) -> None:
         if self.open_consumer:
             self.open_consumer = False
-            self.emit(ev.CONSUMER[1], self.task)
+            self.emit(ev.CONSUMER[1], self.task, -1, spent(self.consumer_cpu, self.clock()))
 
     def _next(self) -> None:
         dispatcher = self.shared.dispatcher
@@ -168,6 +171,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self._handed_out(_DATA)
         self.open_consumer = True
         self.emit(ev.CONSUMER[0], self.task, -1, self.yielded)
+        self.consumer_cpu = self.clock()
 
     def _raise(self) -> None:
         """Emit a task's error as its batch; a timeout or a death belongs to no task."""

@@ -6,35 +6,38 @@ from collections.abc import Callable
 from typing import Any
 
 from minidl.progress import WorkerProgress
+from minidl.record.cpu_time import CpuClocks, Reader, no_reading, spent
+from minidl.record.indices import SEVERAL, count, indices_of, whole_number
 from minidl.record.recorder import Emit
 from minidl.tracefile import events as ev
 
 
-def count(index: Any) -> int:
-    return len(index) if isinstance(index, (list, tuple)) else 1
-
-
-def _key(index: Any) -> int:
-    return index if isinstance(index, int) else -1
-
-
 class TracedProgress:
-    """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it."""
+    """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it.
 
-    def __init__(self, emit: Emit, worker_id: int) -> None:
+    One reading of the CPU clock serves the end of a step and the begin of the next. delay: a `RunDelay` of the thread
+    that fetches, or nothing.
+    """
+
+    def __init__(self, emit: Emit, worker_id: int, clocks: CpuClocks, delay: Reader = no_reading) -> None:
         self.emit = emit
         self.worker_id = worker_id
+        self.batch_clock, self.sample_clock, self.delay = clocks.batch, clocks.sample, delay
+        self.step_cpu = self.fetch_cpu = self.fetch_delay = 0  # readings at the last begin
         self.task = -1
         self.index: Any = None  # what the fetcher got for the task
-        self.open: tuple[int, int, int] | None = None  # code of the end to emit, with its x and y
+        self.open: tuple[int, ...] | None = None  # code of the end to emit, with its fields but the last, its CPU time
         self.fetching = False
         self.at = -1, -1  # position and index of the sample asked for last
 
-    def _end_step(self) -> None:
+    def _end_step(self, clock: Reader) -> int:
+        """End the step that is open; return a reading of `clock`, which belongs to the next step."""
+        now = clock()
         if self.open is not None:
-            code, x, y = self.open
+            code, *fields = self.open
             self.open = None
-            self.emit(code, self.task, self.worker_id, x, y)
+            self.emit(code, self.task, self.worker_id, *fields, spent(self.step_cpu, now))
+        return now
 
     def initialising(self) -> None:
         """worker_init_fn is called next."""
@@ -46,17 +49,20 @@ class TracedProgress:
 
     def waiting(self) -> None:
         """The worker waits for a message next."""
-        self._end_step()
+        if self.open is not None:
+            self._end_step(self.batch_clock)
 
     def _begin_without_task(self, span: tuple[int, int]) -> None:
-        self._end_step()
-        self.task, self.open = -1, (span[1], 0, 0)
+        self.step_cpu = self._end_step(self.batch_clock)
+        self.task, self.open = -1, (span[1],)
         self.emit(span[0], -1, self.worker_id)
 
     def begin(self, task: int, index: Any) -> None:
         """Begin a task."""
         self.task, self.index, self.fetching, self.at = task, index, True, (-1, -1)
         self.emit(ev.FETCH[0], task, self.worker_id, count(index))
+        self.fetch_delay = self.delay()
+        self.fetch_cpu = self.batch_clock()
 
     def samples(self, count: int) -> None:
         self.tell_indices()
@@ -64,26 +70,29 @@ class TracedProgress:
 
     def tell_indices(self) -> None:
         """Emit each index of the task: no sample of it will be seen by itself."""
-        for position, index in enumerate(self.index if isinstance(self.index, (list, tuple)) else [self.index]):
-            self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, _key(index))
+        for position, index in enumerate(indices_of(self.index)):
+            self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, whole_number(index))
 
     def sample(self, position: int, index: Any) -> None:
-        self._end_step()
-        key = _key(index)
+        self.step_cpu = self._end_step(self.sample_clock)
+        key = whole_number(index)
+        if key < 0 and index is self.index and isinstance(index, SEVERAL):  # no automatic batching: a batch at once
+            self.tell_indices()
+            position = -1
         self.at, self.open = (position, key), (ev.SAMPLE[1], position, key)
         self.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
 
     def collate(self, count: int) -> None:
-        self._end_step()
-        self.open = ev.COLLATE[1], 0, 0
+        self.step_cpu = self._end_step(self.batch_clock)
+        self.open = (ev.COLLATE[1],)
         self.emit(ev.COLLATE[0], self.task, self.worker_id, count)
 
     def end(self, outcome: int) -> None:
         """End the task's fetch."""
         if self.fetching:
-            self._end_step()
+            cpu = spent(self.fetch_cpu, self._end_step(self.batch_clock))
             self.fetching, self.index = False, None
-            self.emit(ev.FETCH[1], self.task, self.worker_id, outcome)
+            self.emit(ev.FETCH[1], self.task, self.worker_id, outcome, cpu, spent(self.fetch_delay, self.delay()))
 
 
 class TracedWorkerProgress(WorkerProgress):

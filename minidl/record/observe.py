@@ -27,13 +27,16 @@ from typing import Any, Final
 import torch
 import torch.utils.data
 from torch.utils.data._utils.worker import _worker_loop
+from torch.utils.data.dataloader import DataLoader as _TorchLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
 
 from minidl import ports as plain_ports
+from minidl.dataloader import users_line
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import recorder
+from minidl.record.cpu_time import choose
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -141,13 +144,14 @@ def observe(
         return ObservedContext(start_method)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
-    return ObservedContext(start_method, str(recorder.create(trace)))
+    level, about = choose()
+    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=level))
 
 
 class ObservedContext(BaseContext):
     """See `observe`. Whatever torch's iterators do not ask for is the plain context's."""
 
-    def __init__(self, chosen: str | BaseContext | None, trace: str | None = None) -> None:
+    def __init__(self, chosen: str | BaseContext | None, trace: TraceConfig | None = None) -> None:
         self.chosen = chosen
         self.trace = trace
 
@@ -186,19 +190,19 @@ class ObservedContext(BaseContext):
         if isinstance(iterator, _MinidlIterator) or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
             return None
         if iterator not in _observed:
-            _observed[iterator] = self._new_ports(iterator)
+            _observed[iterator] = self._new_ports(iterator, caller.f_locals.get("loader"))
         return _observed[iterator]
 
-    def _new_ports(self, iterator: Any) -> ObservedPorts | None:
+    def _new_ports(self, iterator: Any, loader: Any) -> ObservedPorts | None:
         traced = plain_ports.new_ports()  # begins the trace that MINIDL_TRACE asks for
         if isinstance(traced, TracedPorts):
             made = ObservedPorts(traced.config, traced.loader)
         elif self.trace is not None:
-            config = (recorder.active() or recorder.start(TraceConfig(self.trace))).config
+            config = (recorder.active() or recorder.start(self.trace)).config
             made = ObservedPorts(config, number_loader(config.directory))
         else:
             return None
-        made.begin(iterator)
+        made.begin(iterator, loader)
         return made
 
     def __repr__(self) -> str:
@@ -233,6 +237,12 @@ def observed_iterators() -> Iterator[None]:
     """
     base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
     plain_base, plain_multi = base.__init__, _TorchIterator.__init__
+    plain_loader = _TorchLoader.__init__
+
+    @functools.wraps(plain_loader)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__dict__["_made_at"] = users_line(self)
+        plain_loader(self, *args, **kwargs)
 
     @functools.wraps(plain_base)
     def init_base(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -248,11 +258,18 @@ def observed_iterators() -> Iterator[None]:
             _left.add(self)
         plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
 
-    base.__init__, _TorchIterator.__init__ = init_base, init_multi  # type: ignore[method-assign]
+    changes: list[tuple[Any, Any, Any]] = [
+        (base, plain_base, init_base),
+        (_TorchIterator, plain_multi, init_multi),
+        (_TorchLoader, plain_loader, init_loader),
+    ]
+    for kind, _, observing in changes:
+        kind.__init__ = observing
     try:
         yield
     finally:
-        base.__init__, _TorchIterator.__init__ = plain_base, plain_multi  # type: ignore[method-assign]
+        for kind, plain, _ in changes:
+            kind.__init__ = plain
 
 
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -317,12 +334,12 @@ class ObservedPorts(ObservedShared):
     has_result_queue = False
     index_queues = 0
 
-    def begin(self, iterator: Any) -> None:
+    def begin(self, iterator: Any, loader: Any) -> None:
         """In the loader's process."""
         live.add(self)
         self.loader_side = ObservedLoader(self, iterator)
         unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
-        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator))
+        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator, loader))
 
     def enter(self, worker_id: int, seed: int) -> ObservedWorker:
         """In a worker's process."""

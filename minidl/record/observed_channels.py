@@ -23,7 +23,8 @@ from minidl.record.channels import (
     emit_failed,
     feeding,
 )
-from minidl.record.fetching import count
+from minidl.record.cpu_time import Reader, spent
+from minidl.record.indices import count
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, outcome_of_torch
 from minidl.record.recorder import emit_of, spanned
@@ -45,11 +46,15 @@ class SentTask:
 
 
 class SentResult(SentTask):
-    """A result whose pickling and rebuilding are spans; the loader receives torch's own tuple."""
+    """A result whose pickling and rebuilding are spans; the loader receives torch's own tuple. clock: of CPU time."""
+
+    def __init__(self, clock: Reader, message: tuple[Any, ...], *about: int) -> None:
+        super().__init__(message, *about)
+        self.clock = clock
 
     def __reduce__(self) -> tuple[Any, ...]:
         feeding.about = self.about
-        _begin_pickling(self.about)
+        _begin_pickling(self.about, self.clock)
         return _arrived, (_Arriving(*self.about), tuple(self.message))
 
 
@@ -109,9 +114,10 @@ def _tensors(data: Any) -> tuple[int, int]:
     return sum(count for count, _ in counts), sum(size for _, size in counts)
 
 
-def _begin_pickling(about: tuple[int, ...]) -> None:
+def _begin_pickling(about: tuple[int, ...], clock: Reader) -> None:
     feeding.pickling, feeding.tensors, feeding.copied = about, 0, 0
     emit_of(about[0])(ev.RESULT_PICKLE[0], *about[1:])
+    feeding.clock, feeding.began = clock, clock()
 
 
 def end_pickling(size: int) -> None:
@@ -119,6 +125,7 @@ def end_pickling(size: int) -> None:
     about = getattr(feeding, "pickling", None)
     if about is not None:
         feeding.pickling = None
+        feeding.cpu = spent(feeding.began, feeding.clock())
         emit_of(about[0])(ev.RESULT_PICKLE[1], *about[1:], size, feeding.tensors, feeding.copied)
 
 
@@ -142,7 +149,10 @@ def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
         task, worker = about[1:]
         with spanned(emit, ev.SHM_COPY, task, worker, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
             end.append(size)
-            return share(storage, *args, **kwargs)
+            began = feeding.clock()
+            shared = share(storage, *args, **kwargs)
+            end.append(spent(began, feeding.clock()))
+            return shared
 
     return watched
 
@@ -181,10 +191,10 @@ class _ObservedQueue(TracedQueue):
         def _send_bytes(data: Any) -> None:
             about = getattr(feeding, "about", other)
             end_pickling(len(data))
-            emit(write[0], *about[1:], len(data))
+            emit(write[0], *about[1:], len(data), getattr(feeding, "cpu", 0))
             send(data)
             emit(write[1], *about[1:], len(data))
-            feeding.about = other  # the next message may have no number
+            feeding.about, feeding.cpu = other, 0  # the next message may have no number
 
         return _send_bytes
 
@@ -287,7 +297,9 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             self.joining = True
         elif _is_numbered(message):
             worker.answers(message[0], self.shared.content(message))
-            self.inner.put(SentResult(message, number, message[0], worker.worker_id), *args, **kwargs)
+            self.inner.put(
+                SentResult(self.shared.cpu.batch, message, number, message[0], worker.worker_id), *args, **kwargs
+            )
         elif _is_pair(message) and isinstance(message[0], _ResumeIteration):
             worker.resumes()
             self.inner.put(SentResume(message, number, -1, worker.worker_id), *args, **kwargs)

@@ -10,7 +10,8 @@ import queue
 import weakref
 from typing import Any
 
-from minidl.record.fetching import count
+from minidl.record.cpu_time import spent
+from minidl.record.indices import count
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -154,11 +155,12 @@ class ObservedLoader:
     def begin_consumer(self, task: int = -1) -> None:
         self.in_consumer = True
         self.emit(ev.CONSUMER[0], task, x=self.yielded)
+        self.consumer_cpu = self.shared.cpu.batch()
 
     def end_consumer(self) -> None:
         if self.in_consumer:
             self.in_consumer = False
-            self.emit(ev.CONSUMER[1], self.last)
+            self.emit(ev.CONSUMER[1], self.last, x=spent(self.consumer_cpu, self.shared.cpu.batch()))
 
     # --- epochs
     def begin_epoch(self) -> None:

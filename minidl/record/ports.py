@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +26,7 @@ from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder
 from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelope, TracedProcess, TracedThread
+from minidl.record.cpu_time import spent
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedProgress, TracedWorkerProgress
@@ -48,7 +51,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def note(self, note: ports.Note) -> None:
         if isinstance(note, ports.Opened):
-            self.describe(**facts(note.iterator))
+            self.describe(**facts(note.iterator, note.loader))
         elif isinstance(note, ports.WorkerEntered):
             self._enter_worker(note.worker_id, note.seed)
         elif isinstance(note, ports.FoundDead):
@@ -69,7 +72,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def progress(self) -> Progress:
         self.alone = True
-        self.fetching = TracedProgress(self.emit, -1)
+        self.fetching = TracedProgress(self.emit, -1, self.cpu)
         return self.fetching
 
     def queue(self, which: ports.WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
@@ -94,7 +97,7 @@ class TracedPorts(Shared, ports.Ports):
             text = recorder.start(self.config).string(message.data.last_line[:1000])
             position, index = self.fetching.at if self.fetching is not None else (-1, -1)
             self.emit(ev.TASK_ERROR, message.idx, message.worker_id, position, index, text)
-        return TracedEnvelope(message, self.loader)
+        return TracedEnvelope(message, self.loader, self.cpu)
 
     # --- in a worker
     def _enter_worker(self, worker_id: int, seed: int) -> None:
@@ -103,7 +106,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
-        self.fetching = progress.watch = TracedProgress(self.emit, worker_id)
+        self.fetching = progress.watch = TracedProgress(self.emit, worker_id, self.cpu, self.cpu.delay())
         progress.initialised = functools.partial(self.describe_seed, worker_id)
         return progress
 
@@ -114,8 +117,10 @@ class TracedPorts(Shared, ports.Ports):
         def pin(result: Result) -> Any:
             about = result.idx, result.worker_id
             with spanned(self.emit, ev.PIN, *about, nbytes(result.data), int(simulated)) as end:
-                end += 0, int(simulated)
+                end += 0, int(simulated), 0
+                began = self.cpu.batch()
                 pinned = pin_memory(result.data)
+                end[2] = spent(began, self.cpu.batch())
                 end[0] = nbytes(pinned)
             return pinned
 
@@ -160,13 +165,14 @@ def watch_new_shared(shared: Shared, worker_id: int) -> None:
     torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
 
 
-def facts(iterator: Any) -> dict[str, Any]:
-    """Return an iterator's parameters, for the side file."""
+def facts(iterator: Any, loader: Any) -> dict[str, Any]:
+    """Return the parameters of an iterator of `loader`, for the side file."""
     outer = iterator._index_sampler
     *_, share = nested_samplers(outer)
     dealing = dealt_by(outer)
     return {
         "dataloader": _dataloader(outer),
+        "made_at": _short(getattr(loader, "_made_at", "")),
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
@@ -182,6 +188,7 @@ def facts(iterator: Any) -> dict[str, Any]:
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
         "sampler": type(share).__qualname__,
+        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(share, name, None)) is int), 1),
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{
             f"sampler_{name}": value
@@ -191,6 +198,9 @@ def facts(iterator: Any) -> dict[str, Any]:
         **place_in_group(),
     }
 
+
+_REPEATS = ("num_repeats", "repetitions")
+"""What samplers call the number of times that they give each sample: timm's, torchvision's."""
 
 _dataloaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # a number is not given again: a loader that is gone was another one
@@ -204,6 +214,12 @@ def _dataloader(index_sampler: Any) -> int:
         return _dataloaders[index_sampler]
     except TypeError:
         return 0
+
+
+def _short(place: str) -> str:
+    """Return "/folder/train.py:12" as "train.py:12": without the folder that Python found the program in."""
+    folders = [os.path.join(os.path.abspath(folder), "") for folder in sys.path]
+    return place.removeprefix(max((f for f in folders if place.startswith(f)), key=len, default=""))
 
 
 def _length(dataset: Any) -> int | None:

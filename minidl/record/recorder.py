@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minidl.record.cpu_time import LEVELS, usable_cpus
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
@@ -72,16 +73,20 @@ class TraceConfig:
     events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
     (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
     workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
+    cpu_time: which spans carry CPU time, one of `cpu_time.LEVELS`.
     """
 
     directory: str
     detail: str = "sample"
     ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
+    cpu_time: str = "off"
 
     def __post_init__(self) -> None:
         if self.detail not in ("sample", "batch"):
             raise ValueError(f"TraceConfig: detail is 'sample' or 'batch', not {self.detail!r}")
+        if self.cpu_time not in LEVELS:
+            raise ValueError(f"TraceConfig: cpu_time is one of {', '.join(map(repr, LEVELS))}, not {self.cpu_time!r}")
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
 
     @property
@@ -562,6 +567,7 @@ def _manifest() -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": "-".join((system.sysname, system.release, system.machine)),
         "cpus": os.cpu_count(),
+        **usable_cpus(),
         "boot_id": boot_id(),
         "rank": _env_int("RANK"),
         "local_rank": _env_int("LOCAL_RANK"),

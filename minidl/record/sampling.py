@@ -5,25 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from minidl.record.indices import facts_of_index
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
-
-
-def facts_of_index(index: Any) -> tuple[int, int, int]:
-    """Return the number of indices, the first one, and a digest of them in order.
-
-    The first is -1 and the digest 0 if the indices are no integers. The digest is the same in each process: it shows
-    whether two epochs, or two ranks, had the same indices, without an event for each sample.
-    """
-    if not isinstance(index, (list, tuple)):
-        return 1, index if isinstance(index, int) else -1, 0
-    first = index[0] if index else -1
-    if not isinstance(first, int):
-        return len(index), -1, 0
-    try:
-        return len(index), first, hash(tuple(index)) if first >= 0 else 0
-    except TypeError:
-        return len(index), first, 0
 
 
 class Dealt(NamedTuple):

@@ -16,6 +16,7 @@ from pathlib import Path
 from minidl import ports
 from minidl.record import device_clock, recorder
 from minidl.record import functions as function_level
+from minidl.record.cpu_time import choose
 from minidl.record.group import place_in_group
 from minidl.record.ports import TracedPorts
 from minidl.record.recorder import TraceConfig
@@ -32,14 +33,16 @@ def trace(
     functions: bool = False,
     functions_main: bool = False,
     functions_min_us: float = function_level.DEFAULT_MIN_US,
+    cpu_time: bool | None = None,
 ) -> Iterator[Path]:
     """Record the loaders whose iterators are made in the `with` block into `directory`.
 
     detail: "sample" has an event for each sample, "batch" has not. ring_bytes: keep only the newest events of each
     process, in about so many bytes of disk (64 MiB hold a million); None keeps all. functions: in workers, also record
     each function that takes `functions_min_us` microseconds or more, with viztracer; functions_main: also in this
-    process. Gives the directory's path. Raises TraceError if the directory holds a trace already, if this process
-    records one, or if viztracer is missing.
+    process. cpu_time: whether spans carry their thread's CPU time beside their wall time; None measures what the clock
+    costs here, and leaves out what would cost more than 100 ns an event. Gives the directory's path. Raises TraceError
+    if the directory holds a trace already, if this process records one, or if viztracer is missing.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """
@@ -47,8 +50,10 @@ def trace(
         raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
     if functions or functions_main:
         function_level.require()
-    path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes)
-    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, functions_min_us if functions else None))
+    level, about = choose(cpu_time)
+    path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
+    least = functions_min_us if functions else None
+    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, least, level))
     undo = ports.use(lambda: _new_ports(recording.config))
     own_functions = function_level.start(str(path), functions_min_us) if functions_main else None
     finalizing = sys.is_finalizing  # at exit, the interpreter may close this when this module's names are gone
@@ -85,9 +90,9 @@ def trace_from_environment() -> None:
     """If MINIDL_TRACE names a directory, record every loader of this program.
 
     MINIDL_TRACE_DETAIL is "sample" (default) or "batch"; MINIDL_TRACE_RING is "full", or the MiB that a process's file
-    may grow to (default 64). A rank of a distributed run records into DIRECTORY/rankN. A
-    directory that holds a trace already is left alone: the next free DIRECTORY.2, DIRECTORY.3, ... is taken. A failure
-    is said on stderr, and the program runs without a trace.
+    may grow to (default 64); MINIDL_TRACE_CPU is "on" or "off", else CPU time is recorded where it is cheap. A rank of
+    a distributed run records into DIRECTORY/rankN. A directory that holds a trace already is left alone: the next free
+    DIRECTORY.2, DIRECTORY.3, ... is taken. A failure is said on stderr, and the program runs without a trace.
     """
     if os.environ.get("MINIDL_TRACE"):
         _record_later(_begin_from_environment)
@@ -141,10 +146,11 @@ def _config_from_environment() -> TraceConfig:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
     detail, ring_bytes = os.environ.get("MINIDL_TRACE_DETAIL", "sample"), _ring_from_environment()
+    level, about = choose(_cpu_time_from_environment())
     for number in range(1, 1000):
-        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes)
+        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=level)
         try:
-            recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes)
+            recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
             return config
         except TraceError as error:
             if error.__cause__ is not None:  # not taken, but impossible, and so would be the next
@@ -159,3 +165,10 @@ def _ring_from_environment() -> int | None:
     if text and not (text.isdecimal() and int(text)):
         raise ValueError(f"MINIDL_TRACE_RING is 'full' or a whole number of MiB from 1, not {text!r}")
     return int(text) << 20 if text else recorder.RING_BYTES
+
+
+def _cpu_time_from_environment() -> bool | None:
+    text = os.environ.get("MINIDL_TRACE_CPU", "")
+    if text not in ("", "on", "off"):
+        raise ValueError(f"MINIDL_TRACE_CPU is 'on' or 'off', not {text!r}")
+    return None if not text else text == "on"

@@ -12,6 +12,7 @@ import torch
 
 from minidl.dispatcher import Deliver, Dispatcher
 from minidl.record import recorder
+from minidl.record.cpu_time import CpuClocks
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import TraceConfig
 from minidl.resume import Course
@@ -29,7 +30,7 @@ class WorkerHandle(Protocol):
 class Shared:
     """One iterator as one process records it; picklable for the workers.
 
-    loader: its number in the trace.
+    loader: its number in the trace. cpu: the CPU clocks of this process's threads.
 
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
     that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
@@ -42,6 +43,7 @@ class Shared:
         self.config = config
         self.loader = loader
         self.emit = recorder.emitter_for(config, loader)
+        self.cpu = CpuClocks(config.cpu_time, config.detail)
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None

@@ -4,8 +4,10 @@ Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event). The rec
 checker, the documentation and the tests read this table; nothing parses an event's name.
 
 Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
-(-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin
-and an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get.
+(-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin and
+an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get. `cpu` is the CPU
+time of the span's thread during the span, `cpu_wait` how long that thread was ready to run and had no CPU; `pickle_cpu`
+is the CPU time of the result_pickle before, whose own end has no field left.
 """
 
 from __future__ import annotations
@@ -105,11 +107,20 @@ class Ending(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One of an event's own integers: its name, its unit ("" = a plain number), its enumeration if it has one."""
+    """One of an event's own integers: its name, its unit ("" = a plain number), its enumeration if it has one.
+
+    may_lack: 0 stands for "not measured".
+    """
 
     name: str
     unit: str = ""
     enum: type[enum.IntEnum] | None = None
+    may_lack: bool = False
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it says what its span, or an earlier one, had of a CPU: a measurement, no part of the protocol."""
+        return self.name in ("cpu", "cpu_wait", "pickle_cpu")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,13 +166,13 @@ def _add(event: Event) -> int:
 
 
 def _fields(spec: str) -> tuple[Field, ...]:
-    """Read "bytes:B place:Place" into Fields; what follows the colon is a unit or an enumeration above."""
+    """Read "bytes:B place:Place cpu:ns?" into Fields; what follows the colon is a unit or an enumeration above."""
     out = []
     for word in spec.split():
-        name, _, unit = word.partition(":")
+        name, _, unit = word.removesuffix("?").partition(":")
         kind = globals().get(unit)
         is_enum = isinstance(kind, type) and issubclass(kind, enum.IntEnum)
-        out.append(Field(name, "" if is_enum else unit, kind if is_enum else None))
+        out.append(Field(name, "" if is_enum else unit, kind if is_enum else None, word.endswith("?")))
     return tuple(out)
 
 
@@ -221,22 +232,22 @@ INDEX_GET = _span(
     "the worker waits at its index queue; the end says what came out, and which task",
     "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
 FETCH = _span(
-    22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome"),
+    22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
     ("worker:work, iterators:_next_data", "worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
 SAMPLE = _span(
-    24, "sample", Track.WORKER, "#117733", "task worker", ("position index", "position index"),
+    24, "sample", Track.WORKER, "#117733", "task worker", ("position index", "position index cpu:ns?"),
     "the dataset is asked for one sample; index is -1 if the key is no integer",
     ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
-    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__, or "
-    "torch's loader is observed; index is -1 if the key is no integer",
-    "fetch:_samples", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
+    "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
+    "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
+    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
-    26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", ""),
+    26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
     ("fetch:fetch", "worker:work, iterators:__next__"), "_utils.collate:collate", "4 §collate", stage="collate",
 )  # fmt: skip
@@ -245,7 +256,7 @@ SHM_ALLOC = _instant(
     "a shared-memory segment was made for the batch to be written into",
     "collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
 SHM_COPY = _span(
-    30, "shm_copy", Track.FEEDER, "#e8853a", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B"),
+    30, "shm_copy", Track.FEEDER, "#e8853a", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
     "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
 )  # fmt: skip
@@ -258,7 +269,7 @@ RESULT_PICKLE = _span(
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
-    36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B", "bytes:B"),
+    36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share",
     "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
 
@@ -278,7 +289,7 @@ RESULT_REBUILD = _span(
     "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
     stage="rebuild")  # fmt: skip
 PIN = _span(
-    46, "pin", Track.PIN, "#6a4fb3", "task worker", ("bytes:B simulated", "bytes:B simulated"),
+    46, "pin", Track.PIN, "#6a4fb3", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
     "the batch is copied into page-locked memory",
     "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
 READY_PUT = _instant(
@@ -310,7 +321,7 @@ YIELD = _instant(
     "the task's batch (or its error) is handed to the consumer",
     "iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
 CONSUMER = _span(
-    60, "consumer", Track.CONSUMER, "#56b4e9", "task", ("yielded:batches", ""),
+    60, "consumer", Track.CONSUMER, "#56b4e9", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
     ("iterators:__next__, dataloader:__iter__", "iterators:__next__, dataloader:__iter__, shutdown:shut_down"),
     "", "1 §2.3", stage="consumer")  # fmt: skip
@@ -365,12 +376,12 @@ TASK_ERROR = _instant(
     "the task has failed; text is the error's last line",
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
 WORKER_INIT = _span(
-    86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", ""),
+    86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
     ("worker:initialise", "worker:make_fetcher, worker:run"), "_utils.worker:_worker_loop", "1 §2.4.5", stage="init",
 )  # fmt: skip
 MAKE_FETCHER = _span(
-    88, "make_fetcher", Track.WORKER, "#8e1e64", "worker", ("", ""),
+    88, "make_fetcher", Track.WORKER, "#8e1e64", "worker", ("", "cpu:ns?"),
     "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
     ("worker:make_fetcher", "worker:run, worker:resume"), "dataloader:create_fetcher", "1 §2.4.5", stage="fetcher",
 )  # fmt: skip

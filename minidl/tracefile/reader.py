@@ -261,6 +261,14 @@ class Trace:
         """Those of `lines` that are of this kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
+    def device_failure(self, loader: int) -> str:
+        """Why the device of a loader's batches failed or hung; "" if it did not. What it was doing has no end."""
+        mine = [
+            (line["process"], line.get("device")) for line in self.described("device") if line.get("loader") == loader
+        ]
+        failures = self.described("device_failed")
+        return next((str(line.get("why")) for line in failures if (line["process"], line.get("device")) in mine), "")
+
     def text(self, row: np.void) -> str:
         """The text that an event of `events` carries in its string field; "" if it has none."""
         for column, own in zip("xyz", EVENTS[int(row["code"])].fields, strict=False):
@@ -276,7 +284,11 @@ class Trace:
         return self.events[np.isin(self.events["code"], codes)]
 
     def spans(self) -> Rows:
-        """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`."""
+        """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`.
+
+        cpu, cpu_wait: ns that its thread computed, and that it was ready to and had no CPU; 0 = not measured, as in a
+        trace of an older minidl. `manifest["cpu_time"]` says which spans were measured.
+        """
         return pairs(self.events)
 
     def whole_from(self, loader: int) -> int:
@@ -317,8 +329,9 @@ class Trace:
         """A DataFrame, one row an event, in time order.
 
         Columns: name, phase, track, time_ns, pid, tid, process, role, task, worker, loader, and the events' own fields
-        under their names, missing if an event has no such field; `pid`, if it is an event's own field, is
-        called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how to get it.
+        under their names, missing if an event has no such field or it was not measured; `pid`, if it is an event's own
+        field, is called event_pid. Enumerations are given by name, strings as text. Needs pandas: ImportError says how
+        to get it.
         """
         try:
             import pandas as pd
@@ -357,7 +370,7 @@ class Trace:
                 if own.name == what.name:
                     mask = self.events["code"] == event.code
                     values[mask] = self.events[column][mask]
-                    there |= mask
+                    there |= mask & (values != 0) if own.may_lack else mask
         if what.unit == "string":
             texts = [
                 self.strings.get((p, n)) if t else None

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
-from minidl.tracefile.events import EVENTS, Event, Phase, Track
+from minidl.tracefile.events import EVENTS, RESULT_PICKLE, RESULT_WRITE, Event, Phase, Track
 
 SPAN = np.dtype(
     [
@@ -28,6 +28,8 @@ SPAN = np.dtype(
         ("end_task", "<i8"),  # of the end; -1 = none, or open
         ("end_worker", "<i8"),
         *((name, "<i8") for name in ("bx", "by", "bz", "ex", "ey", "ez")),
+        ("cpu", "<i8"),  # CPU time of the span's thread, ns, at most the span's length; 0 = not measured
+        ("cpu_wait", "<i8"),  # how long the thread was ready to run and had no CPU, ns; 0 = not measured
     ]
 )
 """One span: a begin and its end."""
@@ -49,6 +51,13 @@ def _code_table(holds: Callable[[Event], bool]) -> Bools:
 
 _BEGIN = _code_table(lambda event: event.phase is Phase.BEGIN)
 _END = _code_table(lambda event: event.phase is Phase.END)
+_CPU: Final = [
+    (code, field.name, "e" + column)
+    for code, event in EVENTS.items() if event.phase is Phase.BEGIN
+    for column, field in zip("xyz", EVENTS[code + 1].fields, strict=False) if field.is_cpu
+]  # fmt: skip
+"""Where ends hold what their spans had of a CPU: code of the begin, column of SPAN, and the column it stands in."""
+
 _ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.track in (Track.LOADER, Track.CONSUMER))
 
 
@@ -106,7 +115,36 @@ def _spans(events: Rows, begins: Ints, end_of: Ints) -> Rows:
     for name in "xyz":
         out["b" + name] = first[name]
         out["e" + name][closed] = last[name]
+    for code, name, column in _CPU:
+        mine = out["code"] == code
+        out[name][mine] = out[column][mine]
+    mine = closed & (out["code"] == RESULT_PICKLE[0])
+    out["cpu"][mine] = _told_by_writes(events)[end_of[begins[mine]]]
+    _bound(out, closed & (first["tid"] == events["tid"][end_of[begins]]))
     return out
+
+
+def _told_by_writes(events: Rows) -> Ints:
+    """For each event, a result_pickle's end, the CPU time that the write after it tells; 0 = none."""
+    out = np.zeros(len(events), np.int64)
+    at = np.flatnonzero(np.isin(events["code"], (RESULT_PICKLE[1], RESULT_WRITE[0])))
+    at = at[np.lexsort((at, events["tid"][at], events["process"][at]))]
+    pickle, write = at[:-1], at[1:]
+    told = (events["code"][pickle] == RESULT_PICKLE[1]) & (events["code"][write] == RESULT_WRITE[0])
+    for name in ("process", "tid", "loader", "task"):
+        told &= events[name][pickle] == events[name][write]
+    out[pickle[told]] = events["y"][write[told]]
+    return out
+
+
+def _bound(spans: Rows, measured: Bools) -> None:
+    """Keep CPU times in their spans: clocks have granules, and a reading lies beside the event. None if not `measured`.
+
+    A span that began in another thread than it ended has two clocks, and so no CPU time.
+    """
+    length = np.where(measured, spans["end"] - spans["begin"], 0)
+    spans["cpu"] = np.clip(spans["cpu"], 0, length)
+    spans["cpu_wait"] = np.clip(spans["cpu_wait"], 0, length - spans["cpu"])
 
 
 def durations(spans: Rows) -> Ints:

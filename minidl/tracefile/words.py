@@ -35,6 +35,11 @@ def size(number: float) -> str:
     return f"{number:.1f} GiB"
 
 
+def percent(share: float) -> str:
+    """Return a share of 1 as "65%"; "<1%" of one that is not 0."""
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """Return "1 event", "2 events"; many: the plural, if it is not `one` and an s."""
     return f"{count} {one if count == 1 else many or one + 's'}"

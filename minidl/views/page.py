@@ -45,6 +45,13 @@ EXACT: Final = 1 << 53
 
 _OWN = ("bx", "by", "bz", "ex", "ey", "ez")
 
+_CPU_FIELDS = [
+    (code, side + column)
+    for code, event in EVENTS.items() if event.phase is Phase.BEGIN
+    for side, own in (("b", event), ("e", EVENTS[code + 1]))
+    for column, field in zip("xyz", own.fields, strict=False) if field.is_cpu
+]  # fmt: skip
+
 
 class Page(str):
     """A page as text. A notebook displays it in a sandboxed frame that can run the page's script and nothing else."""
@@ -81,6 +88,7 @@ def html(
     workers: Iterable[int] | None = ...,
     title: str | None = ...,
     compress: bool = ...,
+    perfetto: str = ...,
 ) -> Page: ...
 @overload
 def html(
@@ -92,19 +100,23 @@ def html(
     workers: Iterable[int] | None = ...,
     title: str | None = ...,
     compress: bool = ...,
+    perfetto: str = ...,
 ) -> Path: ...
 def html(
     trace: Trace | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, since: float | None = None,
     until: float | None = None, workers: Iterable[int] | None = None, title: str | None = None, compress: bool = True,
+    perfetto: str = "",
 ) -> Page | Path:  # fmt: skip
     """Return a trace, or the one at a path, as a page; or write the page to `path` and return that.
 
     since, until: seconds from the trace's first event; workers: those to show; title: by default the trace's name.
+    perfetto: address of a Perfetto that shows the same trace, for the page to link to (see `viewer`).
     Raises ValueError for a window or a worker that is not in the trace, OSError as writing does.
     """
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
-    return _fill(describe(scene, title_of(trace) if title is None else title), columns(scene), compress).written(path)
+    words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
+    return _fill(words, columns(scene), compress).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -183,7 +195,7 @@ def _fields(event: Event) -> list[dict[str, Any]]:
             "name": field.name, "unit": field.unit,
             "values": {int(m): m.name.lower().replace("_", " ") for m in field.enum} if field.enum else None,
         }
-        for field in event.fields
+        for field in event.fields if not field.is_cpu
     ]  # fmt: skip
 
 
@@ -274,8 +286,10 @@ def _bar_columns(scene: Scene) -> Columns:
     for name in ("code", "fate", "simulated", "task", "worker", "batch"):
         out[f"bar.{name}"] = bars[name]
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
-    for name in ("loader", "process", "tid", *_OWN):
+    for name in ("loader", "process", "tid", "cpu", "cpu_wait", *_OWN):
         out[f"bar.{name}"] = spans[name].copy()
+    for code, column in _CPU_FIELDS:
+        out[f"bar.{column}"][bars["code"] == code] = 0  # they are in columns of their own
     texts, strings = _texts(scene), scene.trace.strings
     for process, number in _named(scene):
         mine = (spans["process"] == process) & np.isin(bars["code"], _NAMED)

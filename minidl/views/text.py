@@ -23,7 +23,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.spans import nest
-from minidl.tracefile.words import lacking, plain
+from minidl.tracefile.words import duration, lacking, percent, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, window_of
@@ -226,7 +226,7 @@ def _ruler(window: _Window, label: int) -> str:
 
 
 def _shares(fill: Ints, window: _Window) -> str:
-    """Return what the lane spent the window on: "busy 83 % (sample 60 %, collate 23 %), idle 12 %"."""
+    """Return what the lane spent the window on: "busy 83% (sample 60%, collate 23%), idle 12%"."""
     total = window.end - window.start
     spent: dict[str, int] = {}
     for kind, ns in zip(_KINDS, fill.sum(axis=1).tolist(), strict=True):
@@ -234,10 +234,10 @@ def _shares(fill: Ints, window: _Window) -> str:
     order = sorted((k for k in spent if spent[k] > 0), key=lambda k: (-spent[k], k))
     work = [k for k in order if k not in (*WAITING, "still waiting", "did not end")]
     rest = [k for k in order if k not in work]
-    busy = f"busy {_percent(sum(spent[k] for k in work), total)}"
+    busy = f"busy {percent(sum(spent[k] for k in work) / total)}"
     if work:
-        busy += f" ({', '.join(f'{k} {_percent(spent[k], total)}' for k in work)})"
-    return ", ".join([busy, *(f"{k} {_percent(spent[k], total)}" for k in rest)])
+        busy += f" ({', '.join(f'{k} {percent(spent[k] / total)}' for k in work)})"
+    return ", ".join([busy, *(f"{k} {percent(spent[k] / total)}" for k in rest)])
 
 
 def _wrapped(head: str, words: str, width: int) -> list[str]:
@@ -246,11 +246,6 @@ def _wrapped(head: str, words: str, width: int) -> list[str]:
     room = max(_LEAST_CELLS, width - len(head))
     lines = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
     return [(" " * len(head) if n else head) + line.replace("\xa0", " ") for n, line in enumerate(lines)]
-
-
-def _percent(part: int, total: int) -> str:
-    share = 100 * part / total
-    return f"{share:.0f} %" if share >= 1 or part == 0 else "<1 %"
 
 
 def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
@@ -289,6 +284,17 @@ def _path(drawn: Scene, task: int) -> Iterator[str]:
             left, reached = (f"{arrow[end] / 1e9:.9f} s" for end in ("left", "reached"))
             ends = [drawn.lanes[arrow[end]].title for end in ("from_lane", "to_lane")]
             yield f"  {left}  {ends[0]:<13} -> {reached}  {ends[1]:<13} {EVENTS[int(arrow['code'])].name}"
+        yield from _computing(drawn, batch)
+
+
+def _computing(drawn: Scene, batch: int) -> Iterator[str]:
+    """Yield a line for each of the batch's steps with CPU time, without its samples."""
+    spans = drawn.spans[drawn.bars["span"][drawn.bars["batch"] == batch]]
+    for span in spans[(spans["cpu"] > 0) & (spans["code"] != ev.SAMPLE[0])]:
+        took = span["end"] - span["begin"]
+        parts = (("computing", span["cpu"]), ("ready but without a CPU", span["cpu_wait"]))
+        told = ", ".join(f"{words} {percent(ns / took)}" for words, ns in parts if ns)
+        yield f"  {EVENTS[int(span['code'])].name:<13} took {duration(took)}: {told}"
 
 
 def _facts(row: np.void) -> str:
@@ -297,7 +303,7 @@ def _facts(row: np.void) -> str:
     facts += [f"worker {row['worker']}"] if row["worker"] >= 0 and event.track is Track.LOADER else []
     for field, column in zip(event.fields, ("bx", "by", "bz"), strict=False):
         value, unit = (row[column] / 1e9, "s") if field.unit == "ns" else (row[column], field.unit)
-        if field.enum is None:
+        if field.enum is None and not field.is_cpu:
             facts.append(f"{field.name} {value:g} {unit}".rstrip())
     return f" ({', '.join(facts)})" if facts else ""
 

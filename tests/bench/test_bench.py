@@ -249,11 +249,12 @@ def test_the_loaders_own_thread_records_as_many_events_a_batch_as_the_case_says(
 
 # --- The loader -------------------------------------------------------------------------------------------------------
 @pytest.mark.live
-@pytest.mark.parametrize(("kind", "workers"), [("empty", 0), ("record", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [("empty", 0), ("record", 1)])
 def test_bench_loader(kind: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "KINDS", {kind: loader.KINDS[kind]})
     rows = loader.bench_loader(rounds=2, length=0.1, workers=(workers,))
     sound(rows, 2)
+    assert {row.group for row in rows} == {f"{kind} batch, {workers} worker{'' if workers == 1 else 's'}"}
     assert {row.name: row.against for row in rows} == loader.VARIANTS
     recorded = {row.name: row.extra["events"] for row in rows if "events" in row.extra}
     assert list(recorded) == [loader.BATCHES, loader.SAMPLES]

@@ -336,6 +336,26 @@ def train(name: str) -> None:
     assert torch.stack(ours).cpu().tolist() == pytest.approx(torch.stack(losses(here, "cpu")).tolist(), rel=1e-4)
 
 
+LATE = """
+import torch
+from minidl.device import sim
+torch.ones(1, requires_grad=True).sum().backward()
+sim.load()
+weight = torch.ones(1, device="sim", requires_grad=True)
+with torch.no_grad():
+    print(float(weight * 2))
+weight * 2
+"""
+
+
+@pytest.mark.live
+def test_a_device_that_came_after_the_first_backward_pass_is_an_error_where_a_gradient_is_asked_for() -> None:
+    done = wl.run(LATE)
+    assert done.stdout == "2.0\n"
+    assert "it was loaded after the first backward pass of this process" in done.stderr
+    assert "call minidl.device.sim.use() earlier" in done.stderr
+
+
 def test_operators_without_a_shape_run_at_once_and_are_listed() -> None:
     before = sim.fallbacks().get("aten::nonzero", 0)
     assert torch.nonzero(torch.tensor([0, 1, 2], device="sim")).tolist() == [[1], [2]]

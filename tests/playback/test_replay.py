@@ -324,11 +324,14 @@ def test_positions_events_moments_and_rows(tmp_path: Path) -> None:
         at.at(moment)
         assert at.event["time"] == trace.events[at.rows[position - 1]]["time"]
         assert at.position == len(at) or trace.events[at.rows[at.position]]["time"] > at.event["time"]
-    assert at.at(-1.0) == at.to(0)
-    assert at.at(1e6) == at.to(len(at))
+    for moment, end in ((float("nan"), 50), (-1.0, 0), (1e6, len(at))):
+        at.to(end)
+        with pytest.raises(IndexError, match=rf"{re.escape(f'{moment:g} s')}: give 0 to 0\.\d{{6}} s"):
+            at.at(moment)
+        assert at.position == end
     assert at.forward(7) == at.to(len(at))
     assert at.back(10**6) == at.to(0)
-    with pytest.raises(IndexError, match=f"position 999999: this replay has positions 0 to {len(at)}"):
+    with pytest.raises(IndexError, match=rf"event 999999: give 0 \(before the first\) to {len(at)} "):
         at.to(999999)
     with pytest.raises(IndexError, match="row 999999 is no event of iterator 1"):
         at.to_row(999999)
@@ -652,7 +655,8 @@ def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.Ca
     for bad, said in (
         (["--batch", "99"], "replay: batch 99: this run handed out 9"),
         (["--loader", "3"], "has no iterator 3"),
-        (["--event", "99999"], "position 99999"),
+        (["--event", "99999"], "event 99999: give 0"),
+        (["--at", "99"], "99 s: give 0 to"),
     ):
         assert cli.main(["replay", str(tmp_path / "t"), *bad]) == 2
         assert said in capsys.readouterr().err

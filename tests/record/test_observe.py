@@ -460,7 +460,7 @@ def test_programs_end_as_without_it(tmp_path: Path, how: str) -> None:
 # --- Programs that nobody touches -------------------------------------------------------------------------------------
 @pytest.mark.live
 def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
-    kinds = (_BaseDataLoaderIter, _MultiProcessingDataLoaderIter)
+    kinds = (_BaseDataLoaderIter, _MultiProcessingDataLoaderIter, DataLoader)
     before = [kind.__init__ for kind in kinds]
     with minidl.trace(tmp_path / "t"), observed_iterators():
         signature = inspect.signature(kinds[0].__init__)
@@ -476,6 +476,9 @@ def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
     assert signature == inspect.signature(before[0])
     trace = clean(tmp_path / "t")
     assert [facts.get("observed") for facts in trace.loaders.values()] == [True, None, True]
+    made = [facts["made_at"].split(":") for facts in trace.loaders.values()]
+    assert {name for name, _ in made} == {Path(__file__).name}
+    assert len({line for _, line in made}) == 3
     (passed,) = trace.described("passed over")
     assert passed["iterator"] == "torch.utils.data.dataloader._SingleProcessDataLoaderIter"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import struct
@@ -26,6 +27,7 @@ import workloads as wl
 
 import minidl
 from minidl import driver, pin_memory, shutdown, signal_handling, worker
+from minidl.driver import Simple
 from minidl.explore.ablations import without
 from minidl.progress import Stage
 from minidl.transport.queues import BoundedQueue, SharedFlag
@@ -168,9 +170,20 @@ def half_a_message() -> None:
 
 
 def closes_while_a_worker_tears() -> None:
+    """The pin thread waits for a message and the worker is in its sample, so both see the shutdown from its start."""
     intervals(1.0, pin=60.0, kept=60.0)
     iterator = start(Torn(2), pin_memory=True)
     next(iterator)
+    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
+    until(lambda: iterator._worker_result_queue._rlock._semlock._is_zero())
+    plain, torn = shutdown.Crew.perform, iterator._workers[1]
+
+    def perform(self: Any, effect: Any) -> None:
+        plain(self, effect)
+        if effect is Simple.SET_WORKERS_DONE:
+            until(lambda: not torn.is_alive())
+
+    shutdown.Crew.perform = perform  # type: ignore[method-assign]
     waits(iterator)
     iterator.close()
     say(iterator)
@@ -426,13 +439,18 @@ def exits_unclosed_with_a_full_index_queue() -> None:
 
 
 def exits_while_a_lock_is_held() -> None:
-    """A thread that Python stops inside a queue's lock keeps it; here the lock is taken for good."""
+    """A thread that Python stops inside a queue's lock keeps it; here the lock is taken for good.
+
+    The last of multiprocessing's exit handlers drops the iterator. It runs after that of the exit flag. When Python
+    drops it by itself, the iterator's __del__ may come so late that it fails before it meets the lock.
+    """
     intervals()
     iterator = start(wl.Numbers(100))
     keep(iterator)
     next(iterator)
     until_idle(iterator)
     iterator._index_queues[0]._sem = multiprocessing.Semaphore(0)
+    multiprocessing.util.Finalize(None, vars(sys.modules["__main__"]).pop, ["iterator"], exitpriority=-100)
     waits(iterator)
     print("well", flush=True)
 

@@ -1,11 +1,11 @@
-"""Miniatures of loaders that subclass the DataLoader and reach into it, as timm's and streaming's do.
+"""Miniatures of loaders that subclass the DataLoader and reach into it, and of a sampler: timm's and streaming's.
 
 Each function takes the class to be subclassed: torch's, or minidl's, which stands in its place under `minidl run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,6 +46,34 @@ def multi_epochs(base: Any) -> Any:
             self.endless._shutdown_workers()
 
     return MultiEpochs
+
+
+# --- As timm's RepeatAugSampler: each sample comes several times in a row of the common order -------------------------
+class Repeating(torch.utils.data.Sampler[int]):
+    """Deals out an order in which each sample comes `repeats` times; of it, `most` places (None: all) for each rank.
+
+    declared: whether it tells how often, by an attribute. own(rank): what else the order is seeded by. dealing: whether
+    the rank gets its share, and not the order's begin.
+    """
+
+    def __init__(
+        self, length: int, rank: int, ranks: int, repeats: int, most: int | None, *, declared: bool = True,
+        own: Callable[[int], int] = lambda rank: 0, dealing: bool = True,
+    ) -> None:  # fmt: skip
+        self.length, self.rank, self.num_replicas, self.times, self.most = length, rank, ranks, repeats, most
+        self.seeded, self.dealing, self.epoch = own(rank), dealing, 0
+        if declared:
+            self.num_repeats = repeats
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(1000 * self.seeded + self.epoch)
+        order = torch.randperm(self.length, generator=generator).repeat_interleave(self.times).tolist()
+        order += order[: -len(order) % self.num_replicas]
+        mine = order[self.rank :: self.num_replicas] if self.dealing else order
+        return iter(mine[: self.most])
 
 
 # --- As streaming's StreamingDataLoader: it counts what it yields, and ends the workers itself ------------------------

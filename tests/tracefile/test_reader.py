@@ -95,7 +95,7 @@ def test_reprs(small: Path) -> None:
     assert repr(trace.processes[1]).endswith("; the oldest 3 events overwritten>")
     assert repr(trace.order).startswith("<Order of 5 events in 2 processes: ")
     assert repr(Batches(trace.events)) == "<Batches: 0 sent, 0 yielded>"
-    assert repr(ev.EVENTS[ev.FETCH[1]]) == "<Event 23 fetch end: outcome:Outcome>"
+    assert repr(ev.EVENTS[ev.FETCH[1]]) == "<Event 23 fetch end: outcome:Outcome cpu:ns cpu_wait:ns>"
     assert repr(ev.EVENTS[ev.SHUTDOWN[0]]) == "<Event 90 shutdown begin>"
     assert repr(ev.EVENTS[ev.TASK_ERROR]) == "<Event 84 task_error instant: position index text:string>"
 

@@ -35,6 +35,26 @@ def test_spans(tmp_path: Path) -> None:
     ]
 
 
+def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
+    """In another thread's end it is none; no CPU time is longer than its span; a write tells that of the pickling."""
+    write_process(tmp_path, [
+        {"code": ev.FETCH[0], "time": 10}, {"code": ev.SAMPLE[0], "time": 20},
+        {"code": ev.SAMPLE[1], "time": 50, "z": 31}, {"code": ev.FETCH[1], "time": 110, "x": 2, "y": 60, "z": 70},
+        {"code": ev.CONSUMER[0], "time": 111}, {"code": ev.CONSUMER[1], "time": 120, "tid": 2, "x": 5},
+        {"code": ev.RESULT_PICKLE[0], "time": 200, "tid": 9, "task": 1},
+        {"code": ev.RESULT_PICKLE[1], "time": 240, "tid": 9, "task": 1, "x": 7, "y": 1, "z": 33},
+        {"code": ev.RESULT_PICKLE[0], "time": 241, "tid": 8, "task": 2},
+        {"code": ev.RESULT_WRITE[0], "time": 250, "tid": 9, "task": 1, "x": 7, "y": 21},
+        {"code": ev.RESULT_PICKLE[1], "time": 260, "tid": 8, "task": 2, "x": 7},
+        {"code": ev.RESULT_WRITE[0], "time": 270, "tid": 9, "task": 2, "x": 7, "y": 22},
+    ])  # fmt: skip
+    spans = read_trace(tmp_path).spans()
+    assert [(int(row["code"]), int(row["cpu"]), int(row["cpu_wait"])) for row in spans] == [
+        (ev.FETCH[0], 60, 40), (ev.SAMPLE[0], 30, 0), (ev.CONSUMER[0], 0, 0), (ev.RESULT_PICKLE[0], 21, 0),
+        (ev.RESULT_PICKLE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0),
+    ]  # fmt: skip
+
+
 def test_an_epoch_may_be_ended_by_another_thread(tmp_path: Path) -> None:
     write_process(tmp_path, [
         {"code": ev.EPOCH[0], "tid": 1}, {"code": ev.FETCH[0], "tid": 1},

@@ -7,7 +7,7 @@ import pytest
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.spans import SPAN
-from minidl.tracefile.words import counted, doing, duration, listed, name_of, plain, size, value_of
+from minidl.tracefile.words import counted, doing, duration, listed, name_of, percent, plain, size, value_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ def test_durations(ns: float, words: str) -> None:
 )
 def test_sizes(number: int, words: str) -> None:
     assert size(number) == words
+
+
+def test_shares() -> None:
+    shares = (0, 0.00001, 0.0099, 0.01, 0.65, 1)
+    assert [percent(share) for share in shares] == ["0%", "<1%", "<1%", "1%", "65%", "100%"]
 
 
 def test_counts_and_lists() -> None:

@@ -33,15 +33,15 @@ feeder 0                            pP                   Pw
 worker 1              s1SSSSSSSSSSSSCCCCs3SSSSSSSSSSCCCC
 feeder 1                                pp              P
 
-consumer      busy 31 % (consumer 31 %)
-loader        busy 11 % (start 10 %, next <1 %, shutdown <1 %, sampling <1 %),
-              wait 48 %, join 10 %
-queue feeders busy <1 % (index_write <1 %)
-pin thread    busy 15 % (pin 11 %, rebuild 4 %), wait 5 %
-worker 0      busy 53 % (sample 40 %, collate 13 %, fetch <1 %), idle 4 %
-feeder 0      busy 3 % (pickle 2 %, write <1 %)
-worker 1      busy 50 % (sample 37 %, collate 12 %, fetch <1 %), idle <1 %
-feeder 1      busy 3 % (pickle 2 %, write <1 %)
+consumer      busy 31% (consumer 31%)
+loader        busy 11% (start 10%, next <1%, shutdown <1%, sampling <1%),
+              wait 48%, join 10%
+queue feeders busy <1% (index_write <1%)
+pin thread    busy 15% (pin 11%, rebuild 4%), wait 5%
+worker 0      busy 53% (sample 40%, collate 13%, fetch <1%), idle 4%
+feeder 0      busy 3% (pickle 2%, write <1%)
+worker 1      busy 50% (sample 37%, collate 12%, fetch <1%), idle <1%
+feeder 1      busy 3% (pickle 2%, write <1%)
 
 = epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
@@ -61,16 +61,16 @@ feeder 0            p     p    pp   p     p    p
 worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
 feeder 1             pw   p     p    p
 
-consumer      busy 20 % (consumer 20 %)
-loader        busy 7 % (rebuild 3 %, start 3 %, next <1 %, sampling <1 %),
-              wait 69 %, still waiting 4 %, did not end <1 %
-queue feeders busy <1 % (index_write <1 %)
-worker 0      busy 47 % (sample 35 %, collate 12 %, fetch <1 %),
-              still waiting 49 %, idle 1 %
-feeder 0      busy 2 % (pickle 2 %, write <1 %)
-worker 1      busy 33 % (sample 25 %, collate 8 %, fetch <1 %),
-              did not end 63 %, idle <1 %
-feeder 1      busy 1 % (pickle 1 %, write <1 %)
+consumer      busy 20% (consumer 20%)
+loader        busy 7% (rebuild 3%, start 3%, next <1%, sampling <1%), wait 69%,
+              still waiting 4%, did not end <1%
+queue feeders busy <1% (index_write <1%)
+worker 0      busy 47% (sample 35%, collate 12%, fetch <1%), still waiting 49%,
+              idle 1%
+feeder 0      busy 2% (pickle 2%, write <1%)
+worker 1      busy 33% (sample 25%, collate 8%, fetch <1%), did not end 63%,
+              idle <1%
+feeder 1      busy 1% (pickle 1%, write <1%)
 
 did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
 did not end: loader: result_get (task 9, worker 1, timeout 5 s), since 0.012995000 s
@@ -133,7 +133,7 @@ def test_time_in_an_inner_span_is_not_the_outer_ones(tmp_path: Path) -> None:
     write_process(tmp_path, [{"time": 1 + t, "code": c, "worker": 0} for t, c in steps], role="worker", worker=0)
     text = render(read_trace(tmp_path), 29)
     assert lanes(text)["worker 0"] == "FFFFFSSSSSCCCCCFFFFF"
-    assert "worker 0 busy 100 % (fetch 50 %, collate 25 %, sample 25 %)" in " ".join(text.split())
+    assert "worker 0 busy 100% (fetch 50%, collate 25%, sample 25%)" in " ".join(text.split())
 
 
 def test_a_small_letter_is_less_than_half_of_the_cell(tmp_path: Path) -> None:
@@ -293,6 +293,14 @@ def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
         "index_write", "fetch", "result_pickle", "result_write", "result_rebuild", "yield",
     ]  # fmt: skip
     assert "batch 4 of" not in render(made(tmp_path / "other", Run(batches=6)))
+
+
+def test_the_batch_that_is_asked_for_tells_what_its_steps_computed(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=6, cpu=lambda took: (took // 4, took // 8))), batch=4)
+    told = [line for line in text.splitlines() if " took " in line]
+    assert [line.split()[0] for line in told] == ["fetch", "collate"]
+    assert told[0].endswith(": computing 25%, ready but without a CPU 12%")
+    assert told[1].endswith(": computing 25%")
 
 
 def test_a_damaged_time_at_the_end_of_all_time_is_drawn(tmp_path: Path) -> None:

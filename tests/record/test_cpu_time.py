@@ -1,0 +1,176 @@
+"""CPU time of spans: which spans carry it, and that it tells computing from waiting."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+import workloads as wl
+
+import minidl
+from minidl import cli
+from minidl.record import cpu_time
+from minidl.record.cpu_time import RunDelay, choose, cpu_quota, spent
+from minidl.record.recorder import TraceConfig
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.reader import Trace, read_trace
+
+_COMPUTES = 0.02  # seconds of CPU time
+
+
+class Unlike(minidl.Dataset[torch.Tensor]):
+    """Even samples compute, odd ones sleep."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 2:
+            time.sleep(0.05)
+        else:
+            end = time.thread_time() + _COMPUTES
+            while time.thread_time() < end:
+                pass
+        return torch.ones(4)
+
+
+def _collate(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return samples  # in private memory, so that the feeder copies them
+
+
+def record(path: Path, cpu: bool | None, workers: int, observe: bool = False, detail: str = "sample") -> Trace:
+    with minidl.trace(path, cpu_time=cpu, detail=detail):
+        if observe:
+            context = minidl.observe()
+            loader = torch.utils.data.DataLoader(
+                Unlike(), 2, num_workers=workers, collate_fn=_collate, multiprocessing_context=context
+            )
+        else:
+            loader = minidl.DataLoader(Unlike(), 2, num_workers=workers, collate_fn=_collate)
+        assert len(list(loader)) == 4
+    return read_trace(path)
+
+
+def of(trace: Trace, span: tuple[int, int]) -> Rows:
+    spans = trace.spans()
+    return spans[(spans["code"] == span[0]) & (spans["end"] >= 0)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("workers", "observe"), [(0, False), (2, False), (2, True)])
+def test_a_computing_sample_is_told_from_one_that_sleeps(workers: int, observe: bool, tmp_path: Path) -> None:
+    trace = record(tmp_path / "t", True, workers, observe)
+    assert trace.problems == []
+    assert trace.manifest["cpu_time"]["spans"] == "sample"
+    assert trace.manifest["cpu_time"]["chosen_by"] == "user"
+    fetches = of(trace, ev.FETCH)
+    assert len(fetches) == 4
+    assert (fetches["cpu"] >= _COMPUTES * 0.9e9).all()  # one sample of the two computes
+    for span in (ev.FETCH, ev.COLLATE, ev.CONSUMER, *((ev.RESULT_PICKLE, ev.SHM_COPY) if workers else ())):
+        rows = of(trace, span)
+        name = ev.EVENTS[span[0]].name
+        assert len(rows), name
+        assert (rows["cpu"] > 0).all(), name
+        assert (rows["cpu"] + rows["cpu_wait"] <= rows["end"] - rows["begin"]).all(), name
+    if observe:
+        return
+    samples = of(trace, ev.SAMPLE)
+    sleeps = samples["by"] % 2 == 1
+    assert np.count_nonzero(sleeps) == 4
+    wall = samples["end"] - samples["begin"]
+    assert (samples["cpu"][sleeps] < wall[sleeps] / 2).all()
+    assert (samples["cpu"][~sleeps] >= _COMPUTES * 0.9e9).all()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("cpu", "detail"), [(False, "sample"), (True, "batch")])
+def test_without_it_the_events_are_the_same(cpu: bool, detail: str, tmp_path: Path) -> None:
+    trace = record(tmp_path / "t", cpu, 1, detail=detail)
+    spans = trace.spans()
+    assert (of(trace, ev.FETCH)["cpu"] > 0).all() == cpu
+    if not cpu:
+        assert not spans["cpu"].any()
+        assert not spans["cpu_wait"].any()
+
+
+def test_the_clock_s_cost_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cost, level in ((150, "sample"), (201, "batch"), (400, "batch"), (401, "off")):
+        clock = itertools.count()
+        monkeypatch.setattr(cpu_time.time, "perf_counter_ns", lambda clock=clock, cost=cost: next(clock) * 32 * cost)
+        assert choose() == (level, {"spans": level, "reading_ns": cost, "chosen_by": "cost"})
+        assert choose(True)[0] == "sample"
+        assert choose(False)[0] == "off"
+
+
+def test_a_difference_needs_two_readings() -> None:
+    assert [spent(5, 9), spent(5, 5), spent(0, 9), spent(5, 0)] == [4, 1, 0, 0]
+    with pytest.raises(ValueError, match="cpu_time is one of 'off', 'batch', 'sample', not 'all'"):
+        TraceConfig("x", cpu_time="all")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("said", ["on", "off", "perhaps"])
+def test_the_environment_forces_it(said: str, tmp_path: Path) -> None:
+    program = "import minidl; list(minidl.DataLoader(range(3)))"
+    done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_CPU=said)
+    assert done.returncode == 0, done.stderr
+    if said == "perhaps":
+        assert "MINIDL_TRACE_CPU is 'on' or 'off', not 'perhaps'" in done.stderr
+        return
+    trace = read_trace(tmp_path / "trace")
+    assert of(trace, ev.SAMPLE)["cpu"].all() == (said == "on")
+
+
+@pytest.mark.live
+def test_run_forces_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nlist(DataLoader(range(3)))\n")
+    trace = tmp_path / "trace"
+    assert cli.main(["run", "--trace", str(trace), "--cpu-time", "off", str(tmp_path / "script.py")]) == 0
+    assert read_trace(trace).manifest["cpu_time"]["spans"] == "off"
+
+
+def test_the_kernel_s_run_delay_never_falls() -> None:
+    """It leaves no descriptor open."""
+    before = os.listdir("/proc/self/fd")
+    delay = RunDelay()
+    readings = [delay() for _ in range(3)]
+    assert readings == sorted(readings)
+    del delay
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_quota_is_the_least_of_the_groups_around(root: Path) -> None:
+    assert cpu_quota(root) is None
+    (root / "proc/self/cgroup").write_text("0::/job/step\n")
+    group = root / "sys/fs/cgroup/job/step"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(root) is None
+    (group.parent / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(root) == 1.5
+    (group / "cpu.max").write_text("50000 100000\n")
+    assert cpu_quota(root) == 0.5
+
+
+def test_the_quota_of_an_older_kernel(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("5:memory:/elsewhere\n4:cpu,cpuacct:/job\n")
+    group = root / "sys/fs/cgroup/cpu/job"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("-1")
+    (group / "cpu.cfs_period_us").write_text("100000")
+    assert cpu_quota(root) is None
+    (group / "cpu.cfs_quota_us").write_text("200000")
+    assert cpu_quota(root) == 2
