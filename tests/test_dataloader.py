@@ -191,6 +191,14 @@ def test_too_many_workers_warn_when_made_and_when_iterated() -> None:
         minidl.DataLoader(MAP, num_workers=cpus)
 
 
+@pytest.mark.live
+def test_too_many_workers_are_said_once_to_a_user_who_filters_nothing() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # once for each place
+        minidl.DataLoader(MAP, num_workers=len(os.sched_getaffinity(0)) + 1)._get_iterator().close()
+    assert len([one for one in caught if "worker processes in total" in str(one.message)]) == 1
+
+
 def test_the_number_of_cpus_is_what_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch counts them: where there is no affinity, all that there are; where nothing is known, it says so."""
 

@@ -130,6 +130,43 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "trace" / "manifest.json").is_file()
 
 
+INTERRUPTED = """
+    import signal
+    import time
+    from torch.utils.data import DataLoader, Dataset
+
+    class Stuck(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 17:
+                signal.pause()
+            return index
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if __name__ == "__main__":
+        signal.signal(signal.SIGALRM, interrupt)
+        for number, _ in enumerate(DataLoader(Stuck(), batch_size=4, num_workers=2)):
+            if number == 3:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+"""
+
+
+@pytest.mark.live
+def test_a_run_that_is_interrupted_says_what_it_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", INTERRUPTED)
+    done = python("-m", "minidl", "run", "--trace", "trace", "train.py", cwd=tmp_path)
+    *_, sentence, where = done.stderr.splitlines()
+    assert done.returncode == 130
+    assert sentence.startswith("minidl: ")
+    assert "waiting for worker 0" in sentence
+    assert "in sample 17 (task 4)" in sentence
+    assert where == "minidl: recorded in trace; next: minidl summary trace"
+
+
 @pytest.mark.live
 def test_a_traceback_begins_in_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = write(tmp_path / "wrong.py", "1 / 0\n")

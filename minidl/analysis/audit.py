@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from minidl import terminal
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
@@ -192,7 +193,8 @@ def _table(subject: Subject) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """`minidl audit`: print the report; return 1 if a mistake was found, else 0."""
-    report = audit([read_trace(path) for path in traces_in(arguments.traces)])
+    with terminal.busy("comparing the ranks"):
+        report = audit([read_trace(path) for path in traces_in(arguments.traces)])
     json.dump(report.to_json(), sys.stdout) if arguments.json else print(report.text(), end="")
     print()
     return 1 if report.mistakes else 0

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
+from minidl.analysis.headline import Headline, What, headline
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
@@ -34,7 +36,10 @@ an iterator of its own."""
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """How long one kind of step took, over all workers. total, p50, p95, most: ns."""
+    """How long one kind of step took, over all workers. total, p50, p95, most: ns.
+
+    computing: of the steps with CPU time, the share of their time that they computed; None if none has it.
+    """
 
     name: str
     count: int
@@ -42,11 +47,14 @@ class StageTime:
     p50: int
     p95: int
     most: int
+    computing: float | None = None
 
     @classmethod
-    def of(cls, name: str, took: Ints) -> StageTime:
+    def of(cls, name: str, spans: Rows) -> StageTime:
+        took, measured = durations(spans), spans["cpu"] > 0
         p50, p95 = np.percentile(took, [50, 95])
-        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()))
+        share = spans["cpu"].sum() / took[measured].sum() if measured.any() else None
+        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()), share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +121,20 @@ class LoaderSummary:
         """Of the time that the training loop took, the share that it waited for data; 0 if nothing is recorded."""
         return self.waited / max(1, self.waited + self.consumer)
 
-    def text(self) -> str:
-        """The iterator's part of the summary."""
+    def text(self, hints: bool = True) -> str:
+        """The iterator's part of the summary. hints: with what to do about its speed, and its slowest samples."""
         wall = f"{duration(self.wall)} from the first event to the last"
         lines = [
             f"iterator {self.number}{_of_rank(self.params)}{_params(self.params)}",
             f"  {counted(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
             f"  waited inside next() {duration(self.waited)}, consumer's own time {duration(self.consumer)}",
-            *(f"  {line}" for line in self.verdict.lines()),
+            *(f"  {line}" for line in (self.verdict if hints else replace(self.verdict, next_step="")).lines()),
         ]
         lines += [f"  {counted(self.errors, 'task')} ended in an error"] if self.errors else []
         lines.append(f"  {', '.join(self._start_and_end())}")
         lines += [*self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
         lines += [f"  {self.device.text()}"] if self.device is not None else []
-        if self.slowest:
+        if self.slowest and hints:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
 
@@ -151,9 +159,15 @@ class LoaderSummary:
     def _stage_lines(self) -> list[str]:
         if not self.stages:
             return []
+        shares = ["" if s.computing is None else percent(s.computing) for s in self.stages]
         head = f"  {'stage':<15}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
-        rows = ((s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6) for s in self.stages)
-        return [head, *("  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
+        head += f"{'computing':>11}" * any(shares)
+        rows = (
+            (s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6, share)
+            for s, share in zip(self.stages, shares, strict=True)
+        )
+        form = "  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}"
+        return [head, *(form.format(*row).rstrip() for row in rows)]
 
     def _worker_lines(self) -> list[str]:
         if not self.workers:
@@ -179,6 +193,7 @@ class LoaderSummary:
 class Summary:
     """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
 
+    headline: Headline
     path: str
     command: str
     machine: str
@@ -196,11 +211,13 @@ class Summary:
         """The whole summary, as lines for a terminal."""
         lost = f", {self.lost} lost" if self.lost else ""
         processes = counted(self.processes, "process", "processes")
-        lines = [f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}"]
+        unended = ["when the trace ends:", *(f"  {text}" for text in self.open)] if self.open else []
+        lines = self.headline.lines() + unended if self._broken else [self.headline.sentence]
+        lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
         lines += list(self._loader_texts()) or ["no iterator in this trace"]
-        if self.open:
-            lines += ["when the trace ends:", *(f"  {text}" for text in self.open)]
+        if unended and not self._broken:
+            lines += unended
         if self.alive:
             lines += ["alive at the program's end:", *(f"  {text}" for text in self.alive)]
         if self.attachments:
@@ -208,6 +225,11 @@ class Summary:
         if self.problems:
             lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
         return "\n".join(plain(line) for line in "\n".join(lines).split("\n"))
+
+    @property
+    def _broken(self) -> bool:
+        """Whether the run did not end as it should: then speed is not what matters."""
+        return self.headline.kind not in (What.SLOW, What.FINE)
 
     def _loader_texts(self) -> Iterator[str]:
         """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
@@ -218,7 +240,7 @@ class Summary:
             first, longest = group[0], max(group, key=lambda one: one.waited)
             for loader in group:
                 full = len(group) < MANY_ALIKE or loader in (first, longest)
-                yield loader.text() if full else loader.line(first.number)
+                yield loader.text(hints=not self._broken) if full else loader.line(first.number)
 
 
 def summary(trace: Trace) -> Summary:
@@ -227,6 +249,7 @@ def summary(trace: Trace) -> Summary:
     times, alive = trace.events["time"], left_alive(trace)
     numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
     return Summary(
+        headline=headline(trace, spans),
         path=str(trace.path),
         command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         machine=_machine(trace.manifest),
@@ -245,7 +268,9 @@ def summary(trace: Trace) -> Summary:
 def _machine(manifest: dict[str, Any]) -> str:
     versions = manifest.get("versions")
     parts = [str(manifest["host"])] if manifest.get("host") else []
-    parts += [f"{manifest['cpus']} CPUs"] if manifest.get("cpus") else []
+    cpus, usable = manifest.get("cpus"), cpus_of(manifest)
+    fewer = f", of which the run could use {usable:g}" if usable != cpus else ""
+    parts += [f"{cpus} CPUs{fewer}"] if cpus else []
     parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
     return ", ".join(parts)
 
@@ -308,7 +333,7 @@ def stage_codes(spans: Rows) -> dict[str, list[int]]:
 
 def _stages(spans: Rows) -> list[StageTime]:
     found = ((name, spans[np.isin(spans["code"], codes)]) for name, codes in stage_codes(spans).items())
-    return [StageTime.of(name, durations(mine)) for name, mine in found if len(mine)]
+    return [StageTime.of(name, mine) for name, mine in found if len(mine)]
 
 
 def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:

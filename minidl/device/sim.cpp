@@ -101,6 +101,7 @@ void check_process() {
 // --- Streams ---------------------------------------------------------------------------------------------------------
 // A position in a stream, reached when all work before it is done.
 struct Mark {
+  DeviceIndex device = 0;
   std::mutex mutex;
   std::condition_variable changed;
   bool reached = false;
@@ -185,9 +186,14 @@ struct DeviceState {
   }
   void check() {
     std::lock_guard<std::mutex> guard(mutex);
-    TORCH_CHECK(failure.empty(), "simulated accelerator: a kernel has failed: ", failure);
+    TORCH_CHECK(failure.empty(), "simulated accelerator: sim:", index(), ": a kernel has failed: ", failure);
   }
+  int64_t index() const;
 } states[kDevices];
+
+int64_t DeviceState::index() const {
+  return this - states;
+}
 
 struct Queue {
   DeviceIndex device = 0;
@@ -253,6 +259,7 @@ struct Queue {
 
   MarkPtr mark() {
     auto mark = std::make_shared<Mark>();
+    mark->device = device;
     put([=, this, enqueued = now()] { catch_up(enqueued), mark->reach(free_at); });
     return mark;
   }
@@ -647,12 +654,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event) queue_of(of).wait_for(*static_cast<EventMark*>(event));
   }
   bool queryEvent(void* event) const override {
-    check_all();
-    return !event || (*static_cast<EventMark*>(event))->is_reached();
+    if (!event) return true;
+    auto& mark = *static_cast<EventMark*>(event);
+    states[mark->device].check();
+    return mark->is_reached();
   }
   void synchronizeEvent(void* event) const override {
-    if (event) (*static_cast<EventMark*>(event))->wait();
-    check_all();
+    if (!event) return;
+    auto& mark = *static_cast<EventMark*>(event);
+    mark->wait();
+    states[mark->device].check();
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
     delete static_cast<EventMark*>(event);
@@ -669,9 +680,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   static c10::Stream stream(c10::Device device, int64_t id) {
     return c10::Stream(c10::Stream::UNSAFE, {kSim, index(device)}, id);
-  }
-  static void check_all() {
-    for (auto& state : states) state.check();
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)

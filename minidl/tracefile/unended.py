@@ -2,6 +2,7 @@
 
 Interface: `open_spans(trace)`, a line for each thread whose span did not end. What a program left as it was when it
 ended is no such span: `alive_at_end(trace)` has a line for each of those iterators, `left_alive(trace)` their numbers.
+`innermost` and `since` are what the lines are made of, `alive_until` the time up to which each process was seen alive.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ def open_spans(trace: Trace, spans: Rows | None = None, worker: tuple[int, int] 
 
     worker: only of this one, (loader, worker).
     """
-    last = int(trace.events["time"][-1]) if len(trace) else 0
+    last, until = int(trace.events["time"][-1]) if len(trace) else 0, alive_until(trace)
     out = []
     alive = left_alive(trace)
-    for process, row, ended in _innermost(trace, spans):
+    for process, row, ended in innermost(trace, spans):
         if worker not in (None, (process.loader, process.worker)):
             continue
         if process.whole_until:
-            since = duration(last - process.whole_until)
-            out.append(f"{process.name} was {doing(row)} when its recording stopped, {since} before that")
+            before = duration(last - process.whole_until)
+            out.append(f"{process.name} was {doing(row)} when its recording stopped, {before} before that")
         elif ended:
             out.append(f"{process.name} ended while it was {doing(row)}")
         elif int(row["loader"]) not in alive:
-            out.append(f"{process.name} has been {doing(row)} for {duration(last - _since(trace, row))}")
+            took = duration(until[int(row["process"])] - since(trace, row))
+            out.append(f"{process.name} has been {doing(row)} for {took}")
     return out
 
 
@@ -54,13 +56,31 @@ def left_alive(trace: Trace) -> frozenset[int]:
 def alive_at_end(trace: Trace, spans: Rows | None = None) -> list[str]:
     """In words, for each iterator of `left_alive` that has an open span, what its processes were doing."""
     alive, found = left_alive(trace), dict[int, list[str]]()
-    for process, row, ended in _innermost(trace, spans):
+    for process, row, ended in innermost(trace, spans):
         if not ended and not process.whole_until and int(row["loader"]) in alive:
             found.setdefault(int(row["loader"]), []).append(f"{process.name} {doing(row)}")
     return [f"iterator {number}: {listed(each, most=4)}" for number, each in sorted(found.items())]
 
 
-def _innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:
+def alive_until(trace: Trace) -> list[int]:
+    """Up to when each process was there, ns: to the trace's last event, or if it ended before that to its own last.
+
+    A process that was killed writes nothing about it: others find it dead some time after its last event.
+    """
+    events = trace.events
+    last = int(events["time"][-1]) if len(events) else 0
+    until = [last] * len(trace.processes)
+    dead = set(events["y"][events["code"] == ev.FOUND_DEAD].tolist())
+    dead |= set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
+    left = set(events["process"][events["code"] == ev.WORKER_EXIT].tolist())
+    for index, process in enumerate(trace.processes):
+        if process.pid in dead or index in left:
+            own = events["time"][events["process"] == index]
+            until[index] = int(own[-1]) if len(own) else process.start_ns
+    return until
+
+
+def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:
     """Yield for each thread with an open span: its process, the innermost span, whether the process has ended."""
     spans = trace.spans() if spans is None else spans
     unended = spans[spans["end"] < 0]
@@ -73,7 +93,7 @@ def _innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.v
         yield process, row, index in left or (process.loader, process.worker, process.pid) in gone
 
 
-def _since(trace: Trace, span: np.void) -> int:
+def since(trace: Trace, span: np.void) -> int:
     """Since when a thread is in this span, its innermost open one; a wait that polls has begun with its first poll."""
     begins = [pair[0] for pair in POLLED]
     if span["code"] not in begins:

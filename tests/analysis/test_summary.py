@@ -167,6 +167,19 @@ def test_a_hang_is_told_with_its_sample_and_who_waits_for_it(tmp_path: Path) -> 
     assert "when the trace ends:" in told.text()
 
 
+def test_in_a_hang_what_is_open_comes_first_and_no_hint_is_about_speed(tmp_path: Path) -> None:
+    told = imagined(tmp_path / "trace", **made_trace.HUNG | {"poll": 5_000_000_000})
+    lines = told.text().splitlines()
+    assert lines[0] == told.headline.sentence
+    assert lines[0].startswith("hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38 (task 9)")
+    assert lines.index("when the trace ends:") < next(n for n, line in enumerate(lines) if line.startswith("iterator"))
+    assert [line.strip() for line in lines if "next step" in line] == [f"next step: {told.headline.next_step}"]
+    assert "slowest" not in told.text()
+    healthy = imagined(tmp_path / "healthy", **made_trace.HEALTHY)
+    assert healthy.text().splitlines()[0] == healthy.headline.sentence
+    assert "  slowest " in healthy.text()
+
+
 def test_who_polls_has_waited_since_his_first_poll(tmp_path: Path) -> None:
     """The loader asks whether its workers live and waits on: it has waited since it began to."""
     trace = read_trace(made_trace.write(tmp_path / "t", made_trace.Run(**made_trace.HUNG | {"polls": 7})))

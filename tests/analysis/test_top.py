@@ -26,7 +26,8 @@ from oracle_trace import stop_recording, write_process
 from minidl import cli
 from minidl.analysis import live, top
 from minidl.analysis.live import LiveTrace, ProcessLife, find_trace
-from minidl.analysis.top import IteratorSnapshot, Job, Snapshot, follow, snapshot
+from minidl.analysis.now import STALLED_AFTER, WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
+from minidl.analysis.top import follow
 from minidl.protocol import LoaderState
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
@@ -57,13 +58,13 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
     lives = {LOADER_PID: ProcessLife.ALIVE, LOADER_PID + 100: ProcessLife.ALIVE, LOADER_PID + 101: ProcessLife.DISK}
     shot = snapshot(trace, last_of(trace) + 12 * SECOND, lives)
     assert shot.text() == (
+        "iterator 1 stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
+        "for 12.0 s; later batches that wait behind it: 2\n"
         f"{tmp_path / 't'}: running\n"
         "  train.py\n"
         "iterator 1: epoch 0, 9 yielded, waiting for task 9 of worker 1 for 12.0 s\n"
         "  0.0 batches/s, 0 B/s, no batch, over the last 5.00 s\n"
         "  in flight: index queue 1, worker 1, result queue 0, reorder buffer 2\n"
-        "  stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
-        "for 12.0 s; later batches that wait behind it: 2\n"
         "  worker  pid      process  queued  is                                          for\n"
         "  0       1100     alive         0  waiting for a task                       12.0 s\n"
         "  1       1101     disk          1  in sample 38 (task 9)                    12.0 s"
@@ -74,7 +75,7 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
 def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", **HUNG)
     begin = int(trace.select("next", ev.Phase.BEGIN)["time"][-1])
-    limit = begin + int(top.STALLED_AFTER * SECOND)
+    limit = begin + int(STALLED_AFTER * SECOND)
     assert not only(snapshot(trace, limit - 1)).stalled
     assert only(snapshot(trace, limit)).stalled
 
@@ -226,7 +227,7 @@ def test_rates_are_of_the_last_seconds(tmp_path: Path) -> None:
     write_process(tmp_path / "t", events, pid=100, role="loader", loader=1)
     trace = read_trace(tmp_path / "t")
     loader = only(snapshot(cut(trace, 20 * SECOND + SECOND // 2), 20 * SECOND + SECOND // 2))
-    assert loader.window == top.WINDOW
+    assert loader.window == WINDOW
     assert loader.batches_per_s == 1.0
     assert loader.bytes_per_s == 1000.0
     assert loader.wait == pytest.approx(0.25)
@@ -373,7 +374,7 @@ def test_an_idle_worker_has_been_idle_since_its_last_task(tmp_path: Path) -> Non
     write_process(tmp_path / "t", [done, *polls], pid=200, role="worker", worker=0, loader=1)
     (worker,) = only(snapshot(read_trace(tmp_path / "t"), 20 * SECOND)).workers
     assert worker.idle
-    assert worker.doing == top.Doing("waiting for a task", 18.0)
+    assert worker.doing == Doing("waiting for a task", 18.0)
 
 
 def test_loaders_that_have_ended_are_hidden_behind_those_that_have_not(tmp_path: Path) -> None:
@@ -578,7 +579,7 @@ with trace(sys.argv[1]):
 @pytest.mark.live
 def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(top, "STALLED_AFTER", 0.0)
+    monkeypatch.setattr("minidl.analysis.now.STALLED_AFTER", 0.0)
     with python(JOB, str(tmp_path / "t"), str(tmp_path / "fifo")) as job:
 
         def waits() -> bool:
@@ -631,11 +632,10 @@ def test_it_is_drawn_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.M
     shot = follow(tmp_path / "t", interval=0.5, out=out)
     assert shot.over
     assert slept == [0.5, 0.5]
-    assert [part.splitlines()[0].split(": ")[1] for part in out.getvalue().split("\n\n")] == [
-        "running",
-        "running",
-        "the process is gone without a shutdown (killed?), shown as of its last event",
-    ]
+    *before, last = (part.splitlines() for part in out.getvalue().split("\n\n"))
+    assert [lines[0].split(": ")[1] for lines in before] == ["running", "running"]
+    assert last[0].startswith("cut: the recording ends after 9 batches")
+    assert last[1].endswith(": the process is gone without a shutdown (killed?), shown as of its last event")
     assert "\x1b" not in out.getvalue()
 
 

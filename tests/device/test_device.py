@@ -314,7 +314,8 @@ def test_at_most_prefetch_batches_are_taken_and_not_handed_out(prefetch: int) ->
 def test_a_batch_is_used_after_its_copy_and_the_host_does_not_wait_for_that() -> None:
     loader = DeviceLoader(pinned(2), SIMULATED)
     hold(side_of(loader))
-    doubled = next(iter(loader)) * 2
+    iterator = iter(loader)
+    doubled = next(iterator) * 2
     use = event_in(sim.current_stream())
     assert not use.query(), "the consumer's stream waits for the copy"
     sim.wake()

@@ -66,6 +66,8 @@ class Run:
     """An imagined loader of `workers` workers that serves `batches` batches of `batch_size` samples.
 
     cost(task): ns that its fetch takes, NEVER for one that hangs in its third sample. step: ns of a training step.
+    cpu(ns): of a step of a worker that takes so long, its CPU time and, of a fetch, its wait for a CPU.
+    stuck: the code of the step that hangs instead of the sample: INDEX_GET, COLLATE or RESULT_PICKLE, its begin.
     """
 
     batches: int
@@ -80,7 +82,10 @@ class Run:
     loader: int = 1
     first_pid: int = LOADER_PID
     killed_at: int = 0
-    polls: int = 0  # empty waits of the loader, 1 ms each, before a hang's kill
+    cpu: Callable[[int], tuple[int, int]] = lambda took: (0, 0)
+    polls: int = 0  # empty waits of the loader before a hang's kill
+    poll: int = 1_000_000  # ns of each of them
+    stuck: int = ev.SAMPLE[0]
 
     def __post_init__(self) -> None:
         pid = self.first_pid
@@ -175,6 +180,9 @@ class Run:
         if t >= NEVER:
             return
         process.emit(t, process.pid, ev.INDEX_GET[0], -1, worker)
+        if self.cost(task) >= NEVER and self.stuck == ev.INDEX_GET[0]:
+            self.free[worker] = NEVER
+            return
         t = max(t, put) + 10_000
         process.emit(t, process.pid, ev.INDEX_GET[1], task, worker, (ev.Message.TASK, self.batch_size))
         process.emit(t + 2_000, process.pid, ev.FETCH[0], task, worker, (self.batch_size,))
@@ -182,10 +190,13 @@ class Run:
         self.free[worker] = end + 8_000 if end < NEVER else NEVER
         if end >= NEVER:
             return
-        process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA,))
+        process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA, *self.cpu(end - t - 2_000)))
         process.emit(end + 4_000, process.pid, ev.RESULT_PUT, task, worker, (ev.Outcome.DATA,))
         feeder, size = process.pid + 50, 900
         process.emit(end + 20_000, feeder, ev.RESULT_PICKLE[0], task, worker)
+        if self.cost(task) >= NEVER:
+            self.free[worker] = NEVER
+            return
         process.emit(end + 60_000, feeder, ev.RESULT_PICKLE[1], task, worker, (size, 2, 0))
         process.emit(end + 62_000, feeder, ev.RESULT_WRITE[0], task, worker, (size,))
         process.emit(end + 72_000, feeder, ev.RESULT_WRITE[1], task, worker, (size,))
@@ -194,19 +205,23 @@ class Run:
     def fetch(self, process: Process, task: int, worker: int, t: int) -> int:
         """Samples, then collation; when it is over, or NEVER."""
         cost = self.cost(task)
-        each = (400_000 if cost >= NEVER else cost * 3 // 4) // self.batch_size
+        hangs = cost >= NEVER
+        cost = 900_000 if hangs else cost
+        each = (400_000 if hangs else cost * 3 // 4) // self.batch_size
         for position in range(self.batch_size):
             key = (position, task * self.batch_size + position)
             process.emit(t, process.pid, ev.SAMPLE[0], task, worker, key)
-            if cost >= NEVER and position == 2:
+            if hangs and position == 2 and self.stuck == ev.SAMPLE[0]:
                 return NEVER
             t += each
-            process.emit(t - 1_000, process.pid, ev.SAMPLE[1], task, worker, key)
+            process.emit(t - 1_000, process.pid, ev.SAMPLE[1], task, worker, (*key, self.cpu(each - 1_000)[0]))
         process.emit(t, process.pid, ev.COLLATE[0], task, worker, (self.batch_size,))
+        if hangs and self.stuck == ev.COLLATE[0]:
+            return NEVER
         where = (MIB, ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT)
         process.emit(t + cost // 16, process.pid, ev.SHM_ALLOC, task, worker, where)
         t += cost // 4
-        process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker)
+        process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker, self.cpu(cost // 4 - 1_000)[:1])
         return t
 
     def next(self, rcvd: int) -> bool:
@@ -233,8 +248,8 @@ class Run:
                 self.say(get[0], rcvd, rcvd % self.workers, 5_000_000_000)
                 return -1
             self.polls -= 1
-            self.say(get[0], rcvd, rcvd % self.workers, 1_000_000)
-            self.now += 1_000_000
+            self.say(get[0], rcvd, rcvd % self.workers, self.poll)
+            self.now += self.poll
             self.say(get[1], -1, -1, ev.Message.EMPTY)
         task = min(self.done, key=self.done.__getitem__)
         came, size = self.done.pop(task)

@@ -1,0 +1,649 @@
+"""The headline of a trace: what held the loader up, in one sentence, with its evidence, its place and what to do next.
+
+Interface: `headline(trace)` -> `Headline`. Every view has its `sentence` as title and begins at its `focus`.
+
+Rules of use: of all that went wrong, the headline is the first cause: a process that died, then a wait that did not
+end, then an error that ended the run. What bounds the loader is asked only if nothing of that happened. A wait counts
+as a hang if it is long by itself and by the waits of the run before it: a run that is killed while all moves has not
+hung. Durations end with the last event of a process, and with its last sign of life if it was found dead.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from minidl.analysis.now import IteratorSnapshot, Job
+from minidl.analysis.verdict import Bound, verdict
+from minidl.playback.state import Activity, MessageStage, ProtocolState
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import Actor, Ending, Message, Outcome
+from minidl.tracefile.process import Process
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import durations, total
+from minidl.tracefile.unended import alive_until, left_alive, since
+from minidl.tracefile.words import counted, doing, duration, listed, plain
+
+LONG: Final = 5_000_000_000
+"""ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
+
+SUDDEN: Final = 1_000_000_000
+"""ns of waiting from which on it is a hang if it is ten times the longest of the run."""
+
+LONGEST: Final = 170
+"""Characters of a sentence: it is a title."""
+
+
+class What(enum.Enum):
+    """What became of the run; the sentence begins with it."""
+
+    DIED = "died"
+    HUNG = "hung"
+    ERROR = "error"
+    CUT = "cut"
+    SLOW = "slow"
+    FINE = "fine"
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it ended the run, or kept it from going on."""
+        return self in (What.DIED, What.HUNG, What.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
+
+    begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
+    begin; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
+    """
+
+    loader: int
+    begin: int
+    end: int
+    process: int
+    tid: int
+    code: int
+    span: int
+    task: int = -1
+    worker: int = -1
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What held the loader up. next_step: what helps in this case, "" if nothing has to be done."""
+
+    kind: What
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    next_step: str = ""
+    focus: Spot | None = None
+
+    def lines(self) -> list[str]:
+        """The headline for a terminal."""
+        step = [f"  next step: {self.next_step}"] if self.next_step else []
+        return [self.sentence, *(f"  {text}" for text in self.evidence), *step]
+
+
+def headline(trace: Trace, spans: Rows | None = None) -> Headline:
+    """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already."""
+    if not len(trace):
+        return Headline(What.CUT, "cut: nothing was recorded")
+    found = _Inquiry(trace, trace.spans() if spans is None else spans).headline()
+    sentence = plain(found.sentence)
+    if len(sentence) > LONGEST:
+        sentence = sentence[: LONGEST - 3] + "..."
+    return Headline(found.kind, sentence, tuple(map(plain, found.evidence)), plain(found.next_step), found.focus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a process that iterates was in last: a span of its own thread. until: as far as that is known, ns.
+
+    ended: how it ended, "" if it did not.
+    """
+
+    row: np.void
+    begin: int
+    until: int
+    past: int
+    ended: str = ""
+
+    @property
+    def took(self) -> int:
+        return self.until - self.begin
+
+    @property
+    def hung(self) -> bool:
+        timed_out = self.ended == _TIMED_OUT
+        return timed_out or self.took >= max(LONG, 2 * self.past) or 0 < 10 * self.past <= self.took >= SUDDEN
+
+    @property
+    def for_data(self) -> bool:
+        return int(self.row["code"]) != ev.CONSUMER[0]
+
+
+_TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
+
+_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], ev.RESULT_GET[0], ev.READY_GET[0])
+"""What a loader's process may be in as a whole: in the loader, or in the program's own code."""
+
+
+class _Inquiry:
+    """One trace, while its headline is looked for."""
+
+    def __init__(self, trace: Trace, spans: Rows) -> None:
+        self.trace, self.spans, self.events = trace, spans, trace.events
+        self.start, self.last = int(trace.events["time"][0]), int(trace.events["time"][-1])
+        self.until = alive_until(trace)
+        at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
+        roles = np.array([process.role != "worker" for process in trace.processes], bool)
+        found = np.unique(trace.events["process"][at_home])
+        self.homes: list[int] = found[roles[found]].tolist()
+        self.over = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
+        self.alive = left_alive(trace)
+
+    def headline(self) -> Headline:
+        deaths = self._deaths()
+        if len(deaths):
+            return self._died(deaths)
+        waits = [wait for home in self.homes if (wait := self._last_wait(home)) is not None]
+        hung = sorted((wait for wait in waits if wait.hung), key=lambda wait: (not wait.for_data, wait.begin))
+        if hung:
+            return self._hung(hung[0], hung[1:])
+        for found in (self._main_died(), self._error(), self._cut(waits)):
+            if found is not None:
+                return found
+        return self._judged()
+
+    # --- what the processes that iterate were in last
+    def _last_wait(self, home: int) -> _Wait | None:
+        """The wait that a process was in when it was seen last, or that an interruption ended."""
+        mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
+        return self._open_wait(home, mine) or self._interrupted_wait(home, mine)
+
+    def _open_wait(self, home: int, mine: Rows) -> _Wait | None:
+        rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
+        rows = rows[~np.isin(rows["loader"], list(self.alive))]
+        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
+        rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
+        if not len(rows) or home in self.over:
+            return None
+        latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: what runs now began last
+        row = latest[0]
+        begin = since(self.trace, row)
+        if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
+            own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
+            begin = max(begin, int(own["time"][-1]))
+        return _Wait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
+
+    def _interrupted_wait(self, home: int, mine: Rows) -> _Wait | None:
+        """The last `next`, if it gave neither a batch nor a task's error nor the epoch's end; or the consumer's."""
+        nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0)]
+        if not len(nexts):
+            return None
+        row = nexts[-1]
+        begin, end = int(row["begin"]), int(row["end"])
+        inside = self._within(row)
+        alone = not np.any(self.events["code"][self.events["loader"] == row["loader"]] == ev.INDEX_PUT)
+        past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
+        timed_out = inside[inside["code"] == ev.TIMED_OUT]
+        if len(timed_out):
+            return _Wait(row, begin, int(timed_out["time"][-1]), past, _TIMED_OUT)
+        if row["ey"] == Outcome.ERROR and (alone or not np.any(inside["code"] == ev.YIELD)):
+            return _Wait(row, begin, end, past, _INTERRUPTED)
+        left = self.events[(self.events["code"] == ev.WORKER_EXIT) & (self.events["x"] == Ending.INTERRUPTED)]
+        consumer = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["begin"] >= end)]
+        if len(left) and len(consumer):
+            end = min(int(left["time"][0]), int(consumer["end"][-1]))
+            own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
+            past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
+            return _Wait(consumer[-1], int(own["time"][-1]), end, past, _INTERRUPTED)
+        return None
+
+    def _within(self, row: np.void) -> Rows:
+        events = self.events
+        inside = (events["loader"] == row["loader"]) & (events["time"] >= row["begin"]) & (events["time"] <= row["end"])
+        rows: Rows = events[inside]
+        return rows
+
+    def _past(self, mine: Rows, code: int) -> int:
+        """The longest of the process's earlier spans of this kind, ns."""
+        kind = ev.CONSUMER[0] if code == ev.CONSUMER[0] else ev.NEXT[0]
+        rows = mine[(mine["code"] == kind) & (mine["end"] >= 0)]
+        return int(durations(rows).max(initial=0))
+
+    # --- hung
+    def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
+        for_how_long = duration(wait.took) + (f", until {wait.ended}" if wait.ended else "")
+        home = self.trace.processes[int(wait.row["process"])]
+        rank = f" in rank {home.rank}" if home.rank >= 0 else ""
+        shot, state = self._state(wait)
+        if not wait.for_data:
+            what, step, focus = self._own_code(wait, state)
+        else:
+            what, step, focus = self._missing(wait, shot, state)
+        since_when = f"{home.name} waits since {self._at(wait.begin)}"
+        past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
+        evidence = [since_when + past] if wait.for_data else []
+        evidence += self._opened(focus)
+        evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
+        evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
+        evidence.append(f"last signs of life: {self._signs(focus)}")
+        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
+
+    def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
+        """The loader in the wait; of one that was ended, before all that its end did."""
+        moment = wait.until - (wait.took // 10 if wait.ended else 0)
+        cut = copy.copy(self.trace)
+        cut.__dict__.pop("order", None)
+        number = int(wait.row["loader"])
+        until = (self.events["time"] <= moment) & (self.events["loader"] == number)
+        cut.events = self.events[until]
+        job = Job()
+        job.take(cut)
+        (shot,) = (one for one in job.snapshot(cut, wait.until, {}).loaders if one.number == number)
+        return shot, job.iterators[number].state
+
+    def _missing(self, wait: _Wait, shot: IteratorSnapshot, state: ProtocolState) -> tuple[str, str, Spot]:
+        """What is waited for and not there, what helps, and where to look."""
+        task, number = state.waiting_for, state.waiting_worker
+        task = -1 if task is None else task
+        what = shot.waits or shot.doing.words
+        if number < 0:  # whichever comes, or there are no workers: the first that is at work
+            busy = [w.worker for w in state.workers if not w.idle]
+            number = busy[0] if busy and not state.alone else -1
+        home = int(wait.row["process"])
+        pinned = state.pin is not None and state.pin.task == task >= 0
+        process = self._process_of(int(wait.row["loader"]), number) if number >= 0 and not pinned else home
+        focus = self._focus(wait, process, task, number)
+        if pinned:
+            step = f"try pin_memory=False; while it hangs, py-spy dump --pid {self.trace.processes[home].pid}"
+            return what, step, focus
+        quiet = self._quiet(wait, process) if number >= 0 and focus.code == ev.INDEX_GET[0] else 0
+        if quiet > wait.took // 2:
+            name = self.trace.processes[process].name
+            what = f"{name} has not taken task {task}, and gave no sign of life for {duration(quiet)}: is it stopped?"
+        step = _what_helps(focus, state, self.trace.processes[process], self._sample(focus), quiet > wait.took // 2)
+        return what, step, focus
+
+    def _quiet(self, wait: _Wait, process: int) -> int:
+        """For how long a process had recorded nothing when the wait ended, ns; an idle worker polls its queue."""
+        own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
+        return wait.until - int(own[-1]) if len(own) else wait.took
+
+    def _own_code(self, wait: _Wait, state: ProtocolState) -> tuple[str, str, Spot]:
+        row, home = wait.row, int(wait.row["process"])
+        after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
+        ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
+        what = f"the training loop's own code{after} has not called next; batches that are ready: {ready}"
+        step = (
+            f"see where the loop stands: py-spy dump --pid {self.trace.processes[home].pid}; with several ranks it may "
+            "wait for another rank, whose trace tells more"
+        )
+        focus = Spot(
+            int(row["loader"]), wait.begin, wait.until, home, int(row["tid"]), int(row["code"]), int(row["begin"]),
+            int(row["task"]), epoch=self._epoch(int(row["loader"]), wait.begin),
+        )  # fmt: skip
+        return what, step, focus
+
+    def _focus(self, wait: _Wait, process: int, task: int, worker: int) -> Spot:
+        """The innermost step of `process` in the wait: of what it did for the task, or of its main thread."""
+        moment = wait.until - (wait.took // 10 if wait.ended else 0)
+        loader = int(wait.row["loader"])
+        row = self._step_at(process, moment, task)
+        if row is None:
+            row = wait.row
+        epoch = self._epoch(loader, wait.begin)
+        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
+        return Spot(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
+
+    def _step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
+        spans = self.spans
+        there = (spans["process"] == process) & (spans["begin"] <= moment)
+        there &= (spans["end"] < 0) | (spans["end"] > moment)
+        rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
+        mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
+        rows = mine if len(mine) else rows
+        return rows[-1] if len(rows) else None
+
+    # --- died
+    def _deaths(self) -> Rows:
+        """By which events workers or the pin thread were found dead, but for the workers that the loader ended."""
+        events = self.events
+        found = events[(events["code"] == ev.FOUND_DEAD) & (events["x"] != Actor.LOADER)]
+        gone = events[(events["code"] == ev.WORKER_GONE) & (events["y"] != 0)]
+        ended = events[events["code"] == ev.TERMINATE]
+        ours = set(zip(ended["loader"].tolist(), ended["worker"].tolist(), strict=True))
+        named = [(int(row["loader"]), int(row["worker"])) in ours for row in gone]
+        rows: Rows = np.concatenate([found, gone[~np.array(named, bool)]])
+        return rows[np.argsort(rows["time"], kind="stable")]
+
+    def _died(self, deaths: Rows) -> Headline:
+        row = deaths[0]
+        if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
+            return self._pin_thread_died(row)
+        by_find = row["code"] == ev.FOUND_DEAD
+        pid, code = int(row["y"] if by_find else row["x"]), int(row["z"] if by_find else row["y"])
+        loader, worker = int(row["loader"]), int(row["worker"])
+        process = self._process_of(loader, worker, pid)
+        of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
+        step = self._step_at(process, self.until[process])
+        last = self.until[process]
+        what = f"{of}worker {worker} (pid {pid}) {_exit(code)}"
+        if step is not None:
+            took = last - since(self.trace, step)
+            what += f" while it was {doing(step)}" + f" for {duration(took)}" * (took >= SUDDEN)
+            where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
+            task = int(step["task"])
+        else:
+            where, task = (process, -1, 0, last), -1
+        others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
+        also = f"; so did {counted(len(others), 'other worker')}" if others else ""
+        focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, self._epoch(loader, last))
+        noticed = duration(int(row["time"]) - last)
+        evidence = [f"last sign of life at {self._at(last)}; found dead {noticed} later"]
+        evidence += self._opened(focus)
+        return Headline(
+            What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
+        )
+
+    def _pin_thread_died(self, row: np.void) -> Headline:
+        loader, home = int(row["loader"]), int(row["process"])
+        exits = self.events[(self.events["code"] == ev.PIN_EXIT) & (self.events["loader"] == loader)]
+        place = exits[-1] if len(exits) else row
+        pins = self.spans[(self.spans["code"] == ev.PIN[0]) & (self.spans["loader"] == loader)]
+        task = int(pins["task"][-1]) if len(pins) else -1
+        where = f", last seen with task {task}" if task >= 0 else ""
+        code = int(pins["code"][-1]) if len(pins) else 0
+        begin = int(pins["begin"][-1]) if len(pins) else int(place["time"])
+        focus = Spot(
+            loader, begin, int(row["time"]), home, int(place["tid"]), code, begin, task,
+            epoch=self._epoch(loader, begin),
+        )  # fmt: skip
+        what = f"died: the pin thread of {self.trace.processes[home].name} ended with an error{where}"
+        step = "read the program's error, which has the pin thread's own; try pin_memory=False"
+        return Headline(What.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
+
+    def _main_died(self) -> Headline | None:
+        rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
+        homes = [home for home in self.homes if self.trace.processes[home].pid in set(rows["y"].tolist())]
+        if not homes:
+            return None
+        home = homes[0]
+        last, process = self.until[home], self.trace.processes[home]
+        step = self._step_at(home, last)
+        what = f" while it was {doing(step)}" if step is not None else ""
+        focus = None
+        loader = int(rows["loader"][0])
+        if step is not None:
+            where = int(step["tid"]), int(step["code"]), int(step["begin"])
+            focus = Spot(
+                loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=self._epoch(loader, last)
+            )
+        found = duration(int(rows["time"][0]) - last)
+        evidence = (
+            f"last sign of life at {self._at(last)}; a worker found it gone {found} later, when it next looked",
+            "nothing had waited longer than before",
+        )
+        helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
+        return Headline(What.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus)
+
+    # --- an error
+    def _error(self) -> Headline | None:
+        """The first error after the last batch of a process: what came before it, the program went on from."""
+        for home in self.homes:
+            nexts = self.spans[(self.spans["process"] == home) & (self.spans["code"] == ev.NEXT[0])]
+            nexts = nexts[nexts["end"] >= 0]
+            good = np.flatnonzero(nexts["ey"] == Outcome.DATA)
+            failed = nexts[(good[-1] + 1 if len(good) else 0) :]
+            failed = failed[failed["ey"] == Outcome.ERROR]
+            if len(failed):
+                return self._failed(home, failed[0])
+        return None
+
+    def _failed(self, home: int, row: np.void) -> Headline:
+        loader, inside = int(row["loader"]), self._within(row)
+        errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
+        epoch = self._epoch(loader, int(row["begin"]))
+        of = f"rank {self.trace.processes[home].rank}: " if self.trace.processes[home].rank >= 0 else ""
+        if not len(errors):
+            return self._failed_outside(home, row, of)
+        task, worker = int(errors["task"][0]), int(errors["worker"][0])
+        told = self.events[(self.events["loader"] == loader) & (self.events["code"] == ev.TASK_ERROR)]
+        told = told[(told["task"] == task) & (told["time"] <= row["end"])]
+        text = self.trace.text(told[-1]) if len(told) else ""
+        steps = self.spans[(self.spans["loader"] == loader) & (self.spans["task"] == task)]
+        steps = steps[np.isin(steps["code"], [ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0]])]
+        steps = steps[(steps["begin"] <= row["end"])]
+        step = steps[-1] if len(steps) else row
+        where = f" {doing(step)}" if len(steps) else f" of task {task}"
+        who = f", worker {worker}" if worker >= 0 else ""
+        sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
+        focus = Spot(
+            loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
+            int(step["begin"]), task, worker, epoch,
+        )  # fmt: skip
+        evidence = [f"raised at {self._at(int(told['time'][-1]))}" if len(told) else ""]
+        evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
+        sample = self._sample(focus)
+        helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
+        return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
+
+    def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
+        """A `next` that failed for no task: by the sampler, or by an exception from outside."""
+        inside = self._within(row)
+        before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
+        took = duration(int(row["end"] - row["begin"]))
+        if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
+            what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
+            focus = self._focus_of(row, int(row["end"]))
+            return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+        wait = self._last_wait(home)
+        assert wait is not None
+        missing, step, focus = self._missing(wait, *self._state(wait))
+        what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
+        evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
+        return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+
+    # --- cut, slow, fine
+    def _cut(self, waits: list[_Wait]) -> Headline | None:
+        """A recording without the run's end, in which all moved."""
+        unended = [wait for wait in waits if not wait.ended and int(wait.row["process"]) not in self.over]
+        if not unended:
+            return None
+        wait = unended[0]
+        home = self.trace.processes[int(wait.row["process"])]
+        nexts = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
+        batches = int(np.count_nonzero(nexts["ey"] == Outcome.DATA))
+        step = self._step_at(int(wait.row["process"]), wait.until)
+        at_work = doing(wait.row if step is None else step)
+        whole = " (the file was cut)" if home.whole_until else ""
+        what = (
+            f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run does{whole}; "
+            f"{home.name} was {at_work} for {duration(wait.took)}"
+        )
+        if wait.took <= wait.past:
+            moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
+        else:
+            moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
+        judged = self._judged()
+        evidence = (moved, f"last signs of life: {self._signs(None)}", judged.sentence)
+        helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
+        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
+
+    def _focus_of(self, row: np.void, end: int) -> Spot:
+        loader = int(row["loader"])
+        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
+        epoch = self._epoch(loader, int(row["begin"]))
+        return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
+
+    def _judged(self) -> Headline:
+        """What bounds the loader that was waited for longest."""
+        waits = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
+        numbers = [int(number) for number in np.unique(self.events["loader"]) if number]
+        if not numbers:
+            return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
+        number = max(numbers, key=lambda one: (total(waits[waits["loader"] == one]), -one))
+        found = verdict(self.trace, number, self.spans)
+        said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
+        evidence = (*([rest] if rest else []), *found.evidence)
+        if len(numbers) > 1:
+            evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
+        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
+            return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
+        mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
+        later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
+        mine = later if len(later) and found.kind is not Bound.START_UP else mine
+        longest = mine[np.argmax(durations(mine))] if len(mine) else None
+        focus = None if longest is None else self._waited_for(longest)
+        return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+
+    def _waited_for(self, row: np.void) -> Spot:
+        """The step that the longest wait waited for: of its task, the innermost while it lasted."""
+        focus = self._focus_of(row, int(row["end"]))
+        spans = self.spans
+        there = (
+            (spans["loader"] == row["loader"]) & (spans["task"] == row["task"]) & (spans["process"] != row["process"])
+        )
+        there &= (spans["begin"] <= row["end"]) & (spans["end"] >= row["begin"])
+        steps = spans[there & np.isin(spans["code"], [ev.SAMPLE[0], ev.COLLATE[0], ev.FETCH[0]])]
+        if not len(steps):
+            return focus
+        inner = steps[steps["code"] != ev.FETCH[0]]
+        steps = inner if len(inner) else steps
+        overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
+        step = steps[np.argmax(overlap)]
+        where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
+        return Spot(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)
+
+    # --- words and places
+    def _at(self, time: int) -> str:
+        return f"{max(0, time - self.start) / 1e9:.2f} s"
+
+    def _who(self, wait: _Wait) -> str:
+        return f"{self.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
+
+    def _opened(self, focus: Spot) -> list[str]:
+        """The chain of steps that the focus lies in, from the outermost on."""
+        if not focus.code:
+            return []
+        spans = self.spans
+        there = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] <= focus.span)
+        rows = spans[there & ((spans["end"] < 0) | (spans["end"] > focus.span)) & (spans["code"] != ev.EPOCH[0])]
+        name = self.trace.processes[focus.process].name
+        steps = (f"{doing(row)} since {self._at(since(self.trace, row))}" for row in rows)
+        return [f"{name}: {', '.join(steps)}"] if len(rows) else []
+
+    def _signs(self, focus: Spot | None) -> str:
+        """When each process was last heard of, the one in focus first."""
+        order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
+        out = []
+        for index in order:
+            times = self.events["time"][self.events["process"] == index]
+            seen = self._at(int(times[-1])) if len(times) else "never"
+            out.append(f"{_named(self.trace.processes[index])} {seen}")
+        return listed(out)
+
+    def _sample(self, focus: Spot) -> int:
+        """The sample's index that the focus is in; -1 = none."""
+        if focus.code != ev.SAMPLE[0]:
+            return -1
+        spans = self.spans
+        rows = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
+        rows = rows[rows["code"] == ev.SAMPLE[0]]
+        return int(rows["by"][0]) if len(rows) else -1
+
+    def _process_of(self, loader: int, worker: int, pid: int = 0) -> int:
+        """The worker's place in the trace's processes; that of the loader's own if it has recorded nothing."""
+        processes = self.trace.processes
+        found = [i for i, p in enumerate(processes) if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
+        found = [i for i in found if not pid or processes[i].pid == pid] or found
+        return (found or self.homes or [0])[-1]
+
+    @cached_property
+    def _epochs(self) -> Rows:
+        rows: Rows = self.events[self.events["code"] == ev.EPOCH[0]]
+        return rows
+
+    def _epoch(self, loader: int, time: int) -> int:
+        begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
+        return int(begun["x"][-1]) if len(begun) else -1
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def _named(process: Process) -> str:
+    of = "" if process.rank < 0 else f"rank {process.rank} "
+    return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
+
+
+def _exit(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _finished(state: ProtocolState) -> str:
+    """The batches that are made and wait behind the missing one."""
+    there = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
+    piped: Iterable[int] = (m.task for m in state.result_queue if m.kind is Message.RESULT and m.stage in there)
+    ready: Iterable[int] = (m.task for m in state.ready_queue if m.kind is Message.RESULT)
+    tasks = sorted({*state.reorder_buffer, *piped, *ready} - {state.waiting_for})
+    return f"{counted(len(tasks), 'task')} ({listed(tasks)})" if tasks else ""
+
+
+_STEPS: Final = {
+    ev.COLLATE[0]: "call collate_fn on the samples of that task alone",
+    ev.FETCH[0]: "fetch the samples of that task alone, with num_workers=0",
+    ev.WORKER_INIT[0]: "call worker_init_fn alone; a lock that was held at the fork stays locked: try "
+    "multiprocessing_context='forkserver'",
+    ev.MAKE_FETCHER[0]: "iterate over the dataset without workers; a lock that was held at the fork stays locked: try "
+    "multiprocessing_context='forkserver'",
+    ev.RESULT_PICKLE[0]: "pickle that batch alone",
+    ev.SHM_COPY[0]: "look for room in shared memory: df -h /dev/shm",
+    ev.RESULT_WRITE[0]: "find who holds the result pipe: its reader reads no more, or a writer was stopped in a write",
+    ev.PIN[0]: "try pin_memory=False",
+    ev.SAMPLER_NEXT[0]: "iterate over the sampler alone",
+}
+
+
+def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
+    look = f"see where it stands: py-spy dump --pid {process.pid}"
+    if silent:
+        return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
+    if sample >= 0:
+        return f"run dataset[{sample}] alone; while it hangs, {look}"
+    if any(worker.activity is Activity.STARTING for worker in state.workers if worker.worker == focus.worker):
+        return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
+    known = _STEPS.get(focus.code)
+    return f"{known}; while it hangs, {look}" if known else f"while it hangs, {look}"
+
+
+def _after_death(code: int, sample: int) -> str:
+    alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
+    return {
+        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it was "
+        "that, fewer workers or a smaller prefetch_factor",
+        -signal.SIGBUS: "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches",
+        -signal.SIGSEGV: f"{alone} under python -X faulthandler",
+        -signal.SIGABRT: f"{alone} under python -X faulthandler",
+        -signal.SIGTERM: "find who sent the signal: a scheduler, or another process of the job",
+        -signal.SIGINT: "somebody interrupted the job (Ctrl-C)",
+    }.get(code, alone)

@@ -1,0 +1,411 @@
+"""The headline names the cause: of made runs that hang, die, fail or go on, and of the recordings."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
+from oracle_trace import stop_recording, write_process
+from recorded import recorded
+
+from minidl.analysis.headline import LONGEST, Headline, What, headline
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.unended import open_spans
+
+SECOND = 1_000_000_000
+LONG = HUNG | {"poll": 5 * SECOND}
+"""A hang in which the loader looks round six times: 30 s."""
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def hung(directory: Path, **changes: object) -> Headline:
+    found = headline(made(directory / "t", **LONG | changes))
+    assert found.kind is What.HUNG
+    return found
+
+
+def focus_of(found: Headline, trace: Trace) -> tuple[str, str]:
+    """The process and the step that the headline points at; its span is one of the trace."""
+    focus = found.focus
+    assert focus is not None
+    spans = trace.spans()
+    place = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)
+    assert focus.code in spans["code"][place]
+    assert focus.begin <= focus.end <= int(trace.events["time"][-1])
+    return trace.processes[focus.process].name, ev.EVENTS[focus.code].name
+
+
+# --- Hung -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("stuck", "what", "helps"),
+    [
+        (ev.SAMPLE, "waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s", "run dataset[38] alone"),
+        (ev.COLLATE, "waiting for worker 1 (pid 1101), collating task 9 for 30.0 s", "call collate_fn"),
+        (
+            ev.RESULT_PICKLE,
+            "worker 1 has put task 9 into the result queue; its feeder is pickling task 9 for 30.0 s",
+            "pickle that batch alone",
+        ),
+    ],
+)
+def test_a_hang_names_who_is_waited_for_and_in_which_step(
+    tmp_path: Path, stuck: tuple[int, int], what: str, helps: str
+) -> None:
+    found = hung(tmp_path, stuck=stuck[0])
+    assert found.sentence == f"hung for 30.0 s: {what}; later batches that wait behind it: 2"
+    assert found.next_step.startswith(helps)
+    assert "py-spy dump --pid 1101" in found.next_step
+    assert focus_of(found, read_trace(tmp_path / "t")) == ("worker 1 (pid 1101)", ev.EVENTS[stuck[0]].name)
+    assert found.focus is not None
+    assert (found.focus.task, found.focus.worker, found.focus.epoch) == (9, 1, 0)
+    assert found.focus.end - found.focus.begin == pytest.approx(30 * SECOND, rel=1e-3)
+    text = "\n".join(found.evidence)
+    assert "finished behind it: 2 tasks (10, 12)" in text
+    assert "last signs of life: worker 1 0.01 s, loader 30.01 s, worker 0 0.0" in text
+
+
+def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) -> None:
+    found = hung(tmp_path, stuck=ev.INDEX_GET[0])
+    assert found.sentence == (
+        "hung for 30.0 s: worker 1 (pid 1101) has not taken task 9, and gave no sign of life for 30.0 s: is it stopped?"
+    )
+    assert found.next_step.endswith("ps -o stat,wchan -p 1101")
+
+
+def test_the_order_is_not_asked_for_a_hang_without_workers_in_turn(tmp_path: Path) -> None:
+    """With in_order=False the loop takes what comes: the worker that is at work holds it up."""
+    path = write(tmp_path / "t", Run(**LONG | {"workers": 1}))
+    side = next(path.glob(f"{LOADER_PID}-*.jsonl"))
+    side.write_text(side.read_text() + '{"kind": "loader", "loader": 1, "in_order": false}\n')
+    found = headline(read_trace(path))
+    assert "waiting for a result; worker 0 (pid 1100), in sample 38 (task 9) for 30.0 s" in found.sentence
+    assert focus_of(found, read_trace(path)) == ("worker 0 (pid 1100)", "sample")
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (ev.WORKER_INIT, "in worker_init_fn"),
+        (ev.MAKE_FETCHER, "making its fetcher (an iterable dataset's __iter__)"),
+    ],
+)
+def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[int, int], words: str) -> None:
+    path = tmp_path / "t"
+    main: list[dict[str, int]] = [
+        {"code": ev.WORKER_START[0], "time": 1, "worker": 0},
+        {"code": ev.WORKER_START[1], "time": 2, "worker": 0, "x": 200},
+        {"code": ev.EPOCH[0], "time": 3, "y": 1, "z": 2},
+        {"code": ev.TASK_ASSIGNED, "time": 4, "task": 0, "worker": 0, "x": 1, "y": 1},
+        {"code": ev.INDEX_PUT, "time": 5, "task": 0, "worker": 0},
+        {"code": ev.NEXT[0], "time": 6, "task": 0},
+        {"code": ev.RESULT_GET[0], "time": 7, "task": 0, "worker": 0},
+        {"code": ev.RESULT_GET[1], "time": 5 * SECOND},
+        {"code": ev.RESULT_GET[0], "time": 7 * SECOND, "task": 0, "worker": 0},
+    ]
+    write_process(path, main, pid=100, role="loader", loader=1)
+    write_process(path, [{"code": step[0], "time": 3, "worker": 0}], pid=200, role="worker", worker=0, loader=1)
+    found = headline(read_trace(path))
+    assert found.sentence.startswith(
+        "hung for 7.00 s: task 0 is still in the index queue of worker 0 (pid 200), " + words
+    )
+    assert "forkserver" in found.next_step
+    assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
+
+
+def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    result = {"task": 0, "worker": 0, "x": ev.Message.RESULT}
+    main: list[dict[str, int]] = [
+        {"code": ev.EPOCH[0], "time": 3, "y": 1, "z": 2},
+        {"code": ev.TASK_ASSIGNED, "time": 4, "task": 0, "worker": 0, "x": 1, "y": 1},
+        {"code": ev.INDEX_PUT, "time": 5, "task": 0, "worker": 0},
+        {"code": ev.PIN_START, "time": 5, "tid": 150},
+        {"code": ev.NEXT[0], "time": 6, "task": 0},
+        {"code": ev.READY_GET[0], "time": 7, "task": 0, "worker": 0},
+        {"code": ev.RESULT_GET[0], "time": 8, "tid": 150},
+        {"code": ev.RESULT_GET[1], "time": 20, "tid": 150, **result},
+        {"code": ev.PIN[0], "time": 21, "task": 0, "worker": 0, "x": 9, "tid": 150},
+        {"code": ev.READY_GET[1], "time": 5 * SECOND},
+        {"code": ev.READY_GET[0], "time": 7 * SECOND, "task": 0, "worker": 0},
+    ]
+    write_process(path, main, pid=100, role="loader", loader=1)
+    got = {"code": ev.INDEX_GET[1], "time": 10, "task": 0, "worker": 0, "x": ev.Message.TASK}
+    idle = {"code": ev.INDEX_GET[0], "time": 12, "worker": 0}
+    ready = {"code": ev.WORKER_READY, "time": 2, "worker": 0, "x": 200}
+    put = {"code": ev.RESULT_PUT, "time": 11, "task": 0, "worker": 0}
+    write_process(path, [ready, got, put, idle], pid=200, role="worker", worker=0, loader=1)
+    found = headline(read_trace(path))
+    assert found.sentence == "hung for 7.00 s: task 0 has left worker 0: the pin thread has it"
+    assert focus_of(found, read_trace(path)) == ("loader (pid 100)", "pin")
+    assert "pin_memory=False" in found.next_step
+
+
+def consumer_hangs(directory: Path, seconds: int, last: int = 20) -> Path:
+    """The loop's code does not come back after task 4; the workers look into their queues meanwhile."""
+    write(directory, Run(**HEALTHY))
+    whole = read_trace(directory)
+    end = int(whole.select("consumer", ev.Phase.BEGIN)["time"][4])
+    for file in directory.glob("*.events"):
+        file.unlink()
+    for file in directory.glob("*.jsonl"):
+        file.unlink()
+    for index, process in enumerate(whole.processes):
+        rows = whole.events[(whole.events["process"] == index) & (whole.events["time"] <= end)]
+        names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
+        events = [{name: int(row[name]) for name in names} for row in rows]
+        if process.worker >= 0:
+            poll = {"loader": 1, "tid": process.pid, "worker": process.worker}
+            events += [
+                poll | {"code": code, "time": end + at * SECOND + code}
+                for at in range(0, seconds + 1, 5)
+                for code in ev.INDEX_GET
+            ]
+        write_process(
+            directory, events, pid=process.pid, role=process.role, worker=process.worker, loader=1, start_ns=START
+        )
+    return directory
+
+
+def test_a_loop_that_no_longer_calls_next(tmp_path: Path) -> None:
+    trace = read_trace(consumer_hangs(tmp_path / "t", 20))
+    found = headline(trace)
+    assert found.kind is What.HUNG
+    assert found.sentence.startswith("hung for 20.0 s: the training loop's own code after task 4 has not called next")
+    assert f"py-spy dump --pid {LOADER_PID}" in found.next_step
+    assert focus_of(found, trace) == (f"loader (pid {LOADER_PID})", "consumer")
+
+
+def test_of_two_ranks_the_one_whose_worker_hangs_is_named(tmp_path: Path) -> None:
+    """The other one waits in its own code, for the first."""
+    path = write(tmp_path / "t", Run(**LONG | {"first_pid": 3000, "loader": 2}))
+    consumer_hangs(tmp_path / "other", 30)
+    for file in (tmp_path / "other").glob("1*"):
+        shutil.copy(file, path)
+    for pid, number, rank in ((3000, 2, 0), (LOADER_PID, 1, 1)):
+        side = next(path.glob(f"{pid}-*.jsonl"))
+        side.write_text(side.read_text() + f'{{"kind": "loader", "loader": {number}, "rank": {rank}}}\n')
+    found = headline(read_trace(path))
+    assert found.sentence.startswith("hung for 30.0 s in rank 0: waiting for worker 1 (pid 3101), in sample 38")
+    assert any(text.startswith("rank 1 loader") and "may wait for the other" in text for text in found.evidence)
+
+
+def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
+    """The stuck worker is interrupted as well, a little before the loader writes its end."""
+    path = write(tmp_path / "t", Run(**LONG))
+    end = int(read_trace(path).events["time"][-1])
+    common = {"loader": 1, "worker": 1, "task": 9, "tid": 1101}
+    more = [
+        common | {"code": ev.SAMPLE[1], "time": end - 900, "x": 2, "y": 38},
+        common | {"code": ev.FETCH[1], "time": end - 800, "x": ev.Outcome.ERROR},
+        common | {"code": ev.WORKER_EXIT, "time": end - 700, "task": -1, "x": ev.Ending.INTERRUPTED},
+    ]
+    add(path, 1101, more)
+    closing = {"loader": 1, "tid": LOADER_PID}
+    add(path, LOADER_PID, [
+        closing | {"code": ev.RESULT_GET[1], "time": end + 1, "x": 0},
+        closing | {"code": ev.NEXT[1], "time": end + 2, "x": 9, "y": ev.Outcome.ERROR},
+        closing | {"code": ev.EPOCH[1], "time": end + 3, "z": ev.Ending.CLOSED},
+        closing | {"code": ev.SHUTDOWN[0], "time": end + 4},
+        closing | {"code": ev.SHUTDOWN[1], "time": end + 5 * SECOND},
+    ])  # fmt: skip
+    trace = read_trace(path)
+    found = headline(trace)
+    assert found.sentence == (
+        "hung for 30.0 s, until it was interrupted: waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s; "
+        "later batches that wait behind it: 2"
+    )
+    assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
+
+
+def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:
+    """Write a process's file anew, with more events at its end."""
+    trace = read_trace(path)
+    index = next(i for i, process in enumerate(trace.processes) if process.pid == pid)
+    process = trace.processes[index]
+    names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
+    rows = trace.events[trace.events["process"] == index]
+    old = [{name: int(row[name]) for name in names} for row in rows]
+    write_process(
+        path, old + events, pid=pid, role=process.role, worker=process.worker, loader=process.loader,
+        start_ns=process.start_ns,
+    )  # fmt: skip
+
+
+def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    closing = {"loader": 1, "tid": LOADER_PID, "time": end + 2}
+    add(path, LOADER_PID, [closing | {"code": ev.NEXT[1], "x": 9, "y": ev.Outcome.ERROR}])
+    found = headline(read_trace(path))
+    assert found.kind is What.CUT
+    assert (
+        "interrupted (Ctrl-C?) after 7.70 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
+    )
+
+
+def test_a_sampler_that_raises(tmp_path: Path) -> None:
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2, "task": 0},
+        {"code": ev.SAMPLER_NEXT[0], "time": 3, "task": 4},
+        {"code": ev.SAMPLER_NEXT[1], "time": 4, "task": 4},
+        {"code": ev.NEXT[1], "time": 5, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    assert headline(read_trace(tmp_path)).sentence == "error: the sampler raised when it was asked for task 4"
+
+
+def test_a_hang_whose_processes_are_all_killed_is_one(tmp_path: Path) -> None:
+    """SIGKILL to the group: nothing says that it was killed, and the last events say what hung."""
+    assert hung(tmp_path, polls=2).sentence.startswith("hung for 10.0 s: waiting for worker 1")
+
+
+def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**LONG))
+    end = int(read_trace(path).events["time"][-1])
+    found_dead = {"code": ev.FOUND_DEAD, "loader": 1, "worker": 0, "tid": 1100, "x": ev.Actor.LOADER, "y": LOADER_PID}
+    add(path, 1100, [found_dead | {"time": end + 5 * SECOND}])
+    trace = read_trace(path)
+    assert headline(trace).sentence.startswith("hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38")
+    (line,) = (text for text in open_spans(trace) if text.startswith("loader"))
+    assert line.endswith("for 30.0 s")
+
+
+# --- Not hung ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("changes", [{}, {"polls": 0}, {"poll": SECOND, "polls": 4, "cost": "slow"}])
+def test_a_wait_within_the_runs_own_past_is_no_hang(tmp_path: Path, changes: dict[str, object]) -> None:
+    """A few milliseconds; nothing at all; four seconds in a run whose third batch took as long."""
+    run = dict(HUNG) | changes
+    if changes.get("cost"):
+        run["cost"] = lambda task: HUNG["cost"](task) if task != 3 else 4 * SECOND  # type: ignore[operator]
+    trace = made(tmp_path / "t", **run)
+    found = headline(trace)
+    assert found.kind is What.CUT
+    assert found.sentence.startswith(
+        "cut: the recording ends after 9 batches, before the run does; loader (pid 1000) was "
+    )
+    assert "waiting for task 9 of worker 1" in found.sentence
+
+
+def test_a_run_that_is_cut_while_all_moves(tmp_path: Path) -> None:
+    """SIGKILL to the group of a healthy run; and a file that is cut."""
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    trace = read_trace(path)
+    trace.events = trace.events[: len(trace.events) // 2]
+    found = headline(trace)
+    assert found.kind is What.CUT
+    assert "all moved" in found.evidence[0] or "too short" in found.evidence[0]
+    stop_recording(path, LOADER_PID, 300, 28, int(trace.events["time"][-1]))
+    assert headline(read_trace(path)).kind is not What.HUNG
+
+
+def test_a_healthy_run(tmp_path: Path) -> None:
+    found = headline(made(tmp_path / "t", batches=40, step=5_000_000))
+    assert found.kind is What.FINE
+    assert found.sentence.startswith("fine: not input-bound")
+    assert found.focus is None
+
+
+def test_too_few_workers_are_the_verdicts(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", batches=200, step=10_000)
+    found = headline(trace)
+    assert found.kind is What.SLOW
+    assert found.sentence.startswith("slow: supply-bound: the loop waited ")
+    assert focus_of(found, trace)[1] in ("sample", "collate")
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    write_process(tmp_path / "t", [], pid=1, role="loader")
+    assert headline(read_trace(tmp_path / "t")).sentence == "cut: nothing was recorded"
+
+
+# --- Died, and errors -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("code", "how", "helps"),
+    [
+        (-signal.SIGKILL, "was killed by SIGKILL", "out-of-memory"),
+        (-signal.SIGBUS, "was killed by SIGBUS", "/dev/shm"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV", "faulthandler"),
+        (3, "ended with exit code 3", "run dataset[38] alone"),
+    ],
+)
+def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, how: str, helps: str) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    dead = {"loader": 1, "worker": 1, "tid": LOADER_PID, "code": ev.FOUND_DEAD, "x": ev.Actor.WORKER, "y": 1101}
+    add(path, LOADER_PID, [dead | {"z": code, "time": end + 1}])
+    trace = read_trace(path)
+    found = headline(trace)
+    assert found.sentence == f"died: worker 1 (pid 1101) {how} while it was in sample 38 (task 9)"
+    assert helps in found.next_step
+    assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
+
+
+def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
+    """Its shutdown sends SIGTERM to a worker that does not end."""
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    end = int(read_trace(path).events["time"][-1])
+    common = {"loader": 1, "worker": 1, "tid": LOADER_PID, "x": 1101}
+    add(path, LOADER_PID, [
+        common | {"code": ev.TERMINATE, "y": signal.SIGTERM, "time": end + 1},
+        common | {"code": ev.WORKER_GONE, "y": -signal.SIGTERM, "time": end + 2},
+    ])  # fmt: skip
+    assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("killed worker", What.DIED, "was killed by SIGKILL while it was in sample 5 (task 2)"),
+        ("killed program", What.DIED, "ended without a shutdown"),
+        ("timeout", What.HUNG, "until its timeout passed: waiting for worker 0"),
+        ("worker_init error", What.ERROR, "error: "),
+        ("sampler error", What.FINE, ""),  # the loop went on
+        ("dataset error", What.FINE, ""),  # the loop went on
+        ("fork", What.FINE, ""),
+        ("left early", What.FINE, ""),
+    ],
+)
+def test_real_runs(name: str, kind: What, words: str) -> None:
+    found = headline(recorded(name))
+    assert words in found.sentence
+    assert found.kind is kind or (kind, found.kind) == (What.FINE, What.SLOW)
+
+
+# --- The recordings ---------------------------------------------------------------------------------------------------
+RECORDINGS: dict[str, tuple[What, str]] = {
+    "worker-sigkilled": (
+        What.DIED,
+        "worker 1 (pid 19503) was killed by SIGKILL while it was waiting for a task",
+    ),
+    "torn-message-pin-thread": (
+        What.DIED,
+        "worker 1 (pid 19547) was killed by SIGKILL while it was in sample 74",
+    ),
+    "worker-sigstopped": (What.HUNG, "until its timeout passed: worker 1 (pid 19525) has not taken task 17"),
+    "shutdown-error": (What.ERROR, "ValueError: image 50 is damaged in sample 50 (task 6), worker 2"),
+    "head-of-line-in-order": (What.SLOW, "head-of-line blocking: the loop waited 44% of its time"),
+    "head-of-line-out-of-order": (What.FINE, "not input-bound"),
+    "respawn": (What.SLOW, "start-up-bound"),
+    "workers-0": (What.SLOW, "supply-bound"),
+}
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.minidl")), ids=lambda path: path.stem)
+def test_each_recording_has_a_headline(path: Path) -> None:
+    trace = read_trace(path)
+    found = headline(trace)
+    kind, words = RECORDINGS.get(path.stem, (None, ""))
+    assert words in found.sentence
+    assert found.kind is kind or (kind is None and found.kind in (What.SLOW, What.FINE))
+    assert len(found.sentence) <= LONGEST
+    assert "record more" not in found.next_step
+    if found.kind is not What.FINE:
+        assert found.next_step
+        focus_of(found, trace)
