@@ -161,7 +161,9 @@ class _Export:
     def document(self, progress: Progress | None) -> Iterator[str]:
         """Yield the JSON text, piece by piece."""
         self.scene = scene_of(self.trace)
-        self.spans = self.scene.spans
+        self.bars: Rows = self.scene.bars[np.argsort(self.scene.bars["span"])]
+        self.spans: Rows = self.scene.spans[self.bars["span"]]  # of polls that continue one wait, the last
+        self.spans["begin"] = self.bars["begin"] + self.start
         yield f'{{"displayTimeUnit":"ns","otherData":{compact(self._other_data())},\n"traceEvents":[\n'
         yield ",\n".join(self._metadata())
         done = 0
@@ -176,6 +178,7 @@ class _Export:
 
     def _groups(self) -> Iterator[tuple[int, Lines]]:
         """Yield all lines but the metadata, in groups: how many of the trace's events a group writes first, lines."""
+        yield 2 * (len(self.scene.spans) - len(self.spans)), ()
         yield from self._slices()
         yield from self._instants()
         for lines in (self._arrivals(), self._flows(), self._in_flight(), self._counters(), self.attached.lines()):
@@ -245,10 +248,7 @@ class _Export:
     # --- Slices and instants
     def _slices(self) -> Iterator[tuple[int, Lines]]:
         """Yield every span: as an X slice, or as a B if it is open at the trace's end. An open one's name says so."""
-        bars = self.scene.bars
-        fates = np.zeros(len(self.spans), np.int64)
-        fates[bars["span"]] = bars["fate"]
-        drawn = self._drawn_ends()
+        fates, drawn = self.bars["fate"], self._drawn_ends()
         for code in np.unique(self.spans["code"]).tolist():
             event, end = EVENTS[code], EVENTS[code + 1]
             for name, mine in self._titles(event, self.spans["code"] == code):
@@ -266,9 +266,9 @@ class _Export:
 
     def _drawn_ends(self) -> Ints:
         """Return where each span is drawn to end, ns, so that spans nest on their track; -1 = at the trace's end."""
-        spans, bars = self.spans.copy(), self.scene.bars
+        spans, bars = self.spans.copy(), self.bars
         at_the_edge = (bars["fate"] != Fate.ENDED) & (bars["end"] >= self.scene.end)
-        spans["end"][bars["span"]] = np.where(at_the_edge, -1, bars["end"] + self.start)
+        spans["end"] = np.where(at_the_edge, -1, bars["end"] + self.start)
         consumer = np.isin(spans["code"], _CONSUMES)
         lane = np.where(consumer, spans["loader"].astype(np.int64) + 2, spans["code"] == ev.EPOCH[0])
         return nest(spans, (spans["process"].astype(np.int64) << 49) | (lane << 32) | spans["tid"])[0]
@@ -389,7 +389,7 @@ class _Export:
     def _stops(self) -> list[Ints]:
         """Return batch, time, process and tid of the stops on the batches' paths."""
         parts = []
-        for rows, column in ((self.spans, "span"), (self.events, "event")):
+        for rows, column in ((self.scene.spans, "span"), (self.events, "event")):
             stops = self.scene.stops[self.scene.stops[column] >= 0]
             mine = rows[stops[column]]
             time = stops["begin"] + self.start
