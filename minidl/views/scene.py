@@ -158,16 +158,22 @@ def number_column(code: int) -> str:
 
 
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
-    """Return a bar's caption in full and in short: ("sample 65", "65")."""
+    """Return a bar's caption in full and in short: ("sample 65", "65"), ("wait for task 9", "9")."""
     code, span = int(bar["code"]), scene.spans[bar["span"]]
     label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
     if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
-        label, column = f"{label} for" if code in _WAITS else label, "task"
+        column = "task"
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
-    return (f"{label} {number}", str(number)) if number >= 0 else (label.removesuffix(" for"), "")
+    what = f"{label} for task" if code in _WAITS else label
+    return (f"{what} {number}", str(number)) if number >= 0 else (label, "")
+
+
+def has_field(trace: Trace, span: np.void, name: str) -> bool:
+    """Tell whether a span's own field is shown: the timeout of a wait only if the user has set one, and no poll's."""
+    return name != "timeout" or bool(trace.loaders.get(int(span["loader"]), {}).get("timeout_s"))
 
 
 def span_name(trace: Trace, span: np.void) -> str:
@@ -264,12 +270,17 @@ class Scene:
         spot = self.headline.focus
         if spot is None:
             return self.begin, self.end
-        batches = int(np.count_nonzero(self.batches["yielded"] >= 0))
-        each = (self.end - self.begin) // max(1, batches)
+        yielded = np.sort(self.batches["yielded"][self.batches["yielded"] >= 0])
+        each = int(np.median(np.diff(yielded))) if len(yielded) > 1 else (self.end - self.begin) // 10
         begin, end = min(spot.begin, spot.span) - self.start, spot.end - self.start
         around = max((end - begin) // 2, 6 * each)
         begin, end = max(self.begin, begin - around), min(self.end, end + around)
         return (begin, end) if end - begin < 0.7 * (self.end - self.begin) else (self.begin, self.end)
+
+    @property
+    def last(self) -> int:
+        """When the trace's last event was, ns. Open bars are drawn beyond it."""
+        return int(self.trace.events["time"][-1]) - self.start if len(self.trace) else 0
 
     @property
     def height(self) -> float:

@@ -199,7 +199,7 @@ def test_what_did_not_end_reaches_the_edge(hung: Trace) -> None:
     assert set(open_["known"].tolist()) == {last}, "what is drawn beyond the last event is in no number"
     said = {(drawn.lanes[bar["lane"]].title, caption(drawn, bar)[0]) for bar in open_}
     assert said == {
-        ("epochs", "epoch 0"), ("loader", "next"), ("loader", "wait for 9"), ("worker 1", "fetch 9"),
+        ("epochs", "epoch 0"), ("loader", "next"), ("loader", "wait for task 9"), ("worker 1", "fetch 9"),
         ("worker 1", "sample 38"), ("worker 0", "idle"),
     }  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_a_wait_in_vain_says_for_whom(tmp_path: Path) -> None:
         {"time": 8, "code": ev.RESULT_GET[1], "x": ev.Message.EMPTY}, {"time": 9, "code": ev.NEXT[1]},
     ]  # fmt: skip
     drawn = scene_of(trace_of(tmp_path, events))
-    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for 3"]
+    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for task 3"]
 
 
 def test_a_lost_end_is_not_a_hang(tmp_path: Path) -> None:
