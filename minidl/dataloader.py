@@ -269,7 +269,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             f"This DataLoader will create {self.num_workers} worker processes in total. {suggestion} "
             "Please be aware that excessive worker creation might get DataLoader running slow or even freeze, "
             "lower the worker number to avoid potential slowness/freeze if necessary.",
-            stacklevel=2,
+            stacklevel=1,  # one place for the making and for each iter(): Python shows a warning once for each place
         )
 
 
@@ -307,7 +307,11 @@ class LoaderWithoutState(DataLoader[T_co]):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if value is None and name in ("state_dict", "load_state_dict"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            kind = "DataLoader" if type(self) is LoaderWithoutState else type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
+                "`from minidl import DataLoader` has one"
+            )
         return value
 
 

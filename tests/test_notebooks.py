@@ -29,6 +29,11 @@ ANSWERS = {
     },
     "12_checkpointing": {"prediction_lost": 16, "prediction_lost_late": 8, "prediction_again": 2, "my_answer": 28},
 }  # fmt: skip
+SOLVED = {"12_checkpointing": 1}
+"""Functions that the reader writes; a folded cell of the notebook has their solutions."""
+
+TO_WRITE = re.compile(r"^(def \w+\(.*\):) \.\.\.$", re.MULTILINE)
+SOLUTION = re.compile(r"^<details>.*?^`(return .*)`$", re.MULTILINE | re.DOTALL)
 ASKED = re.compile(r"^(prediction_\w+|my_answer) = (\S+)", re.MULTILINE)
 
 
@@ -87,10 +92,14 @@ def test_an_answer_is_folded_until_the_reader_has_found_it() -> None:
 
 
 def answered(path: Path, answers: dict[str, object]) -> None:
-    """Write the right answers into a notebook, as a reader would."""
+    """Write the right answers, and the solutions that it shows, into a notebook, as a reader would."""
     notebook = nbformat.read(path, as_version=4)
+    solutions = [found for cell in notebook.cells for found in SOLUTION.findall(cell.source)]
+    assert len(solutions) == SOLVED.get(path.stem, 0)
     for cell in notebook.cells:
         cell.source = ASKED.sub(lambda match: f"{match[1]} = {answers[match[1]]!r}", cell.source)
+        cell.source = TO_WRITE.sub(lambda match: f"{match[1]} {solutions.pop(0)}", cell.source)
+    assert not solutions
     nbformat.write(notebook, path)
 
 
@@ -107,4 +116,4 @@ def test_it_runs_from_a_clean_kernel_and_grades_right_answers_so(path: Path, tmp
     executed, committed = (nbformat.read(place, as_version=4) for place in (here / path.name, path))
     assert pictures(executed) == pictures(committed)
     said = "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs(executed))
-    assert len(re.findall(r"^['\"]?right: ?", said, re.MULTILINE)) == len(ANSWERS[path.stem])
+    assert len(re.findall(r"^['\"]?right: ?", said, re.MULTILINE)) == len(ANSWERS[path.stem]) + SOLVED.get(path.stem, 0)

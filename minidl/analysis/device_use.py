@@ -15,7 +15,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.spans import total
-from minidl.tracefile.words import duration, percent, size
+from minidl.tracefile.words import duration, percent, plain, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -27,7 +27,8 @@ class DeviceUse:
 
     hidden: of copy and transform, what nobody stood still for. stalled: the consumer's stream, for batches. host_wait:
     the host, for the device. computed, idle: of the time from the first to the last span marked on the device, what
-    such spans covered, and the rest; both 0 if none is marked. error: of the clock, the worst.
+    such spans covered, and the rest; both 0 if none is marked. error: of the clock, the worst. failed: why the device
+    failed or hung, if it did.
     """
 
     batches: int
@@ -42,6 +43,7 @@ class DeviceUse:
     idle: int
     error: int
     simulated: bool
+    failed: str = ""
 
     @property
     def hidden_share(self) -> float:
@@ -55,8 +57,7 @@ class DeviceUse:
 
     def text(self) -> str:
         """All of it in a line."""
-        # Simulated pinning leaves memory pageable, and a simulated copy is as fast from either.
-        memory = f", {size(self.pageable)} of it pageable" if self.pageable and not self.simulated else ""
+        memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
         parts = [
             f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
             *([f"transform {duration(self.transform)}"] if self.transform else []),
@@ -64,6 +65,7 @@ class DeviceUse:
             f"its stream waited {duration(self.stalled)}, the host {duration(self.host_wait)}",
             *([f"idle {percent(self.idle_share)}"] if self.computed else []),
             f"clock ± {duration(self.error)}",
+            *([f"it failed: {plain(self.failed)}"] if self.failed else []),
         ]
         return f"device{' (simulated)' * self.simulated}: " + ", ".join(parts)
 
@@ -94,6 +96,7 @@ def device_use(trace: Trace, loader: int, spans: Rows | None = None) -> DeviceUs
         idle=whole - computed,
         error=int(calibrations["y"].max(initial=0)),
         simulated=bool(enqueued["ez"].any()),
+        failed=trace.device_failure(loader),
     )
 
 

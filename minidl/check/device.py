@@ -65,6 +65,8 @@ def device_end(loader: LoaderView) -> Iterator[Violation]:
         if (len(gone), len(its) - len(gone)) != (loader.x[end], loader.y[end]):
             told = f"{len(its)} were enqueued and {len(gone)} left, not {loader.x[end]} with {loader.y[end]} dropped"
             yield loader.broken(told, end, start)
+    if loader.trace.device_failure(loader.number):
+        return
     copied = set(_turns(loader, loader.pick(ev.COPY[1])))
     for row, turn in zip(enqueued.tolist(), loader.y[enqueued].tolist(), strict=True):
         over = ends[ends > row]

@@ -11,9 +11,9 @@ and runs on the side stream; what it needs must be made before the iteration beg
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,15 +26,12 @@ from typing_extensions import Self
 from minidl import ports
 from minidl.dataloader import DataLoader
 from minidl.device import sim
-from minidl.device.streams import AcceleratorDevice, Device, Mark
+from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
 from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.iterators import _BaseDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.pin_memory import accelerator_type
 from minidl.resume import Course
-
-POLL = 0.001
-"""Interval of polls of a mark in seconds, if a wait must end in time even if the device hangs."""
 
 
 def open_device(device: str | int | torch.device) -> Device:
@@ -67,9 +64,11 @@ class DeviceLoader(LiveRepr):
     device: "cuda", "cuda:1", 1, a torch.device; "sim" for the simulated accelerator.
     prefetch: the limit of batches that are enqueued but not yielded; as many more may be in use on the device.
     transform: batch on the device -> batch, on the side stream.
+    timeout: seconds to wait for a device that is behind, 0 = no limit; torch's own waits (a copy from pageable memory,
+    `item`) know no limit. After the RuntimeError, iteration may continue.
 
     An error of the loader or of `transform` is raised in place of its batch, and iteration may continue. Raises
-    ValueError for a prefetch below 1, and the errors of `open_device`.
+    ValueError for a prefetch below 1 or a negative timeout, and the errors of `open_device`.
     """
 
     def __init__(
@@ -78,12 +77,16 @@ class DeviceLoader(LiveRepr):
         device: str | int | torch.device,
         prefetch: int = 2,
         transform: Callable[[Any], Any] | None = None,
+        timeout: float = 0,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"DeviceLoader: prefetch={prefetch}: choose 1 batch or more")
+        if timeout < 0:
+            raise ValueError(f"DeviceLoader: timeout={timeout:g}: choose seconds, or 0 for no limit")
         self.loader = loader
         self.prefetch = prefetch
         self.transform = transform
+        self.timeout = timeout
         self._device = open_device(device)
         self._live: weakref.WeakSet[_DeviceIter] = weakref.WeakSet()
 
@@ -178,6 +181,7 @@ class _DeviceIter(LiveRepr):
         self._ready: Mark | None = None  # after the copy of the batch that was yielded last
         self._handed_out = False
         self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
+        self._timeout = owner.timeout
         self._inner: Iterator[Any] | None = iter(owner.loader)
         own = self._inner if isinstance(self._inner, _BaseDataLoaderIter) else None
         its = own._ports if own is not None else ports.new_ports()
@@ -220,7 +224,12 @@ class _DeviceIter(LiveRepr):
             self._in_use.append((self._device.mark(), self._source))
             self._handed_out, self._source = False, None
         while self._in_use and (len(self._in_use) > self._prefetch or self._in_use[0][0].done()):
-            self._stream.wait(self._in_use[0][0])
+            if not self._stream.wait(self._in_use[0][0], self._timeout):
+                raise RuntimeError(
+                    f"DeviceLoader timed out after {self._timeout:g} seconds: {self._device.name} has not finished its "
+                    f"work with the last {len(self._in_use)} batches: a kernel or a copy hangs, or takes longer than "
+                    "the timeout"
+                )
             self._in_use.popleft()
 
     def _fill(self) -> None:
@@ -259,13 +268,16 @@ class _DeviceIter(LiveRepr):
         return batch
 
     def _end(self) -> None:
-        """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory."""
+        """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory.
+
+        A device that has failed reads nothing any more; its error comes with its next use.
+        """
         self._closed = True
         self._inner = None
         last = [self._ready, *(flight.ready for flight in self._in_flight if isinstance(flight, _Flight))][-1]
-        deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-        while last is not None and not last.done() and time.monotonic() < deadline:
-            time.sleep(POLL)
+        with contextlib.suppress(RuntimeError):
+            if last is not None:
+                is_reached(last, MP_STATUS_CHECK_INTERVAL)
         self._in_flight.clear()
         self._stream.close()
         self._in_use.clear()

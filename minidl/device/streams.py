@@ -10,6 +10,7 @@ of `copy` and `transform` are only for `transform` and `hand_over`: the batch is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +18,9 @@ import torch
 
 from minidl.device import sim
 from minidl.device.nest import map_nested, tensors_in
+
+POLL = 0.001
+"""Interval of polls of a mark in seconds."""
 
 
 class Mark(Protocol):
@@ -49,8 +53,11 @@ class Stream(Protocol):
     def hand_over(self, copied: Any, ready: Any) -> Any:
         """Return the batch for the consumer's current stream, which waits for `ready` first."""
 
-    def wait(self, mark: Mark) -> None:
-        """Block this thread until a mark in the consumer's stream is reached."""
+    def wait(self, mark: Mark, seconds: float) -> bool:
+        """Block this thread until a mark in the consumer's stream is reached, and return True.
+
+        seconds: return False after so long; 0 = no limit.
+        """
 
     def close(self) -> None:
         """Accept no more work."""
@@ -74,6 +81,14 @@ class Device(Protocol):
 
     def idle_mark(self) -> Mark:
         """Return a timed mark in a stream without other work."""
+
+
+def is_reached(mark: Mark, seconds: float) -> bool:
+    """Poll a mark for at most `seconds`; return whether it is reached. The wait ends even if the device hangs."""
+    deadline = time.monotonic() + seconds
+    while not (done := mark.done()) and time.monotonic() < deadline:
+        time.sleep(POLL)
+    return done
 
 
 # --- An accelerator ---------------------------------------------------------------------------------------------------
@@ -182,8 +197,11 @@ class AcceleratorStream:
                 tensor.record_stream(consumer)  # keeps its memory until the consumer's stream has used it
         return copied
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Mark, seconds: float) -> bool:
+        if seconds:
+            return is_reached(mark, seconds)
         mark.wait()
+        return True
 
     def close(self) -> None:
         pass  # running work ends by itself; the allocators know which streams still use the memory

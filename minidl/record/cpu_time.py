@@ -1,6 +1,6 @@
 """CPU time of spans: which spans carry it in a trace, and the clocks that the traced steps read for it.
 
-Interface: `choose(asked)` decides for a new trace; `CpuClocks(config)` holds what a process reads; `spent` is what an
+Interface: `choose(asked)` decides for a new trace; `CpuClocks(level)` holds what a process reads; `spent` is what an
 event carries of two readings; `usable_cpus()` describes what this process may use of the machine.
 
 A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So it is chosen by
@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 Reader = Callable[[], int]
 
@@ -67,23 +67,16 @@ def no_reading() -> int:
     return 0
 
 
-class _Config(Protocol):
-    @property
-    def cpu_time(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-
-
 class CpuClocks:
     """The calling thread's CPU clock, ns; or `no_reading` where the trace carries none.
 
-    batch: for spans that a batch has once; sample: for samples.
+    level: of `LEVELS`; detail: "sample" if samples are recorded. batch: for spans that a batch has once; sample: for
+    samples.
     """
 
-    def __init__(self, config: _Config) -> None:
-        self.batch: Reader = no_reading if config.cpu_time == "off" else time.thread_time_ns
-        samples = config.cpu_time == "sample" and config.detail == "sample"
-        self.sample: Reader = self.batch if samples else no_reading
+    def __init__(self, level: str, detail: str = "sample") -> None:
+        self.batch: Reader = no_reading if level == "off" else time.thread_time_ns
+        self.sample: Reader = self.batch if level == detail == "sample" else no_reading
 
     def delay(self) -> Reader:
         """Return the calling thread's `RunDelay`: without CPU time it would say nothing."""

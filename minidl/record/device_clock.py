@@ -13,7 +13,6 @@ stamped with the moment of its mark; its `seq` says when it was emitted.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import sys
@@ -72,6 +71,7 @@ class DeviceClock:
         self._tids = itertools.count()
         self._tracks: dict[object, StreamTrack] = {}
         self._first: Calibration | None = None
+        self._failed = False
         self.calibration: Calibration
         self.calibrate()
         self.calibration.mark.since(self.calibration.mark)  # raises now if the device's events give no times
@@ -106,8 +106,10 @@ class DeviceClock:
         assert self._first is not None
         now, first = self._now(), self._first.reference
         if now - self.calibration.reference > min(LATEST, max(SOONEST, self.calibration.reference - first)):
-            with contextlib.suppress(Exception):  # the run itself meets the device's error
+            try:
                 self.calibrate()
+            except Exception as error:  # the run itself meets it
+                self.failed(str(error))
 
     def track(self, key: object, what: str) -> StreamTrack:
         """Return the track of the stream with this key; `what` names a new one."""
@@ -123,12 +125,21 @@ class DeviceClock:
         """Return the track of the consumer's current stream: work on another one is no part of its time."""
         return self.track((CONSUMER, self.device.current()), CONSUMER)
 
-    def poll(self, seconds: float = 0.0) -> None:
-        """Emit the marks that the device has reached; wait up to `seconds` for the rest."""
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Emit the marks that are reached; wait up to `seconds` for the rest; return whether none is left."""
         deadline = time.monotonic() + seconds
+        none_left = True
         for track in tuple(self._tracks.values()):
-            while not track.poll() and time.monotonic() < deadline:
+            while not (done := track.poll()) and time.monotonic() < deadline:
                 time.sleep(0.001)
+            none_left &= done
+        return none_left
+
+    def failed(self, why: str) -> None:
+        """Note, once, that the device does no more: what it was to do has no end in the trace."""
+        if not self._failed:
+            self._failed = True
+            self.recorder.describe("device_failed", device=self.device.name, why=why)
 
 
 class StreamTrack:
@@ -149,7 +160,7 @@ class StreamTrack:
     def poll(self) -> bool:
         """Emit the events of the marks that are reached; return whether none is left.
 
-        It raises no error of the device: if the device has failed, its marks are dropped, and the run itself fails.
+        It raises no error of the device: if the device has failed, that is noted, and the run itself fails.
         """
         if not self._polling.acquire(blocking=False):  # another thread polls, or this one, interrupted by a signal
             return True
@@ -158,8 +169,9 @@ class StreamTrack:
                 mark, calibration, event = self._waiting.popleft()
                 self._last = max(self._last, calibration.host_time(mark))
                 self.clock.recorder.emit_at(self._last, self.tid, *event)
-        except Exception:
+        except Exception as error:
             self._waiting.clear()
+            self.clock.failed(str(error))
         finally:
             self._polling.release()
         return not self._waiting
@@ -199,9 +211,13 @@ def flush() -> None:
     while _clocks:
         _, clock = _clocks.popitem()
         if clock.pid == os.getpid():
-            with contextlib.suppress(Exception):
-                clock.calibrate()
-            clock.poll(FLUSH)
+            try:
+                if clock.poll(FLUSH):
+                    clock.calibrate()
+                else:  # a calibration might wait for ever
+                    clock.failed(f"it had not done its work {FLUSH:g} s after the trace's end")
+            except Exception as error:
+                clock.failed(str(error))
 
 
 atexit.register(flush)

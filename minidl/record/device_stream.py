@@ -132,12 +132,12 @@ class TracedStream:
         batch_in_use.loader, batch_in_use.task = self._shared.loader, tagged.task
         return batch
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Mark, seconds: float) -> bool:
         if mark.done():
-            return
+            return True
         self._emit(ev.HOST_WAIT[0], -1, self._simulated)
         try:
-            self._inner.wait(mark)
+            return self._inner.wait(mark, seconds)
         finally:
             self._emit(ev.HOST_WAIT[1], -1, self._simulated)
 

@@ -43,7 +43,7 @@ class Shared:
         self.config = config
         self.loader = loader
         self.emit = recorder.emitter_for(config, loader)
-        self.cpu = CpuClocks(config)
+        self.cpu = CpuClocks(config.cpu_time, config.detail)
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None

@@ -36,7 +36,7 @@ def _lines_of(path: Path) -> Iterator[Line]:
 
 
 def lacking(manifest: Mapping[str, Any], lines: Iterable[Line]) -> list[str]:
-    """What the run lacks: iterators at all, and ranks of the process group; each with the reason and the remedy.
+    """What the run lacks: iterators at all, ranks of the process group, their ends; and why, and the remedy.
 
     Nothing is said of the other ranks if the manifest has a rank (then each rank has a trace of its own), or if the
     trace joins several, which says it by itself.
@@ -44,7 +44,7 @@ def lacking(manifest: Mapping[str, Any], lines: Iterable[Line]) -> list[str]:
     lines = list(lines)
     found = [*_without_iterators(lines)]
     if manifest.get("rank") is None and not manifest.get("ranks"):
-        found += _without_ranks(lines)
+        found += [*_without_ranks(lines), *_without_ends(lines)]
     return found
 
 
@@ -78,6 +78,25 @@ def _without_ranks(lines: list[Line]) -> Iterator[str]:
             "DataLoader. Start each rank under minidl run: torchrun ... -m minidl run SCRIPT"
         )
     yield text
+
+
+def _without_ends(lines: list[Line]) -> Iterator[str]:
+    """Ranks that wrote no end, though the run's own process did: they did not end by themselves."""
+    if not any(line.get("kind") == "program_end" for line in lines):
+        return  # the program runs, or was killed as a whole, or is of a minidl that wrote none
+    over = {line["process"] for line in lines if line.get("kind") in ("program_end", "trace_end")}
+    if not any(line.get("kind") == "trace_end" for line in lines):
+        return
+    made = {line["process"] for line in lines if line.get("kind") == "loader"}
+    ranks = {line["rank"]: line["process"] for line in lines if type(line.get("rank")) is int}
+    pids = {line["process"]: line["pid"] for line in lines if type(line.get("pid")) is int}
+    killed = [rank for rank, process in sorted(ranks.items()) if process in made - over]
+    if killed:
+        named = f"rank{'s' * (len(killed) > 1)} " + listed(f"{r} (pid {pids.get(ranks[r], '?')})" for r in killed)
+        yield (
+            f"{named} wrote no end: killed (a launcher kills all ranks when one fails), ended by os._exit, or still "
+            "running; the trace has what came before"
+        )
 
 
 def _named(ranks: list[int]) -> str:

@@ -261,6 +261,14 @@ class Trace:
         """Those of `lines` that are of this kind."""
         return [line for line in self.lines if line["kind"] == kind]
 
+    def device_failure(self, loader: int) -> str:
+        """Why the device of a loader's batches failed or hung; "" if it did not. What it was doing has no end."""
+        mine = [
+            (line["process"], line.get("device")) for line in self.described("device") if line.get("loader") == loader
+        ]
+        failures = self.described("device_failed")
+        return next((str(line.get("why")) for line in failures if (line["process"], line.get("device")) in mine), "")
+
     def text(self, row: np.void) -> str:
         """The text that an event of `events` carries in its string field; "" if it has none."""
         for column, own in zip("xyz", EVENTS[int(row["code"])].fields, strict=False):

@@ -6,6 +6,8 @@ so that the order that a guard forbids happens each time; freed memory is poison
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import gc
 import random
 import sys
@@ -14,17 +16,21 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import workloads as wl
 
+import minidl
+from minidl.analysis.summary import summary
+from minidl.check import check
 from minidl.device import loader as loader_module
 from minidl.device import sim
 from minidl.device import streams as streams_module
 from minidl.device.loader import DeviceLoader
+from minidl.tracefile import events as ev
 
 FOREVER = 3600 * 10**9
 LIMIT = 20.0
@@ -75,7 +81,8 @@ def use_at_once(loaders: type[DeviceLoader]) -> bool:
     """The consumer computes with a batch whose copy is held up."""
     loader = loaders(batches(1), "sim")
     hold(loader._device.side)  # type: ignore[attr-defined]
-    result = next(iter(loader)) * 2
+    iterator = iter(loader)
+    result = next(iterator) * 2
     soon(event_in(sim.current_stream()).query)
     sim.wake()
     return is_full(result, 2)
@@ -147,7 +154,7 @@ def use_new_weights(loaders: type[DeviceLoader]) -> bool:
     return is_full(next(iterator), 7)
 
 
-def keep_the_source(loaders: type[DeviceLoader]) -> bool:
+def keep_the_source(loaders: type[DeviceLoader], taken: int = 1) -> bool:
     """The host memory of a batch lives until its copy is done, whoever has pinned it."""
     alive: list[weakref.ref[torch.Tensor]] = []
 
@@ -156,14 +163,20 @@ def keep_the_source(loaders: type[DeviceLoader]) -> bool:
         alive.append(weakref.ref(batch))
         return batch
 
-    loader = loaders((made() for _ in range(1)), "sim", 1)
+    loader = loaders((made() for _ in range(taken)), "sim", 1)
     hold(loader._device.side)  # type: ignore[attr-defined]
     iterator = iter(loader)
-    next(iterator)
+    for _ in range(taken):
+        next(iterator)
     gc.collect()
     kept = alive[0]() is not None
     sim.wake()
     return kept
+
+
+def keep_the_source_in_use(loaders: type[DeviceLoader]) -> bool:
+    """Also while the next batch is in the consumer's hands."""
+    return keep_the_source(loaders, 2)
 
 
 def run_ahead(loaders: type[DeviceLoader]) -> bool:
@@ -229,12 +242,15 @@ GUARDS: dict[str, tuple[types.ModuleType, str, str, Callable[[type[DeviceLoader]
     "the source is kept": (
         loader_module, "_Flight(copied, self._stream.mark(), batch,", "_Flight(copied, self._stream.mark(), None,",
         keep_the_source),
+    "the source is kept while its batch is in use": (
+        loader_module, "self._in_use.append((self._device.mark(), self._source))",
+        "self._in_use.append((self._device.mark(), None))", keep_the_source_in_use),
     "the host is bound to the device": (
         loader_module, "len(self._in_use) > self._prefetch or ", "", run_ahead),
     "the batches in flight are limited": (
         loader_module, " or len(self._in_flight) >= self._prefetch", "", take_ahead),
     "the end waits for the copies": (
-        loader_module, "            time.sleep(POLL)\n", "            break\n", end_early),
+        loader_module, "is_reached(last, MP_STATUS_CHECK_INTERVAL)", "pass", end_early),
 }  # fmt: skip
 """Each guard: its module, its text, what is there without it, and the program that needs it."""
 
@@ -273,124 +289,330 @@ def test_a_program_is_right_with_the_guard_and_wrong_without(guard: str) -> None
 
 
 # --- Any program ------------------------------------------------------------------------------------------------------
-@settings(max_examples=40)
-@given(
-    prefetch=st.integers(1, 4),
-    pinned=st.booleans(),
-    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=25),
-    failing=st.sets(st.integers(0, 24), max_size=2),
-    two=st.booleans(),
-    own_stream=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-)
-def test_values_and_order_are_the_loaders_whatever_takes_how_long(
-    prefetch: int, pinned: bool, sizes: list[int], failing: set[int], two: bool, own_stream: bool, seed: int
-) -> None:
-    """Copies and kernels of random length; one iteration or two at once; on the default stream or another."""
-    dice = random.Random(seed)
+class LoaderError(Exception):
+    """The loader has no such batch."""
 
-    def pause() -> None:
-        if dice.random() < 0.5:
-            sim.sleep(dice.randrange(300_000))
 
-    def source() -> Iterator[torch.Tensor]:
-        for number, size in enumerate(sizes):
-            batch = torch.full((size,), float(number + 1))
-            yield batch.pin_memory() if pinned else batch
+class TransformError(Exception):
+    """The transform refuses a batch."""
 
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        pause()
-        if dice.random() < 0.5:
-            pause()
-        return batch * 2
 
-    def failing_transform(batch: torch.Tensor) -> torch.Tensor:
-        out = transform(batch)
-        if next(turns) in failing:
-            raise KeyError("this one")
+@dataclasses.dataclass
+class Plan:
+    """A random iteration: what it yields, where it fails, when it ends, and who uses it."""
+
+    prefetch: int
+    sizes: list[int]
+    kinds: list[str]
+    failing: dict[int, type[Exception]]
+    end: int
+    how: str
+    own_stream: bool
+    device: int
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, number: int) -> torch.Tensor:
+        return torch.arange(self.sizes[number], dtype=torch.float32) + number
+
+    def expected(self) -> list[Any]:
+        """What comes out, in order, computed in this thread on the CPU."""
+        outcomes = [self.failing.get(number, (self.batch(number) * 2 + 1) * 3) for number in range(len(self))]
+        return outcomes[: self.end]
+
+
+def planned(dice: random.Random) -> Plan:
+    count = dice.randrange(1, 60)
+    errors = [LoaderError, TransformError]
+    return Plan(
+        prefetch=dice.randrange(1, 5),
+        sizes=[dice.randrange(1, 3000) for _ in range(count)],
+        kinds=[dice.choice(["pinned", "pinned", "pageable", "there"]) for _ in range(count)],
+        failing={number: dice.choice(errors) for number in range(count) if dice.random() < 0.05},
+        end=dice.choice([1, 7, count, count]),
+        how=dice.choice(["break", "close"]),
+        own_stream=dice.random() < 0.5,
+        device=dice.randrange(2),
+    )
+
+
+class Source(Iterator[Any]):
+    """The batches of a plan. After an error it goes on."""
+
+    def __init__(self, plan: Plan, pause: Callable[[], None]) -> None:
+        self.plan = plan
+        self.pause = pause
+        self.numbers = iter(range(len(plan)))
+
+    def __next__(self) -> Any:
+        number = next(self.numbers)
+        if self.plan.failing.get(number) is LoaderError:
+            raise LoaderError
+        batch, kind = self.plan.batch(number), self.plan.kinds[number]
+        if kind == "there":
+            self.pause()  # the consumer's stream computes it later
+            batch = torch.arange(len(batch), device=f"sim:{self.plan.device}") + float(number)
+        return {"x": batch.pin_memory() if kind == "pinned" else batch, "number": number}
+
+
+class Consumer:
+    """Steps through a plan's DeviceLoader, and drops each batch as soon as its use is enqueued."""
+
+    def __init__(self, plan: Plan, dice: random.Random) -> None:
+        self.plan, self.dice, self.got = plan, dice, list[Any]()
+        self.on = sim.Stream(plan.device, priority=dice.randrange(-1, 1)) if plan.own_stream else None
+        self.loader = DeviceLoader(Source(plan, self.pause), f"sim:{plan.device}", plan.prefetch, self.transform)
+        with self.current():
+            self.iterator = iter(self.loader)
+
+    def current(self) -> Any:
+        return self.on or torch.accelerator.device_index(self.plan.device)
+
+    def pause(self) -> None:
+        """Keep the current stream busy, or not."""
+        if self.dice.random() < 0.5:
+            sim.sleep(self.dice.randrange(200_000))
+
+    def transform(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.pause()
+        out = {"x": batch["x"] * 2, "number": batch["number"]}
+        if self.plan.failing.get(batch["number"]) is TransformError:
+            raise TransformError
+        self.pause()
+        out["x"] += 1
         return out
 
-    turns = iter(range(1000))
-    iterators = [iter(DeviceLoader(source(), "sim", prefetch, failing_transform if not two else transform))]
-    if two:
-        iterators.append(iter(DeviceLoader(source(), "sim", prefetch, transform)))
-    got: list[list[torch.Tensor | None]] = [[] for _ in iterators]
-    with sim.Stream() if own_stream else sim.current_stream():
-        for number in range(len(sizes)):
-            for iterator, results in zip(iterators, got, strict=True):
-                try:
-                    batch = next(iterator)
-                except KeyError:
-                    results.append(None)
-                    continue
-                pause()
-                results.append(batch.sum() / sizes[number])
-        for iterator in iterators:
-            assert next(iterator, None) is None
-        for results in got:
-            expected = [None if n in failing and not two else 2.0 * (n + 1) for n in range(len(sizes))]
-            values = [None if result is None else round(float(result), 3) for result in results]
-            assert values == expected
+    def step(self) -> bool:
+        """Take a batch; return whether it was the last."""
+        with self.current():
+            try:
+                batch = next(self.iterator)
+            except StopIteration:
+                return True
+            except (LoaderError, TransformError) as error:
+                self.got.append(type(error))
+            else:
+                assert batch["number"] == len(self.got)
+                self.pause()
+                self.got.append(batch["x"] * 3)
+        return len(self.got) == self.plan.end
+
+    def finish(self) -> list[Any]:
+        if self.plan.how == "close":
+            self.loader.close()
+        del self.iterator
+        with self.current():
+            return [result.cpu() if isinstance(result, torch.Tensor) else result for result in self.got]
 
 
+def test_values_and_order_are_the_loaders_whatever_takes_how_long() -> None:
+    """Random programs against the same in this thread: each byte of each batch, with the collector off.
+
+    Copies and kernels take random times; one or two iterations at once, in random turns, on the default stream or on
+    one of their own, on two devices; errors of loader and transform; ends by exhaustion, break and close.
+    """
+    compared = collections.Counter[str]()
+    gc.disable()
+    try:
+        for seed in range(200):
+            compared.update(comparison(seed))
+    finally:
+        gc.enable()
+    print(dict(compared))
+    assert compared["batches"] > 4000
+    assert compared["errors"] > 100
+
+
+def comparison(seed: int) -> dict[str, int]:
+    """Run one or two random plans, and hold them against what is expected; return how much was compared."""
+    dice = random.Random(seed)
+    slow = dice.choice([0, 0, 30_000])
+    sim.configure(latency=slow, kernel=dice.choice([0, slow]), pinned=dice.choice([0.1, 12.0]))
+    consumers = [Consumer(planned(dice), dice) for _ in range(dice.choice([1, 2]))]
+    running = list(consumers)
+    while running:
+        consumer = dice.choice(running)
+        if consumer.step():
+            running.remove(consumer)
+    got = [result for consumer in consumers for result in consumer.finish()]
+    expected = [outcome for consumer in consumers for outcome in consumer.plan.expected()]
+    assert len(got) == len(expected), f"seed {seed}"
+    for result, wanted in zip(got, expected, strict=True):
+        assert torch.equal(result, wanted) if isinstance(wanted, torch.Tensor) else result is wanted, f"seed {seed}"
+    tensors = [wanted for wanted in expected if isinstance(wanted, torch.Tensor)]
+    size = sum(tensor.nbytes for tensor in tensors)
+    return {"batches": len(tensors), "bytes": size, "errors": len(expected) - len(tensors)}
+
+
+@pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
 @pytest.mark.parametrize("end", ["exhausted", "break"])
-def test_memory_is_bounded_though_nothing_is_collected(prefetch: int, end: str) -> None:
-    """As much as is in flight, as much again in use, the batch in the consumer's hands, and a transform's input."""
-    size = 1 << 16
+def test_memory_is_bounded_whether_or_not_the_collector_runs(prefetch: int, end: str, collects: bool) -> None:
+    """As much as is in flight, as much again in use, the batch in the consumer's hands, and the one before.
+
+    A transform's input lives as long as its result.
+    """
+    size, count = 1 << 16, 300
     gc.collect()
     sim.synchronize()
     before, pinned_before = torch.accelerator.memory_allocated(), sim.pinned_bytes(reset_peak=True)[0]
     torch.accelerator.reset_peak_memory_stats()
-    gc.disable()
+    if not collects:
+        gc.disable()
     try:
-        source = (torch.full((size // 4,), float(n)).pin_memory() for n in range(300))
+        source = (torch.full((size // 4,), float(n)).pin_memory() for n in range(count))
         for number, batch in enumerate(DeviceLoader(source, "sim", prefetch, lambda batch: batch + 1)):
             assert batch.shape == (size // 4,)
-            if end == "break" and number == 150:
+            if end == "break" and number == count // 2:
                 break
         del batch
         peak = torch.accelerator.memory_stats()["active_bytes.all.peak"] - before
         pinned = sim.pinned_bytes()[1] - pinned_before
+        print(f"prefetch {prefetch}: {peak / size:g} of {2 * count} on the device, {pinned / size:g} of {count} pinned")
         assert peak <= (2 * prefetch + 2) * 2 * size
         assert pinned <= (2 * prefetch + 2) * size
     finally:
         gc.enable()
 
 
+# --- In a trace -------------------------------------------------------------------------------------------------------
 @pytest.mark.live
-def test_the_traces_copies_are_those_of_the_devices_log(tmp_path: Any) -> None:
-    """A copy begins and ends in the trace when it does on the device, within the error that the trace states."""
-    import minidl
-    from minidl.tracefile import events as ev
-
-    sim.configure(pinned=0.01)  # 4 kB in 0.4 ms
+def test_the_traces_times_are_those_of_the_devices_log(tmp_path: Path) -> None:
+    """What the trace says of a stream's work encloses it, and nothing before or after it, within the stated error."""
+    sim.configure(pinned=0.01, kernel=200_000)  # 4 kB in 0.4 ms
     sim.log(True)
     with minidl.trace(tmp_path / "t"):
-        for _ in DeviceLoader(batches(20), "sim"):
-            pass
-    theirs = [entry for entry in sim.log(False) if entry[0] == "to device"]
+        for batch in DeviceLoader(batches(20), "sim", transform=lambda batch: batch * 2):
+            with minidl.span("forward", device="sim"):
+                batch += 1
+    log = sim.log(False)
     trace = minidl.read_trace(tmp_path / "t")
-    spans = trace.spans()
-    ours = spans[spans["code"] == ev.COPY[0]]
-    assert len(ours) == len(theirs) == 20
-    error = int(trace.select("clock_calibration")["y"].max())
-    for span, (_, _, _, begin, end, size) in zip(ours, theirs, strict=True):
-        assert span["bx"] == size == 4 * SIZE
-        assert span["begin"] <= begin + error
-        assert span["end"] >= end - error
+    spans, error = trace.spans(), int(trace.select("clock_calibration")["y"].max())
+    side = next(stream for kind, _, stream, *_ in log if kind == "to device")
+    for code, kind, on_side in (
+        (ev.COPY[0], "to device", True),
+        (ev.TRANSFORM[0], "kernel", True),
+        (ev.DEVICE_COMPUTE[0], "kernel", False),
+    ):
+        ours = spans[spans["code"] == code]
+        stream = [entry for entry in log if (entry[2] == side) == on_side]
+        at = [place for place, entry in enumerate(stream) if entry[0] == kind]
+        assert len(ours) == len(at) == 20
+        for span, place in zip(ours, at, strict=True):
+            _, _, _, begin, end, size = stream[place]
+            assert span["begin"] <= begin + error
+            assert span["end"] >= end - error
+            if place:
+                assert span["begin"] >= stream[place - 1][4] - error, "not before the stream's work before it ended"
+            if place + 1 < len(stream):
+                assert span["end"] <= stream[place + 1][3] + error, "not after the stream's next work began"
+            assert code != ev.COPY[0] or span["bx"] == size == 4 * SIZE
 
 
-def test_a_device_that_fails_is_an_error_and_not_a_hang() -> None:
-    iterator = iter(DeviceLoader(batches(9), "sim", 2))
-    next(iterator)
-    sim.fail("out of order")
-    with pytest.raises(RuntimeError, match="a kernel has failed: out of order"):
-        print([float(batch[0]) for batch in iterator])
-    sim.repair()
-    iterator.close()
+# --- A device that fails or hangs -------------------------------------------------------------------------------------
+class Closable(Iterator[torch.Tensor]):
+    """Batches that know that they were closed."""
+
+    def __init__(self, count: int) -> None:
+        self.batches = batches(count)
+        self.closed = 0
+
+    def __next__(self) -> torch.Tensor:
+        return next(self.batches)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
+@pytest.mark.live
+def test_a_device_that_fails_is_an_error_that_names_it_and_the_trace_has_an_end(tmp_path: Path) -> None:
+    """Also for the iteration in hand: it is closed, its loader too. The other device works on."""
+    source, other = Closable(9), iter(DeviceLoader(batches(5), "sim:1"))
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(DeviceLoader(source, "sim:0", 2))
+        next(iterator)
+        next(other)
+        sim.fail("unspecified launch failure")
+        with pytest.raises(RuntimeError, match=r"sim:0: a kernel has failed: unspecified launch failure"):
+            print([float(batch[0]) for batch in iterator])
+        assert [float(batch[0]) for batch in other] == [2, 3, 4, 5]
+        iterator.close()
+        assert source.closed == 1
+        assert next(iterator, None) is None
+    trace = minidl.read_trace(tmp_path / "t")
+    assert not check(trace)
+    assert len(trace.select("device_end")) == len(trace.select("device_start")) == 1
+    assert "sim:0: a kernel has failed" in trace.device_failure(int(trace.select("device_end")["loader"][0]))
+
+
+@pytest.mark.parametrize("what", ["kernel", "copy"])
+def test_a_device_that_hangs_is_an_error_that_names_it_and_nothing_is_lost(what: str) -> None:
+    loader = DeviceLoader(batches(9), "sim:1", 2, timeout=0.05)
+    with torch.accelerator.device_index(1):
+        iterator = iter(loader)
+        values = [next(iterator)[0]]
+        hold(sim.current_stream() if what == "kernel" else loader._device.side)  # type: ignore[attr-defined]
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=r"timed out after 0.05 seconds: sim:1 has not finished .* 3 batches"
+            ):
+                values.extend(batch[0] for batch in iterator)
+        sim.wake()
+        values.extend(batch[0] for batch in iterator)
+    assert [float(value) for value in values] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_timeout_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="timeout=-1: choose seconds, or 0 for no limit"):
+        DeviceLoader([], "sim", timeout=-1)
+
+
+HUNG = """
+import sys, torch, minidl
+from minidl.device import loader, sim
+from minidl.record import device_clock
+
+loader.MP_STATUS_CHECK_INTERVAL = device_clock.FLUSH = 0.1
+what, directory = sys.argv[1:]
+sim.load()
+batches = [torch.full((9,), float(number)).pin_memory() for number in range(9)]
+with minidl.trace(directory), minidl.DeviceLoader(batches, "sim", timeout=0.1) as device_loader:
+    for number, batch in enumerate(device_loader):
+        if number == 1:
+            if what == "kernel":
+                sim.sleep(3600 * 10**9)
+            elif what == "copy":
+                with device_loader._device.side:
+                    sim.sleep(3600 * 10**9)
+            else:
+                sim.fail("unspecified launch failure")
+        batch + 1
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("what", ["kernel", "copy", "failure"])
+def test_a_program_ends_whose_device_does_not(what: str, tmp_path: Path) -> None:
+    done = wl.run(HUNG, what, tmp_path / "t")
+    assert done.returncode == 1
+    expected = "sim:0: a kernel has failed" if what == "failure" else "DeviceLoader timed out after 0.1 seconds: sim:0"
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: ")
+    assert expected in done.stderr.splitlines()[-1]
+    trace = minidl.read_trace(tmp_path / "t")
+    assert not check(trace)
+    assert len(trace.select("device_end")) == 1
+    waits = trace.select("host_wait")
+    assert len(waits[waits["code"] == ev.HOST_WAIT[0]]) == len(waits[waits["code"] == ev.HOST_WAIT[1]])
+    why = {
+        "kernel": "it had not done its work 0.1 s after the trace's end",
+        "copy": "it had not done its work 0.1 s after the trace's end",
+        "failure": "simulated accelerator: sim:0: a kernel has failed: unspecified launch failure",
+    }
+    assert f"it failed: {why[what]}" in summary(trace).text()
+
+
+# --- Two devices ------------------------------------------------------------------------------------------------------
 def test_a_consumer_on_the_second_device() -> None:
     first, second = (iter(DeviceLoader(batches(5), f"sim:{number}", 2)) for number in (0, 1))
     sums = [(one.sum(), other.sum()) for one, other in zip(first, second, strict=True)]

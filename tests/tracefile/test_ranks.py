@@ -33,6 +33,20 @@ def test_where_each_rank_has_its_trace_the_others_are_not_missed() -> None:
     assert lacking({"ranks": [{"rank": 0}]}, rank("a", 0)) == []
 
 
+def test_ranks_that_were_killed_are_said_when_the_run_is_over() -> None:
+    ends = [{"kind": "program_end", "process": "main"}, {"kind": "trace_end", "process": "main"}]
+    pid = {"kind": "process", "process": "b", "pid": 77}
+    both = rank("a", 0) + rank("b", 1) + [pid]
+    over = {"kind": "program_end", "process": "a"}
+    (text,) = lacking({}, [*both, over, *ends])
+    assert text.startswith("rank 1 (pid 77) wrote no end: killed (a launcher kills all")
+    assert lacking({}, [*both, over]) == [], "the run is not over"
+    assert lacking({}, [*both, over, {"kind": "program_end", "process": "b"}, *ends]) == []
+    assert lacking({}, [*both, *ends])[0].startswith("ranks 0 (pid ?), 1 (pid 77) wrote no end")
+    assert lacking({}, [*rank("a", 0), *rank("b", 1, iterators=0), over, *ends])[1:] == [], "missing, said once"
+    assert lacking({}, [*both, {"kind": "trace_end", "process": "a"}]) == [], "of a minidl that wrote no ends"
+
+
 def test_no_iterator_and_why() -> None:
     (text,) = lacking({}, [{"kind": "process", "process": "a"}])
     assert text.startswith("no iterator was recorded: neither the program nor a Python process")
