@@ -204,7 +204,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(commands.ledger, "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
                 (_TRACE,)),
     ),
-    "judge and compare": (
+    "compare": (
         Command(
             commands.check, "check that a trace obeys the protocol; exit code 1 if not", f"check {_RUN}",
             (
@@ -231,8 +231,19 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--force", "compare even if the datasets or batch sizes differ"),
             ),
         ),
+        Command(
+            commands.bench, "measure what minidl costs, compared with torch", "bench --quick samplers",
+            (
+                _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
+                     help=f"{', '.join(BENCHMARKS)} (default: all)"),
+                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
+                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
+                _flag("--quick", "fewer and shorter measurements, for a first impression"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
+            ),
+        ),
     ),
-    "convert": (
+    "keep and convert": (
         Command(commands.export, "write a trace as JSON for Perfetto or chrome://tracing", f"export {_RUN}",
                 (_TRACE, _OUTPUT)),
         Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
@@ -248,7 +259,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
     ),
-    "learn and measure": (
+    "teach": (
         Command(commands.events, "list all events: meaning, fields, code here and in torch", "events"),
         Command(
             commands.explore, "explore all interleavings of the protocol, and what each guard prevents",
@@ -263,17 +274,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
-            ),
-        ),
-        Command(
-            commands.bench, "measure what minidl costs, compared with torch", "bench --quick samplers",
-            (
-                _arg("what", nargs="*", type=_benchmark, metavar="WHAT",
-                     help=f"{', '.join(BENCHMARKS)} (default: all)"),
-                _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
-                     help="measure copies to an accelerator instead; 'sim' is a simulated one"),
-                _flag("--quick", "fewer and shorter measurements, for a first impression"),
-                _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
             ),
         ),
     ),

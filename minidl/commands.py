@@ -43,7 +43,8 @@ def _read(path: Path | None) -> Trace:
 
     if path is None:
         raise CommandError("a trace is missing: `minidl demo` and `minidl run train.py` record one, and say where")
-    return read_trace(path)
+    with terminal.busy(f"reading {path}"):
+        return read_trace(path)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -145,7 +146,10 @@ def top(arguments: Namespace) -> int:
 def summary(arguments: Namespace) -> int:
     from minidl.analysis.summary import summary
 
-    print(summary(_read(arguments.trace)).text())
+    trace = _read(arguments.trace)
+    with terminal.busy("summing up"):
+        text = summary(trace).text()
+    print(text)
     return OK
 
 
@@ -154,7 +158,9 @@ def ledger(arguments: Namespace) -> int:
     from minidl.tracefile.words import lacking
 
     trace = _read(arguments.trace)
-    print("\n".join([ledger(trace).text(), *lacking(trace.problems)]))
+    with terminal.busy("following the copies"):
+        text = ledger(trace).text()
+    print("\n".join([text, *lacking(trace.problems)]))
     return OK
 
 
@@ -167,9 +173,10 @@ def timeline(arguments: Namespace) -> int:
                 f"timeline: {arguments.output}: the name has no suffix: add .png, .svg (a picture) or .html (a page)"
             )
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
-    with _prefixed("timeline", ValueError):
+    trace = _read(arguments.trace)
+    with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         text = render(
-            _read(arguments.trace),
+            trace,
             width=arguments.width or terminal.columns(),
             since=arguments.since,
             until=arguments.until,
@@ -184,8 +191,9 @@ def _page(arguments: Namespace) -> int:
     from minidl.views.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    with _prefixed("timeline", ValueError):
-        html(_read(arguments.trace), arguments.output, since=arguments.since, until=arguments.until, workers=workers)
+    trace = _read(arguments.trace)
+    with _prefixed("timeline", ValueError), terminal.busy("drawing"):
+        html(trace, arguments.output, since=arguments.since, until=arguments.until, workers=workers)
     print(arguments.output)
     return OK
 
@@ -194,9 +202,10 @@ def _picture(arguments: Namespace) -> int:
     from minidl.tracefile.files import whole
     from minidl.views.picture import timeline
 
-    with _prefixed("timeline", ValueError, ImportError):
+    trace = _read(arguments.trace)
+    with _prefixed("timeline", ValueError, ImportError), terminal.busy("drawing"):
         figure = timeline(
-            _read(arguments.trace),
+            trace,
             since=arguments.since,
             until=arguments.until,
             workers=None if arguments.worker is None else [arguments.worker],
@@ -240,7 +249,7 @@ def before(arguments: Namespace) -> int:
     from minidl.tracefile.words import lacking
 
     trace = _read(arguments.trace)
-    with _prefixed(f"before: {arguments.trace}", ValueError):
+    with _prefixed(f"before: {arguments.trace}", ValueError), terminal.busy("following the causes"):
         text = story(
             trace,
             arguments.batch,
@@ -252,7 +261,7 @@ def before(arguments: Namespace) -> int:
     return OK
 
 
-# --- Compare and judge ------------------------------------------------------------------------------------------------
+# --- Compare ------------------------------------------------------------------------------------------------
 def check(arguments: Namespace) -> int:
     from minidl.check import rules_text, run
 
@@ -300,7 +309,7 @@ def merge(arguments: Namespace) -> int:
     return run(arguments)
 
 
-# --- Learn and measure ------------------------------------------------------------------------------------------------
+# --- Teach ------------------------------------------------------------------------------------------------
 def events(arguments: Namespace) -> int:
     from minidl.tracefile.events import EVENTS
 

@@ -269,7 +269,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             f"This DataLoader will create {self.num_workers} worker processes in total. {suggestion} "
             "Please be aware that excessive worker creation might get DataLoader running slow or even freeze, "
             "lower the worker number to avoid potential slowness/freeze if necessary.",
-            stacklevel=2,
+            stacklevel=1,  # one place for the making and for each iter(): Python shows a warning once for each place
         )
 
 

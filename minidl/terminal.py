@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -30,6 +31,34 @@ def counting(what: str) -> Callable[[int, int], None]:
         progress(f"{what}: {done:,} of {total:,}" if done < total else "")
 
     return show
+
+
+BUSY_AFTER, BUSY_EVERY = 2.0, 0.5
+"""Seconds after which work is said to go on, and between two updates."""
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While this is open, and has been for two seconds, show `what` and for how long; erase it at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    began, ended = time.monotonic(), threading.Event()
+
+    def show() -> None:
+        patience = BUSY_AFTER
+        while not ended.wait(patience):
+            progress(f"{what}: {time.monotonic() - began:.0f} s")
+            patience = BUSY_EVERY
+
+    thread = threading.Thread(target=show, name="minidl-busy", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress("")
 
 
 def say(text: str) -> None:

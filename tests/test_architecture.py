@@ -40,7 +40,7 @@ ORDER = (
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
-    ("analysis", "device_use ledger verdict live now headline summary story diff audit top"),
+    ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
     (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
@@ -190,7 +190,7 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
     "subclasses",
-    "clients": "one_process planted several_ranks table",
+    "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
     "playback": "replay",

@@ -8,6 +8,7 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -189,6 +190,14 @@ def test_too_many_workers_warn_when_made_and_when_iterated() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         minidl.DataLoader(MAP, num_workers=cpus)
+
+
+@pytest.mark.live
+def test_too_many_workers_are_said_once_to_a_user_who_filters_nothing() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # once for each place
+        minidl.DataLoader(MAP, num_workers=len(os.sched_getaffinity(0)) + 1)._get_iterator().close()
+    assert len([one for one in caught if "worker processes in total" in str(one.message)]) == 1
 
 
 def test_the_number_of_cpus_is_what_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,3 +485,12 @@ def test_the_line_that_made_a_loader_is_the_programs() -> None:
     here, first = OwnLoader.__init__.__code__.co_filename, made[0]._made_at
     line = int(first.removeprefix(f"{here}:"))
     assert [loader._made_at for loader in made] == [first, first, f"{here}:{line + 3}"]
+
+
+def test_a_loader_that_only_libraries_make_is_the_innermost_ones() -> None:
+    names: dict[str, Any] = {"minidl": minidl}
+    code = compile("loader = minidl.DataLoader(range(2))", "/usr/lib/site-packages/framework.py", "exec")
+    thread = threading.Thread(target=exec, args=(code, names))  # so that no line of this file is on its stack
+    thread.start()
+    thread.join()
+    assert names["loader"]._made_at == "/usr/lib/site-packages/framework.py:1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 
 import pytest
 
@@ -27,6 +28,36 @@ def test_progress_replaces_its_line_and_is_erased_at_the_end(monkeypatch: pytest
 def test_progress_is_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.progress("half")
     assert capsys.readouterr() == ("", "")
+
+
+def test_work_that_lasts_says_so_and_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+
+    class Watched(Terminal):
+        def write(self, text: str) -> int:
+            if "checking: 0 s" in text:
+                said.set()
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", shown := Watched())
+    monkeypatch.setattr(terminal, "BUSY_AFTER", 0.0)
+    with terminal.busy("checking"):
+        assert said.wait(30)
+    assert shown.getvalue().endswith(terminal.ERASE_LINE)
+    assert "minidl-busy" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_short_work_and_work_without_a_terminal_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "BUSY_AFTER", 3600.0)
+    with terminal.busy("checking"):
+        assert "minidl-busy" not in {thread.name for thread in threading.enumerate()}
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with terminal.busy("checking"):
+        pass
+    assert shown.getvalue().replace(terminal.ERASE_LINE, "") == ""
 
 
 def test_a_message_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

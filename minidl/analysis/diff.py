@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl import terminal
 from minidl.analysis.ledger import Ledger, ledger
 from minidl.analysis.summary import prefetching, stage_codes, start_up
 from minidl.tracefile import events as ev
@@ -529,6 +530,7 @@ _OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebui
 # --- The command ------------------------------------------------------------------------------------------------------
 def run(arguments: argparse.Namespace) -> int:
     """`minidl diff`; the exit code. Raises TraceError if a trace can't be read or the two can't be compared."""
-    found = diff(read_trace(arguments.a), read_trace(arguments.b), force=arguments.force)
+    with terminal.busy("comparing"):
+        found = diff(read_trace(arguments.a), read_trace(arguments.b), force=arguments.force)
     print(found.text(workers=arguments.workers))
     return 0

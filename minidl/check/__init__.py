@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from minidl import terminal
 from minidl.check import actors, device, dispatch, joint, recording, replayed, resumption, slices, spans, tasks
 from minidl.check.report import Report, state_before
 from minidl.check.view import TABLE, LoaderView, Violation
@@ -150,7 +151,8 @@ def _deaths(loader: LoaderView) -> Iterator[str]:
 # --- The command ------------------------------------------------------------------------------------------------------
 def run(trace: Trace, *, as_json: bool = False) -> int:
     """Print the report; 0 if the trace is accepted, 1 if it is not."""
-    report = examine(trace)
+    with terminal.busy("checking"):
+        report = examine(trace)
     print(json.dumps(report.json(), indent=1) if as_json else report.text())
     return 1 if report.violations else 0
 

@@ -52,13 +52,17 @@ class Report:
     def text(self) -> str:
         """The report for a reader."""
         lines = [f"{counted(self.events, 'event')} of {counted(self.loaders, 'iterator')}: {self._verdict()}"]
+        if self.violations and self.trace.problems:  # first: rules that seem broken may be broken by that alone
+            lines[:0] = ["the recording is damaged or incomplete, and rules may seem broken for that alone:"]
+            lines[1:1] = [f"  {problem}" for problem in self.trace.problems]
         if self.first is not None:
             lines += self._first(self.first)
             lines += self._others(self.violations[1:])
         lines += [f"  open: {text}" for text in self.open]
         lines += [f"  alive at the program's end: {text}" for text in self.alive]
         lines += [f"  died: {text}" for text in self.deaths]
-        lines += [f"  not judged: {text}" for text in self.unjudged]
+        said = self.trace.problems if self.violations else []
+        lines += [f"  not judged: {text}" for text in self.unjudged if text not in said]
         return "\n".join(plain(line) for line in lines)
 
     def _verdict(self) -> str:

@@ -1,14 +1,15 @@
 """A trace as Chrome trace JSON, the format of the Perfetto UI, chrome://tracing and viztracer's --combine.
 
 Interface: `write_chrome(trace, path)` streams the document to a file; `to_chrome(trace)` returns it as a dict;
-`process_titles(trace)` lists the processes as the Perfetto UI titles them.
+`Export` does both, and lists the lanes as the Perfetto UI titles them, in the order of their roles.
 
-A span with an end is an X slice. A span without one is a B without E, which fades to the right in the UI. An instant is
-an i, but `index_put` and `yield` are slices of at most 2 us, since a batch's arrows begin and end there. A batch is one
-flow across the processes, and one async slice "batch in flight" from its `index_put` to its `yield`. An epoch is an
-async slice, and the consumer has a pseudo-thread for each iterator: two iterators that run together would otherwise
-overlap in part, and the UI drops such slices. `COUNTERS` describes the counters. `attached` draws what other recorders
-saw, on tracks of its own.
+A span with an end is an X slice, named by its event and its number: "fetch 4", "sample 65". A span without one is a B
+without E, which fades to the right in the UI. An instant is an i, but `index_put` and `yield` are slices of at most
+2 us, since a batch's arrows begin and end there. A batch is one flow across the processes, and one async slice from its
+`index_put` to its `yield`; a wait for a batch has flows from the batch's `fetch` and from its slowest sample.
+An epoch is an async slice. The consumer has a pseudo-thread for each of the scene's slots: two iterators that run
+together would otherwise overlap in part, and the UI drops such slices. `COUNTERS` describes the counters. `attached`
+draws what other recorders saw, on tracks of its own.
 
 Times are microseconds since the first event, exact to the nanosecond. The UI picks its colours by name and ignores
 `cname`, so the colours of `colours.paint` cannot be used there.
@@ -20,11 +21,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
@@ -43,7 +45,7 @@ from minidl.tracefile.files import whole
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
-from minidl.views.scene import AT_END, FATES, Fate, is_named, scene_of, simulated_column
+from minidl.views.scene import AT_END, FATES, Fate, Scene, is_named, number_column, scene_of, simulated_column
 from minidl.views.template import ANY, AT, INT, US, compact, filled, us
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
 
     Slower and larger than `write_chrome`: for traces that fit into memory several times.
     """
-    document: dict[str, Any] = json.loads("".join(_Export(trace).document(None)))
+    document: dict[str, Any] = json.loads("".join(Export(trace).document(None)))
     return document
 
 
@@ -96,21 +98,16 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | N
 
     progress is called after each kind of event.
     """
-    target = Path(path)
-    with whole(target) as draft, draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(_Export(trace).document(progress))
-    return target
+    return Export(trace).write(path, progress)
 
 
-def process_titles(trace: Trace) -> list[str]:
-    """Return name and pid of each process, as the UI titles them: loaders, processes of attachments, then workers."""
-    export = _Export(trace)
-    order = sorted(range(len(trace.processes)), key=lambda i: (*_rank(trace.processes[i]), i))
-    titles = [f"{export.process_name(i)} {export.pids[i]}" for i in order]
-    workers = sum(process.worker >= 0 for process in trace.processes)
-    at = len(titles) - workers
-    titles[at:at] = [f"{title} {pid}" for title, pid in export.attached.processes.items()]
-    return titles
+class _Lane(NamedTuple):
+    """A lane in the process with that index. role: its place in `Export.titles`; -1 = it has none."""
+
+    process: int
+    tid: int
+    name: str
+    role: int
 
 
 def _rank(process: Process) -> tuple[int, bool, int, int]:
@@ -118,7 +115,7 @@ def _rank(process: Process) -> tuple[int, bool, int, int]:
     return process.rank, process.worker >= 0, process.loader, process.worker
 
 
-class _Export:
+class Export:
     """One document in the making."""
 
     def __init__(self, trace: Trace) -> None:
@@ -133,22 +130,98 @@ class _Export:
         self.home: dict[int, int] = dict(zip(loaders.tolist(), rows["process"][first].tolist(), strict=True))
         """Number of an iterator -> the process that runs it."""
         self._iterators = Counter(trace.processes[process].rank for process in self.home.values())
-        self._tracks: dict[tuple[int, int, int], int] = {}  # (process, tid, loader) -> the consumer's pseudo-thread
+        self._tracks: dict[tuple[int, int], int] = {}  # (process, what) -> the number of a pseudo-thread
 
     def pick(self, *codes: int) -> Rows:
         """Return the events with one of the codes, in time order."""
         return self.events[np.isin(self.events["code"], codes)]
 
+    def write(self, path: str | PathLike[str], progress: Progress | None = None) -> Path:
+        """Write the document, as `write_chrome` does."""
+        target = Path(path)
+        with whole(target) as draft, draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(self.document(progress))
+        return target
+
+    @cached_property
+    def scene(self) -> Scene:
+        return scene_of(self.trace)
+
+    @property
+    def spans(self) -> Rows:
+        return self.scene.spans
+
+    def titles(self) -> list[str]:
+        """Return the UI's titles of the lanes, by rank and role, and of processes that only an attachment knows.
+
+        Roles: consumer, loader, worker, pin thread, stream of a device. A process has the title of its first thread.
+        """
+        order = sorted(range(len(self.pids)), key=lambda i: (*_rank(self.trace.processes[i]), i))
+        places = {
+            (self.trace.processes[lane.process].rank, lane.role, order.index(lane.process), lane.tid): lane
+            for lane in self.lanes
+            if lane.role >= 0
+        }
+        lanes = [f"{lane.name.removeprefix('/')} {lane.tid}" for _, lane in sorted(places.items())]
+        return lanes + [f"{title} {pid}" for title, pid in self.attached.processes.items()]
+
     def named(self, what: str, loader: int) -> str:
-        """Return `what`, with the iterator's number before it if the rank has several iterators."""
-        return f"iterator {loader}: {what}" if self._is_one_of_several(self.home.get(loader, 0)) else what
+        """Return `what`, with its rank and, if the rank has several iterators, the iterator's number before it."""
+        process = self.home.get(loader, 0)
+        of = f"iterator {loader}: {what}" if self._is_one_of_several(process) else what
+        return self.of_rank(of, process)
+
+    def of_rank(self, what: str, index: int) -> str:
+        """Return `what` of a process, with the process's rank before it if the trace has several."""
+        rank = self.trace.processes[index].rank if self.trace.processes else -1
+        return f"rank {rank} {what}" if rank >= 0 else what  # short: the UI cuts long titles in their middle
 
     def _is_one_of_several(self, process: int) -> bool:
         return bool(self.trace.processes) and self._iterators[self.trace.processes[process].rank] > 1
 
-    def _track(self, process: int, tid: int, loader: int) -> int:
-        """Return the pseudo-thread of an iterator's consumer in that thread."""
-        return self._tracks.setdefault((process, tid, loader), PSEUDO_TID + len(self._tracks))
+    @cached_property
+    def _slot_of(self) -> dict[int, int]:
+        """Return the slot of each iterator."""
+        return {loader: at for at, slot in enumerate(self.scene.slots) for loader in slot.loaders}
+
+    def _track(self, process: int, what: int) -> int:
+        """Return the number of a pseudo-thread: a small one, since the UI shows it. what: a slot, or a stream's tid."""
+        if (process, what) not in self._tracks:
+            mine = self.trace.processes[process].pid
+            taken = {number for (index, _), number in self._tracks.items() if index == process}
+            taken |= {tid for pid, tid in self.trace.threads if pid == mine} | {mine}
+            self._tracks[process, what] = next(n for n in count(1) if n not in taken)
+        return self._tracks[process, what]
+
+    @cached_property
+    def lanes(self) -> list[_Lane]:
+        """The lanes of threads, and of pseudo-threads: the consumers and the streams of devices."""
+        consuming = self.spans[np.isin(self.spans["code"], _CONSUMES)]
+        found = {(index, self._slot_of.get(loader, 0)) for index, loader in distinct(consuming, "process", "loader")}
+        out = [
+            _Lane(index, self._track(index, slot), self._lane(index, "consumer"), 0) for index, slot in sorted(found)
+        ]
+        feeders = self._index_feeders()
+        for index, process in enumerate(self.trace.processes):
+            out.append(_Lane(index, process.pid, f"/{self.process_name(index)}", 2 if process.worker >= 0 else 1))
+            for (owner, tid), thread in self.trace.threads.items():
+                if owner != process.pid or tid == owner:
+                    continue
+                if tid >= ev.DEVICE_TID:
+                    out.append(_Lane(index, self._track(index, tid), self._lane(index, thread), 4))
+                elif thread == "pin_memory":
+                    out.append(_Lane(index, tid, self._lane(index, "pin thread"), 3))
+                else:
+                    out.append(_Lane(index, tid, feeders.get((index, tid), thread), -1))
+        return out
+
+    def _lane(self, index: int, name: str) -> str:
+        """Return the name of a lane that the link puts in order.
+
+        The UI has a track for each thread, in a group of its own. It takes a name for a path, and gives the group the
+        path's last part: without the slash, a link that asks for the group would get the track a second time.
+        """
+        return f"/{self.of_rank(name, index)}"
 
     @cached_property
     def attached(self) -> Attached:
@@ -160,17 +233,15 @@ class _Export:
 
     def document(self, progress: Progress | None) -> Iterator[str]:
         """Yield the JSON text, piece by piece."""
-        self.scene = scene_of(self.trace)
-        self.spans = self.scene.spans
         yield f'{{"displayTimeUnit":"ns","otherData":{compact(self._other_data())},\n"traceEvents":[\n'
         yield ",\n".join(self._metadata())
         done = 0
-        for count, lines in self._groups():
+        for written, lines in self._groups():
             rest = iter(lines)
             while chunk := list(islice(rest, CHUNK)):
                 yield ",\n" + ",\n".join(chunk)
-            done += count
-            if progress is not None and count:
+            done += written
+            if progress is not None and written:
                 progress(done, len(self.events))
         yield "\n]}\n"
 
@@ -178,7 +249,14 @@ class _Export:
         """Yield all lines but the metadata, in groups: how many of the trace's events a group writes first, lines."""
         yield from self._slices()
         yield from self._instants()
-        for lines in (self._arrivals(), self._flows(), self._in_flight(), self._counters(), self.attached.lines()):
+        for lines in (
+            self._arrivals(),
+            self._flows(),
+            self._causes(),
+            self._in_flight(),
+            self._counters(),
+            self.attached.lines(),
+        ):
             yield 0, lines
 
     def _other_data(self) -> dict[str, Any]:
@@ -201,19 +279,14 @@ class _Export:
         def name(kind: str, pid: int, tid: int, **args: object) -> None:
             out.append(compact({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}))
 
-        feeders = self._index_feeders()
         ranks = sorted({_rank(process) for process in self.trace.processes})
         for index, (pid, process) in enumerate(zip(self.pids, self.trace.processes, strict=True)):
             name("process_name", pid, 0, name=self.process_name(index))
             name("process_sort_index", pid, 0, sort_index=ranks.index(_rank(process)))
             if process.note:
                 name("process_labels", pid, 0, labels=process.note)
-            for (owner, tid), thread in self.trace.threads.items():
-                if owner == process.pid:
-                    name("thread_name", pid, tid, name=feeders.get((index, tid), thread))
-        for index, tid, loader in distinct(self._spans_of(ev.CONSUMER[0]), "process", "tid", "loader"):
-            track = self._track(index, tid, loader)
-            name("thread_name", self.pids[index], track, name=self.named("consumer", loader))
+        for lane in self.lanes:
+            name("thread_name", self.pids[lane.process], lane.tid, name=lane.name)
         for title, pid in self.attached.processes.items():
             name("process_name", pid, 0, name=title)
         for pid, tid, title in self.attached.threads:
@@ -226,7 +299,7 @@ class _Export:
         if self._is_one_of_several(index) and process.worker >= 0:
             what += f" of iterator {process.loader}"
         if process.rank >= 0:
-            return f"rank {process.rank} \N{MIDDLE DOT} {what}"
+            return self.of_rank(what, index)
         return what if rank is None else f"{what} (rank {rank})"
 
     def _spans_of(self, code: int) -> Rows:
@@ -257,12 +330,13 @@ class _Export:
                 if code == ev.EPOCH[0]:
                     yield int(len(rows) + ended.sum()), self._epochs(rows)
                     continue
-                yield 2 * int(ended.sum()), self._drawn(name, event, rows[ended], until[ended], end)
+                names = _numbered(name, code, rows)
+                yield 2 * int(ended.sum()), self._drawn(names, event, rows, until, ended, end)
                 for kind, words in FATES.items():
                     left = fate == kind
-                    stops, stays = left & (until >= 0), left & (until < 0)
-                    yield int(stops.sum()), self._drawn(f"{name} ({words})", event, rows[stops], until[stops], None)
-                    yield int(stays.sum()), self._drawn(f"{name} ({words})", event, rows[stays], None, None)
+                    names = _numbered(name, code, rows, f" ({words})")
+                    yield int((left & (until >= 0)).sum()), self._drawn(names, event, rows, until, left & (until >= 0))
+                    yield int((left & (until < 0)).sum()), self._drawn(names, event, rows, None, left & (until < 0))
 
     def _drawn_ends(self) -> Ints:
         """Return where each span is drawn to end, ns, so that spans nest on their track; -1 = at the trace's end."""
@@ -270,8 +344,8 @@ class _Export:
         at_the_edge = (bars["fate"] != Fate.ENDED) & (bars["end"] >= self.scene.end)
         spans["end"][bars["span"]] = np.where(at_the_edge, -1, bars["end"] + self.start)
         consumer = np.isin(spans["code"], _CONSUMES)
-        lane = np.where(consumer, spans["loader"].astype(np.int64) + 2, spans["code"] == ev.EPOCH[0])
-        return nest(spans, (spans["process"].astype(np.int64) << 49) | (lane << 32) | spans["tid"])[0]
+        lane = (consumer * 2 + (spans["code"] == ev.EPOCH[0])).astype(np.int64)
+        return nest(spans, (spans["process"].astype(np.int64) << 49) | (lane << 32) | self._tids(spans))[0]
 
     def _titles(self, event: Event, mine: Bools) -> Iterator[tuple[str, Bools]]:
         """Yield the names of the event's spans, and which spans: the user's own names if the event has one."""
@@ -283,14 +357,23 @@ class _Export:
                 title = name.replace(event.name, self.trace.strings.get((process, text)) or event.name)
                 yield title, rows & (self.spans["process"] == process) & (self.spans["bx"] == text)
 
-    def _drawn(self, name: str, event: Event, rows: Rows, until: Ints | None, end: Event | None) -> Lines:
-        """Return spans that begin with `event`: X slices up to `until`, or B events."""
+    def _drawn(
+        self,
+        names: npt.NDArray[Any],
+        event: Event,
+        rows: Rows,
+        until: Ints | None,
+        which: Bools,
+        end: Event | None = None,
+    ) -> Lines:
+        """Return those `which` of the spans that begin with `event`: X slices up to `until`, or B events."""
+        rows = rows[which]
         args = _Args(self, event)
         args.add_span(rows, end)
-        columns = [*self._where(event, rows), *us(rows["begin"] - self.start)]
+        columns = [names[which].tolist(), *self._where(rows), *us(rows["begin"] - self.start)]
         if until is None:
-            return args.lines({"ph": "B", "name": name, **AT}, columns)
-        return args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(until - rows["begin"]))
+            return args.lines({"ph": "B", "name": ANY, **AT}, columns)
+        return args.lines({"ph": "X", "name": ANY, **AT, "dur": US}, columns + us(until[which] - rows["begin"]))
 
     def _instants(self) -> Iterator[tuple[int, Lines]]:
         """Yield every instant; those that a batch's arrows start from or end at as short slices."""
@@ -304,7 +387,7 @@ class _Export:
                 rows = self.events[mine]
                 args = _Args(self, event)
                 args.add_fields(rows, event, "xyz")
-                columns = [*self._where(event, rows), *us(rows["time"] - self.start)]
+                columns = [*self._where(rows), *us(rows["time"] - self.start)]
                 if code in (ev.INDEX_PUT, ev.YIELD):
                     yield len(rows), args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(length[mine]))
                 else:
@@ -321,29 +404,41 @@ class _Export:
         args = _Args(self, event)
         args.add_span(spans, event)
         length = np.minimum(spans["end"] - spans["begin"], ANCHOR_NS)
-        columns = [*self._where(event, spans), *us(spans["end"] - length - self.start), *us(length)]
+        columns = [*self._where(spans), *us(spans["end"] - length - self.start), *us(length)]
         return args.lines({"ph": "X", "name": "arrived", **AT, "dur": US}, columns)
 
-    def _where(self, event: Event, rows: Rows) -> list[list[int]]:
+    def _where(self, rows: Rows) -> list[list[int]]:
         """Return the columns pid and tid."""
-        pids = np.array(self.pids, np.int64)[rows["process"]].tolist()
-        return [pids, self._tids(rows) if event.track is Track.CONSUMER else rows["tid"].tolist()]
+        return [np.array(self.pids, np.int64)[rows["process"]].tolist(), self._tids(rows).tolist()]
 
-    def _tids(self, rows: Rows) -> list[int]:
-        """Return the consumer's pseudo-thread for each row."""
-        keys = zip(rows["process"].tolist(), rows["tid"].tolist(), rows["loader"].tolist(), strict=True)
-        return [self._track(*key) for key in keys]
+    def _tids(self, rows: Rows) -> Ints:
+        """Return the number of the lane of each row: of the consumer, of a device's stream, or of its thread."""
+        consumes, tids = np.isin(rows["code"], _CONSUMES), rows["tid"].astype(np.int64)
+        for process, loader in distinct(rows[consumes], "process", "loader"):
+            mine = consumes & (rows["process"] == process) & (rows["loader"] == loader)
+            tids[mine] = self._track(process, self._slot_of.get(loader, 0))
+        streams = tids >= ev.DEVICE_TID
+        for process, tid in distinct(rows[streams], "process", "tid"):
+            tids[streams & (rows["process"] == process) & (rows["tid"] == tid)] = self._track(process, tid)
+        return tids
 
     # --- Async slices: epochs and batches
     def _async(
-        self, name: str, number: str, rows: Rows, begin: Ints, end: Ints, args: Iterable[dict[str, object]]
+        self, track: str, kind: str, rows: Rows, begin: Ints, end: Ints, args: Iterable[tuple[int, dict[str, object]]]
     ) -> Iterator[str]:
-        """Yield an async slice for each row. name: without its iterator; end: absolute ns as begin, NEVER = open."""
+        """Yield an async slice of a kind for each row. end: absolute ns as begin, NEVER = open; args: with its number.
+
+        The UI names a track by what comes first on it, and shows the tracks of one name as one: so an instant with the
+        track's name comes first, and the slice has its number in its name.
+        """
         columns = (rows["process"].tolist(), rows["loader"].tolist(), begin.tolist(), end.tolist(), args)
-        for at, (process, loader, left, right, words) in enumerate(zip(*columns, strict=True)):
+        for at, (process, loader, left, right, (number, words)) in enumerate(zip(*columns, strict=True)):
             where = {"pid": self.pids[process], "tid": self.pids[process]}
-            what = {"cat": "loader", "name": self.named(name, loader), "id2": {"local": f"{number}{at}"}, **where}
-            yield compact({"ph": "b", **what, "ts": (left - self.start) / 1000, "args": words})
+            what = {"cat": "loader", "id2": {"local": f"{kind}{at}"}, **where}
+            begin_us = (left - self.start) / 1000
+            yield compact({"ph": "n", "name": self.named(track, loader), **what, "ts": begin_us})
+            what["name"] = f"{kind} {number}"
+            yield compact({"ph": "b", **what, "ts": begin_us, "args": words})
             if right < NEVER:
                 yield compact({"ph": "e", **what, "ts": (right - self.start) / 1000, "args": {}})
 
@@ -354,20 +449,20 @@ class _Export:
             words: dict[str, object] = {f.name: int(row[c]) for f, c in zip(event.fields, _BEGIN, strict=False)}
             for field, column in zip(end.fields, _END, strict=False):
                 words[field.name] = value_of(field, int(row[column])) if row["end"] >= 0 else "did not end"
-            args.append({**words, **_about(event)})
+            args.append((int(row["bx"]), {**words, **_about(event)}))
         until = np.where(rows["end"] < 0, NEVER, rows["end"])
-        return self._async("epoch", "e", rows, rows["begin"], until, args)
+        return self._async("epoch", "epoch", rows, rows["begin"], until, args)
 
     def _in_flight(self) -> Iterator[str]:
         """Yield a slice for each batch from index_put to yield: in as many rows as there are batches at once."""
         sent = self.batches.table
         ended = {0: "did not end", ev.EPOCH[1]: "given up: the epoch ended"}
         columns = zip(*(sent[name].tolist() for name in ("task", "worker", "ended_by")), strict=True)
-        args: Iterator[dict[str, object]] = (
-            {"task": task, "worker": worker, "ended by": ended.get(by) or EVENTS[by].name}
+        args: Iterator[tuple[int, dict[str, object]]] = (
+            (task, {"task": task, "worker": worker, "ended by": ended.get(by) or EVENTS[by].name})
             for task, worker, by in columns
         )
-        return self._async("batch in flight", "b", self.pick(ev.INDEX_PUT), sent["put"], sent["end"], args)
+        return self._async("batch in flight", "batch", self.pick(ev.INDEX_PUT), sent["put"], sent["end"], args)
 
     # --- Flows: a batch's path through the processes
     def _flows(self) -> Lines:
@@ -395,11 +490,30 @@ class _Export:
             time = stops["begin"] + self.start
             if column == "span":  # an arrow must end inside the slice, not at its end
                 time = np.where(np.isin(stops["code"], AT_END), np.maximum(time - 1, mine["begin"]), time)
-            tid = mine["tid"].astype(np.int64)
-            consumes = np.isin(mine["code"], _CONSUMES)
-            tid[consumes] = self._tids(mine[consumes])
-            parts.append((stops["batch"], time, mine["process"], tid))
+            parts.append((stops["batch"], time, mine["process"], self._tids(mine)))
         return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*parts, strict=True)]
+
+    def _causes(self) -> Lines:
+        """Return two flows for each wait for a batch: from the batch's fetch, and from its slowest sample, to the wait.
+
+        Only where the fetch did not end before the wait: else the batch was there. A flow's end is bound to the step
+        that began last, so it lies at the wait's begin, or later if the work had not begun then.
+        """
+        bars = self.scene.bars[self.scene.bars["batch"] >= 0]
+        fetches, samples, waits = (bars[bars["code"] == code] for code in (ev.FETCH[0], ev.SAMPLE[0], ev.NEXT[0]))
+        samples = samples[np.lexsort((samples["end"] - samples["begin"], samples["batch"]))]
+        slowest = dict(zip(samples["batch"].tolist(), samples, strict=True))
+        fetched = dict(zip(fetches["batch"].tolist(), fetches, strict=True))
+        ends: list[tuple[np.void, np.void]] = []  # work, wait
+        for wait in waits:
+            fetch, sample = fetched.get(int(wait["batch"])), slowest.get(int(wait["batch"]))
+            if fetch is not None and wait["begin"] < fetch["end"]:
+                ends += [(work, wait) for work in (fetch, sample) if work is not None]
+        times = [(int(work["begin"]), max(int(work["begin"]), int(wait["begin"]))) for work, wait in ends]
+        spans = self.spans[np.array([bar["span"] for pair in ends for bar in pair], np.int64)]
+        event = {"ph": ANY, "bp": "e", "cat": "cause", "name": "waited for", "id": INT, **AT}
+        phases, numbers = ['"s"', '"f"'] * len(ends), np.arange(len(spans)) // 2
+        return filled(event, phases, numbers.tolist(), *self._where(spans), *us(np.array(times, np.int64).reshape(-1)))
 
     # --- Counters
     def _counters(self) -> Iterator[str]:
@@ -457,26 +571,49 @@ def _names(event: Event, rows: Rows, mine: Bools, prefix: str) -> Iterator[tuple
     yield f"{event.name} (simulated)", mine & simulated
 
 
+def _numbered(name: str, code: int, rows: Rows, words: str = "") -> npt.NDArray[Any]:
+    """Return the title of each span as JSON: name, number and words. A wait for a task that has not come says "for"."""
+    column = number_column(code)
+    if not column:
+        return np.full(len(rows), compact(name + words), object)
+    numbers, before = rows[column], np.full(len(rows), " ", object)
+    if column == "end_task":
+        came = numbers >= 0
+        numbers = np.where(came, numbers, rows["task"])
+        before[~came] = " for "
+    texts = np.array([f"{b}{n}" if n >= 0 else "" for b, n in zip(before, numbers.tolist(), strict=True)], object)
+    return compact(name)[:-1] + texts + compact(words)[1:]
+
+
 def _room(rows: Rows) -> Ints:
-    """Return the ns from each event to the next one of its thread, at most ANCHOR_NS."""
+    """Return half the ns from each event to the next one of its thread, at most ANCHOR_NS.
+
+    The other half is left to what is around the event, so that an arrow can end there.
+    """
     order = np.lexsort((np.arange(len(rows)), rows["tid"], rows["process"]))
     out = np.full(len(rows), ANCHOR_NS, np.int64)
     process, tid, time = (rows[name][order] for name in ("process", "tid", "time"))
     same = ~starts(process, tid)[1:]
-    out[order[:-1]] = np.where(same, np.minimum(time[1:] - time[:-1], ANCHOR_NS), ANCHOR_NS)
+    out[order[:-1]] = np.where(same, np.minimum((time[1:] - time[:-1]) // 2, ANCHOR_NS), ANCHOR_NS)
     return out
 
 
 def _about(event: Event) -> dict[str, str]:
     """Return what the event table says about an event."""
-    about = {"meaning": event.meaning, "ours": event.ours, "upstream": event.upstream, "article": event.article}
+    about = {
+        "event": event.name,
+        "meaning": event.meaning,
+        "ours": event.ours,
+        "upstream": event.upstream,
+        "article": event.article,
+    }
     return {key: text for key, text in about.items() if text}
 
 
 class _Args:
     """The "args" of all events of one kind: what is the same for all, and columns of what differs."""
 
-    def __init__(self, export: _Export, event: Event) -> None:
+    def __init__(self, export: Export, event: Event) -> None:
         self.export = export
         self.event = event
         self.columns: dict[str, list[str]] = {}

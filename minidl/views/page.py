@@ -45,6 +45,13 @@ EXACT: Final = 1 << 53
 
 _OWN = ("bx", "by", "bz", "ex", "ey", "ez")
 
+_CPU_FIELDS = [
+    (code, side + column)
+    for code, event in EVENTS.items() if event.phase is Phase.BEGIN
+    for side, own in (("b", event), ("e", EVENTS[code + 1]))
+    for column, field in zip("xyz", own.fields, strict=False) if field.is_cpu
+]  # fmt: skip
+
 
 class Page(str):
     """A page as text. A notebook displays it in a sandboxed frame that can run the page's script and nothing else."""
@@ -279,8 +286,10 @@ def _bar_columns(scene: Scene) -> Columns:
     for name in ("code", "fate", "simulated", "task", "worker", "batch"):
         out[f"bar.{name}"] = bars[name]
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
-    for name in ("loader", "process", "tid", *_OWN):
+    for name in ("loader", "process", "tid", "cpu", "cpu_wait", *_OWN):
         out[f"bar.{name}"] = spans[name].copy()
+    for code, column in _CPU_FIELDS:
+        out[f"bar.{column}"][bars["code"] == code] = 0  # they are in columns of their own
     texts, strings = _texts(scene), scene.trace.strings
     for process, number in _named(scene):
         mine = (spans["process"] == process) & np.isin(bars["code"], _NAMED)

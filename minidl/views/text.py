@@ -23,7 +23,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.spans import nest
-from minidl.tracefile.words import lacking, percent, plain
+from minidl.tracefile.words import duration, lacking, percent, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, window_of
@@ -284,6 +284,17 @@ def _path(drawn: Scene, task: int) -> Iterator[str]:
             left, reached = (f"{arrow[end] / 1e9:.9f} s" for end in ("left", "reached"))
             ends = [drawn.lanes[arrow[end]].title for end in ("from_lane", "to_lane")]
             yield f"  {left}  {ends[0]:<13} -> {reached}  {ends[1]:<13} {EVENTS[int(arrow['code'])].name}"
+        yield from _computing(drawn, batch)
+
+
+def _computing(drawn: Scene, batch: int) -> Iterator[str]:
+    """Yield a line for each of the batch's steps with CPU time, without its samples."""
+    spans = drawn.spans[drawn.bars["span"][drawn.bars["batch"] == batch]]
+    for span in spans[(spans["cpu"] > 0) & (spans["code"] != ev.SAMPLE[0])]:
+        took = span["end"] - span["begin"]
+        parts = (("computing", span["cpu"]), ("ready but without a CPU", span["cpu_wait"]))
+        told = ", ".join(f"{words} {percent(ns / took)}" for words, ns in parts if ns)
+        yield f"  {EVENTS[int(span['code'])].name:<13} took {duration(took)}: {told}"
 
 
 def _facts(row: np.void) -> str:

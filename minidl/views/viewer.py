@@ -38,9 +38,10 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import numpy as np
 
+from minidl import terminal
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
-from minidl.views.chrome import Progress, process_titles, write_chrome
+from minidl.views.chrome import Export, Progress
 from minidl.views.page import html
 from minidl.views.queries import QUERIES
 from minidl.views.scene import alarming
@@ -61,8 +62,11 @@ LEAST_SHARE = 0.02
 WORKSPACE = "minidl"
 """Name of the UI's list of processes that the link creates."""
 
-MOST_LISTED = 100
-"""Most processes that a link puts in order: with more, the address would be too long."""
+COUNTS = "(batch in flight|epoch|tasks outstanding|reorder buffer batches|in flight bytes)$"
+"""The tracks that come after the lanes."""
+
+MOST_LISTED = 200
+"""Most lanes that a link puts in order: with more, the address would be too long."""
 
 _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".html": "text/html; charset=utf-8",
@@ -123,7 +127,9 @@ class Viewer:
             if self.perfetto:
                 web_files()
                 document.write(self.progress)
-            server = self._server = _listen(self.port, html(self.trace, perfetto=PERFETTO), document)
+            with terminal.busy("making the page"):
+                page = html(self.trace, perfetto=PERFETTO)
+            server = self._server = _listen(self.port, page, document)
             self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
@@ -224,6 +230,8 @@ class Focus:
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     """Return a window around the first work that did not end, or the first failure, or the longest wait for a batch.
 
+    queries: those that are asked for. Without any, the UI's lower half is free for the lanes.
+
     The first wait of an epoch includes its workers' start, and counts only if there is no other. A worker's thread is
     pinned, since the UI does not scroll down to what a link selects. Raises ViewerError for an unknown query.
     """
@@ -233,14 +241,29 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
     start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
-    middle, step, names, pin = _telling_moment(trace, start)
-    first = max(0, min(middle - LONGEST_WINDOW // 2, end - start - LONGEST_WINDOW))
-    asked = names if queries is None else tuple(queries)
-    return Focus(first, min(first + LONGEST_WINDOW, end - start + 1), step, asked, pin)
+    middle, step, pin = _telling_moment(trace, start)
+    size = _window(trace, 0 if step is None else step[1])
+    first = max(0, min(middle - size // 2, end - start - size))
+    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()), pin)
 
 
-def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, tuple[str, ...], str]:
-    """Return a moment, the step around it, the queries about it, and the thread to pin."""
+def _window(trace: Trace, step: int) -> int:
+    """Return the length, ns, of a window in which the bars of most fetches and training steps can have their captions.
+
+    step: length of a step that the window should hold.
+    """
+    spans = trace.spans()
+    spans = spans[spans["end"] >= 0]
+    typical = [
+        times * float(np.median((spans["end"] - spans["begin"])[spans["code"] == code]))
+        for code, times in ((ev.FETCH[0], 20), (ev.CONSUMER[0], 6))
+        if (spans["code"] == code).any()
+    ]
+    return min(LONGEST_WINDOW, max(int(max(typical, default=LONGEST_WINDOW)), step * 5 // 4, 1))
+
+
+def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
+    """Return a moment, the step around it, and the thread to pin."""
     failures = trace.events[alarming(trace.events)]
     spans = trace.spans()
     idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
@@ -248,25 +271,27 @@ def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | No
     if len(hung):
         row = hung[hung["begin"].argmin()]
         begin = int(row["begin"]) - start
-        return begin, (begin, -1), ("alarms", "open") if len(failures) else ("open",), _thread(trace, row)
+        return begin, (begin, -1), _thread(trace, row)
     if len(failures):
-        return int(failures["time"][0]) - start, None, ("alarms",), ""
+        return int(failures["time"][0]) - start, None, ""
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
     later = waits[waits["ex"] > 1]
     waits = later if len(later) else waits
     if not len(waits):
-        return 0, None, ("stages",), ""
+        return 0, None, ""
     row = waits[(waits["end"] - waits["begin"]).argmax()]
     begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
     # The UI zooms in on what is selected, and a short wait alone is not worth a window.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ("waits",), ""
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ""
 
 
 def _thread(trace: Trace, row: np.void) -> str:
-    """Return the title of a worker's thread in the UI; "" for another process's thread, which is on top anyway."""
-    name = trace.threads.get((int(row["pid"]), int(row["tid"])), "")
-    return f"{name} {row['tid']}" if name and trace.processes[row["process"]].worker >= 0 else ""
+    """Return the title of a worker's lane in the UI; "" for another process's, which is on top anyway."""
+    if trace.processes[row["process"]].worker < 0:
+        return ""
+    export = Export(trace)
+    return f"/{export.process_name(int(row['process']))} {trace.processes[row['process']].pid}"
 
 
 @functools.cache
@@ -287,14 +312,15 @@ def web_files() -> Path:
 def deep_link(document: str, titles: list[str], shown: Focus) -> str:
     """Return the path with which Perfetto's UI opens `document` on `shown`.
 
-    titles: of the processes, in the order in which they should be listed. The UI lists the process with most slices
-    first and ignores sort indices; so the link creates a workspace, copies the processes into it, and unfolds them.
+    titles: of the lanes, in order. The UI lists the process with most slices first and ignores sort indices; so the
+    link creates a workspace, and copies the lanes into it. A process with the title of a lane is copied as well, with
+    all its threads, and comes, folded, after the lanes and the counters.
     """
-    commands = [["CopyTracksToWorkspaceByRegex", f"^{re.escape(title)}$", WORKSPACE] for title in titles]
+    patterns = [*(f"^{re.escape(title)}$" for title in titles), COUNTS]
+    commands = [["CopyTracksToWorkspaceByRegex", pattern, WORKSPACE] for pattern in patterns]
     commands.append(["SwitchWorkspace", WORKSPACE])
-    if len(titles) > MOST_LISTED:
+    if len(patterns) > MOST_LISTED:
         commands.clear()
-    commands.append(["ExpandTracksByRegex", "^(rank [0-9]+ . )?(loader|worker|GPU)"])
     if shown.pin:
         commands.append(["PinTracksByRegex", f"^{re.escape(shown.pin)}$"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
@@ -322,8 +348,9 @@ class _Document:
         self._stopped = False
 
     def write(self, progress: Progress | None = None) -> None:
-        self.titles = process_titles(self.trace)
-        write_chrome(self.trace, self.path, progress)
+        document = Export(self.trace)
+        self.titles = document.titles()
+        document.write(self.path, progress)
 
     def is_there(self) -> bool:
         """Tell whether the file is there; if it is not, a thread writes it from the first call on."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import check_mutations as cm
+import made_trace
 import numpy as np
 import pytest
 import torch
@@ -533,3 +534,17 @@ def test_a_damaged_trace_is_judged_and_fails_nobody(seed: int) -> None:
         assert report.first is not None
         assert json.dumps(report.json())
         assert report.text().replace("\n", "").isprintable()
+
+
+def test_damage_is_said_before_what_it_may_have_broken(tmp_path: Path) -> None:
+    path = made_trace.write(tmp_path / "trace", made_trace.Run(**made_trace.HEALTHY))
+    (events,) = path.glob("1000-*.events")
+    data = bytearray(events.read_bytes())
+    data[6000:9000] = b"\xff" * 3000
+    events.write_bytes(data)
+    report = examine(read_trace(path))
+    first, second, third, *rest = report.text().splitlines()
+    assert first == "the recording is damaged or incomplete, and rules may seem broken for that alone:"
+    assert second.startswith("  loader (pid 1000): 48 events missing")
+    assert "NOT a behaviour of the protocol" in third
+    assert not [line for line in rest if second.strip() in line], "it is said once"

@@ -24,7 +24,7 @@ from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX, TraceError
 from minidl.tracefile.join import FIRST_NEW_PID, Clock, join
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import page
-from minidl.views.chrome import process_titles, to_chrome
+from minidl.views.chrome import Export, to_chrome
 from minidl.views.scene import scene_of
 from minidl.views.text import render
 
@@ -103,12 +103,11 @@ def test_every_view_has_a_group_of_lanes_for_each_rank(joined: Trace) -> None:
         f"rank {rank} · iterators {2 * rank + 1}, {2 * rank + 2}" for rank in range(4)
     ]
     assert [lane.slot for lane in drawn.lanes if lane.title == "worker 0"] == [0, 1, 2, 3]
-    titles = [title.rsplit(" ", 1)[0] for title in process_titles(joined)]
-    assert titles[0] == "rank 0 · loader"
+    titles = [title.rsplit(" ", 1)[0] for title in Export(joined).titles()]
     assert titles == [
-        f"rank {rank} · {what}"
+        f"rank {rank} {what}"
         for rank in range(4)
-        for what in ("loader", *(f"worker 0 of iterator {2 * rank + number}" for number in (1, 2)))
+        for what in ("consumer", "loader", *(f"worker 0 of iterator {2 * rank + number}" for number in (1, 2)))
     ]
     assert [f"rank {rank} · iterators" in render(joined) for rank in range(4)] == [True] * 4
     assert [f"iterator {2 * rank + 1} of rank {rank}:" in summary(joined).text() for rank in range(4)] == [True] * 4

@@ -280,6 +280,28 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
 
 @pytest.mark.live
 @needs_chromium
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_details_of_a_step_tell_what_it_computed(tmp_path: Path, measured: bool) -> None:
+    cpu = {"cpu": lambda took: (took // 5, took // 10)} if measured else {}
+    page = html(made(tmp_path / "trace", batches=4, **cpu), tmp_path / "page.html")
+    columns = Read(page.read_text(encoding="utf-8"))
+    assert columns["bar.cpu"].any() == measured
+    assert not columns["bar.ey"][columns["bar.code"] == ev.FETCH[0]].any()  # once is enough
+    choose = (
+        "function find() { if (!('frame' in document.documentElement.dataset)) return setTimeout(find, 20); "
+        "const box = document.getElementById('query'); box.value = 'fetch task 2'; "
+        "box.dispatchEvent(new Event('input')); document.getElementById('on').click(); } setTimeout(find, 20)"
+    )
+    text = page.read_text(encoding="utf-8").replace("<head>", f"<head><script>{choose}</script>")
+    page.write_text(text, encoding="utf-8")
+    dom, _ = opened(page, tmp_path / "profile")
+    assert ">fetch 2<" in dom, "the search has chosen nothing"
+    assert bool(re.search(r">computing</td><td[^>]*>[^<]+ \(20%\)<", dom)) == measured
+    assert bool(re.search(r">ready, without a CPU</td><td[^>]*>[^<]+ \(10%\)<", dom)) == measured
+
+
+@pytest.mark.live
+@needs_chromium
 def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path) -> None:
     page = html(made(tmp_path / "trace", **made_trace.HUNG), tmp_path / "page.html")
     text = page.read_text(encoding="utf-8")

