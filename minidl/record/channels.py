@@ -18,7 +18,7 @@ import torch
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.ports import WhichQueue
-from minidl.record.cpu_time import CpuClocks, spent
+from minidl.record.cpu_time import Reader, spent
 from minidl.record.indices import count
 from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
@@ -59,7 +59,7 @@ class TracedEnvelope(Envelope):
 
     pickler = TracedPickler
 
-    def __init__(self, message: Task | Result, loader: int, cpu: CpuClocks) -> None:
+    def __init__(self, message: Task | Result, loader: int, cpu: Reader) -> None:
         self.message = message
         self.loader = loader
         self.cpu = cpu
@@ -68,7 +68,7 @@ class TracedEnvelope(Envelope):
         message = self.message
         about = feeding.about = (message.idx, message.worker_id)
         emit = feeding.emit = emit_of(self.loader)
-        clock = feeding.clock = self.cpu.batch
+        clock = feeding.clock = self.cpu
         if isinstance(message, Task):
             return super().__reduce__()
         emit(ev.RESULT_PICKLE[0], *about)

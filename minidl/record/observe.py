@@ -144,8 +144,8 @@ def observe(
         return ObservedContext(start_method)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
-    level, about = choose()
-    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=level))
+    measured, about = choose()
+    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=measured))
 
 
 class ObservedContext(BaseContext):

@@ -297,9 +297,7 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             self.joining = True
         elif _is_numbered(message):
             worker.answers(message[0], self.shared.content(message))
-            self.inner.put(
-                SentResult(self.shared.cpu.batch, message, number, message[0], worker.worker_id), *args, **kwargs
-            )
+            self.inner.put(SentResult(self.shared.cpu, message, number, message[0], worker.worker_id), *args, **kwargs)
         elif _is_pair(message) and isinstance(message[0], _ResumeIteration):
             worker.resumes()
             self.inner.put(SentResume(message, number, -1, worker.worker_id), *args, **kwargs)

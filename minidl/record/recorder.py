@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minidl.record.cpu_time import LEVELS, usable_cpus
+from minidl.record.cpu_time import usable_cpus
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
@@ -73,20 +73,18 @@ class TraceConfig:
     events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
     (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
     workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
-    cpu_time: which spans carry CPU time, one of `cpu_time.LEVELS`.
+    cpu_time: spans carry their thread's CPU time (see `cpu_time`).
     """
 
     directory: str
     detail: str = "sample"
     ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
-    cpu_time: str = "off"
+    cpu_time: bool = False
 
     def __post_init__(self) -> None:
         if self.detail not in ("sample", "batch"):
             raise ValueError(f"TraceConfig: detail is 'sample' or 'batch', not {self.detail!r}")
-        if self.cpu_time not in LEVELS:
-            raise ValueError(f"TraceConfig: cpu_time is one of {', '.join(map(repr, LEVELS))}, not {self.cpu_time!r}")
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
 
     @property
