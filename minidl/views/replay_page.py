@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.analysis.headline import Headline, What, headline
 from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.playback.stepper import Replay
 from minidl.playback.words import name_of
@@ -88,6 +89,16 @@ def _window(at: Replay, begin: int | None, end: int | None) -> tuple[int, int]:
     return begin, end
 
 
+def to_headline(at: Replay, found: Headline) -> None:
+    """Go to what the headline is about, if it is about this iterator: to where it stood still, or began to wait."""
+    spot = found.focus
+    if spot is None or spot.loader != at.loader:
+        return
+    stands_still = found.kind in (What.HUNG, What.CUT, What.ERROR)
+    moment = spot.end if stands_still else max(spot.begin, spot.span)
+    at.at((moment - int(at.trace.events["time"][0])) / 1e9)
+
+
 # --- The page's data --------------------------------------------------------------------------------------------------
 def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
     """Return the page's data: the positions from `begin` to `end`."""
@@ -105,7 +116,10 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         changed.append([[change.field, change.words] for change in mine.changed])
         times.append(round(state.time * 1e6))
     lanes, spans = _spans(at, times[0], times[-1])
+    found = headline(at.trace)
     return {
+        "headline": found.sentence,
+        "wrong": found.kind.wrong,
         "title": f"iterator {at.loader} of {at.trace.path.name}",
         "total": len(at),
         "begin": begin,

@@ -15,32 +15,36 @@ import shutil
 import signal
 import sys
 import termios
+import textwrap
 import tty
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from minidl import terminal
+from minidl.analysis.headline import LONGEST, Headline, headline
 from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import lacking, plain
-from minidl.views.replay_page import html
+from minidl.views.replay_page import html, to_headline
 
 MOST_CHANGES: Final = 6
 """Most changes of an event that are shown."""
 
-HELP: Final = (
-    "←→ h l event   ↑↓ k j 20 events   n p batch   g G begin, end   / t time   b batch number   : event number   q quit"
-)
+HELP: Final = "←→ h l event  ↑↓ k j 20 events  n p batch  g G ends  f title's place  / time  b batch  : event  q quit"
 
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------
-def render(at: Replay, width: int = 100, *, cut: bool = True, colour: bool = False) -> list[str]:
-    """Return the replay's position as lines. cut: to `width` characters; colour: highlight what has just changed."""
+def render(at: Replay, width: int = 100, *, cut: bool = True, colour: bool = False, title: str = "") -> list[str]:
+    """Return the replay's position as lines, below the title.
+
+    cut: to `width` characters, but the title is folded; colour: highlight what has just changed.
+    """
     changed = at.changed
     new = {change.field for change in changed}
-    drawn: list[tuple[str, bool]] = [(line, False) for line in _head(at, changed)]
+    drawn: list[tuple[str, bool]] = [(line, False) for line in textwrap.wrap(title, width if cut else LONGEST)]
+    drawn += [(line, False) for line in _head(at, changed)]
     drawn.append(("─" * width, False))
     drawn += [(str(line), not new.isdisjoint(line.fields)) for line in words.lines(at.state)]
     drawn.append((_bar(at, width), False))
@@ -113,8 +117,9 @@ def step(at: Replay, key: str) -> bool:
 class _Screen:
     """State of the terminal during the stepping."""
 
-    def __init__(self, at: Replay) -> None:
+    def __init__(self, at: Replay, found: Headline | None = None) -> None:
         self.at = at
+        self.found = found
         self.colour = not os.environ.get("NO_COLOR")
         self.asked = ""  # the key that asks for a number
         self.typed = ""
@@ -129,6 +134,8 @@ class _Screen:
             self.over = True
         elif key in _ASKS:
             self.asked, self.typed = key, ""
+        elif key == "f" and self.found is not None:
+            to_headline(self.at, self.found)
         else:
             self.said = HELP
             step(self.at, key)
@@ -154,7 +161,8 @@ class _Screen:
     def draw(self) -> str:
         """Return the terminal's new content, from its upper left corner on."""
         columns, rows = shutil.get_terminal_size()
-        lines = render(self.at, max(columns, 20), colour=self.colour)
+        title = "" if self.found is None else self.found.sentence
+        lines = render(self.at, max(columns, 20), colour=self.colour, title=title)
         if len(lines) > rows - 1:
             lines = [*lines[: max(rows - 3, 0)], f"({len(lines) - max(rows - 3, 0) - 1} more lines)", lines[-1]]
         last = f"{_ASKS[self.asked][0]}: {self.typed}▏" if self.asked else self.said
@@ -197,9 +205,12 @@ def _taken(fd: int, out: Any) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def interact(at: Replay, fd: int, out: Any) -> None:
-    """Step through `at` with the keys read from the terminal `fd`, drawn to `out`, until q or the end of input."""
-    screen = _Screen(at)
+def interact(at: Replay, fd: int, out: Any, found: Headline | None = None) -> None:
+    """Step through `at` with the keys read from the terminal `fd`, drawn to `out`, until q or the end of input.
+
+    found: the headline, for the title.
+    """
+    screen = _Screen(at, found)
     with _taken(fd, out):
         drawn = ""
         while not screen.over:
@@ -220,7 +231,10 @@ def interact(at: Replay, fd: int, out: Any) -> None:
 # --- The command ------------------------------------------------------------------------------------------------------
 def run(arguments: argparse.Namespace) -> int:
     """Run `minidl replay`; return the exit code. Raises TraceError; ValueError or IndexError for a wrong position."""
-    at = Replay(read_trace(arguments.trace), arguments.loader)
+    trace = read_trace(arguments.trace)
+    found = headline(trace)
+    told = found.focus.loader if found.focus is not None and arguments.loader is None else 0
+    at = Replay(trace, told or arguments.loader)
     at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))
@@ -229,10 +243,12 @@ def run(arguments: argparse.Namespace) -> int:
         go(moment)
     if not asked and not interactive:
         at.to(len(at))
+    if not asked and (interactive or arguments.html is not None):
+        to_headline(at, found)
     if arguments.html is not None:
         print(html(at, arguments.html))
     elif interactive:
-        interact(at, sys.stdin.fileno(), sys.stdout)
+        interact(at, sys.stdin.fileno(), sys.stdout, found)
     else:
-        print("\n".join([*render(at, cut=False), *lacking(at.trace.problems)]))
+        print("\n".join([*render(at, cut=False, title=found.sentence), *lacking(at.trace.problems)]))
     return 0

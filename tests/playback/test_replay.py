@@ -46,6 +46,7 @@ from workloads import (
 
 import minidl
 from minidl import cli
+from minidl.analysis.headline import headline
 from minidl.playback import stepper
 from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import MessageStage, ProtocolState
@@ -56,7 +57,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import replay_page
-from minidl.views.replay_page import html, picture, replay
+from minidl.views.replay_page import html, picture, replay, to_headline
 from minidl.views.replay_terminal import render
 
 DISPATCH = ("send_idx", "rcvd_idx", "task_info", "tasks_outstanding", "workers_num_tasks", "workers_status")
@@ -740,8 +741,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.live
 def test_keys_step_through_a_run(terminal: Terminal) -> None:
-    terminal.wait_for(r"event 0 of 4\d\d .*nothing has happened yet")
+    terminal.wait_for(r"cut: the recording ends after 9 batches.*event (4\d\d) of \1 ")
     for keys, shown in (
+        ("g", r"event 0 of 4\d\d .*nothing has happened yet"),
         ("l", r"event 1 of .*the loader starts worker 0"),
         ("\x1b[C\x1b[C", r"event 3 of "),
         ("\x1b[D", r"event 2 of "),
@@ -755,6 +757,7 @@ def test_keys_step_through_a_run(terminal: Terminal) -> None:
         ("b8\r", r"batches 9 of 9 .*works on task 8"),
         ("G", r"the run did not end.*sample 38"),
         ("g", r"event 0 of "),
+        ("f", r"event (4\d\d) of \1 "),
     ):
         terminal.type(keys)
         terminal.wait_for(shown)
@@ -768,6 +771,8 @@ def test_a_long_jump_says_on_the_terminal_how_far_it_has_come(tmp_path: Path, mo
     made(tmp_path / "t", Run(batches=80))
     terminal = Terminal(str(tmp_path / "t"))
     try:
+        terminal.wait_for("slow: .*event [1-9]")
+        terminal.type("g")
         terminal.wait_for("event 0 of ")
         terminal.type("G")
         terminal.wait_for(r"\x1b\[Kfollowing the run's events: 512 of \d,\d+\r.*\r\x1b\[K\x1b\[H.*the trace ends here")
@@ -780,7 +785,7 @@ def test_a_long_jump_says_on_the_terminal_how_far_it_has_come(tmp_path: Path, mo
 @pytest.mark.live
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
 def test_the_terminal_is_put_back(terminal: Terminal, how: str) -> None:
-    terminal.wait_for("event 0 of ")
+    terminal.wait_for("event 4.. of ")
     if how == "Ctrl-C":
         terminal.type("\x03")
     else:
@@ -885,3 +890,22 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     assert chips == ["10", "12", "11", "9"]  # the reorder buffer, worker 1's queue, worker 1
     assert "in sample 38 (task 9)" in dom
     assert "the run did not: it was killed" in dom
+
+
+def test_a_replay_page_begins_at_the_headline_and_has_it_as_title(tmp_path: Path) -> None:
+    made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
+    assert cli.main(["replay", str(tmp_path / "t"), "--html", str(tmp_path / "page.html")]) == 0
+    page = told((tmp_path / "page.html").read_text())
+    assert page["headline"].startswith("hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38")
+    assert page["wrong"]
+    assert page["begin"] + page["at"] == page["total"], "a hang is shown as it stood"
+
+
+def test_a_replay_goes_to_where_a_slow_run_began_to_wait(tmp_path: Path) -> None:
+    at = Replay(
+        made(tmp_path / "t", Run(batches=16, workers=4, cost=lambda task: 90_000_000 if task == 9 else 900_000))
+    )
+    found = headline(at.trace)
+    to_headline(at, found)
+    assert found.focus is not None
+    assert (at.state.waiting_for, at.state.worker(1).held) == (9, 9)
