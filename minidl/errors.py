@@ -8,12 +8,40 @@ pickle, so that `except MyError` still catches it. If that fails too, it becomes
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 _LARGEST_PICKLE = 1 << 20  # bytes; an exception that refers to a dataset is sent as text only
+
+
+_SPARE_DESCRIPTORS = 10
+
+
+def out_of_descriptors() -> RuntimeError | None:
+    """An error that names the remedies, if ten more files can't be opened.
+
+    It is asked for where another error may have this cause: at the limit the kernel drops a passed descriptor without
+    an error, and Python finds no folder for a socket.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(_SPARE_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return RuntimeError(
+                "Too many open files. Communication with the workers is no longer possible. Please increase the limit "
+                "using `ulimit -n` in the shell or change the sharing strategy by calling "
+                "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
+            )
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return None
 
 
 class _Message(str):

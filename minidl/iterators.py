@@ -41,7 +41,7 @@ from minidl.driver import (
     Raise,
     Simple,
 )  # fmt: skip
-from minidl.errors import ExceptionWrapper
+from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
@@ -50,6 +50,7 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
 from minidl.shutdown import Crew
+from minidl.transport.tensors import NotHandedOverError, patience
 from minidl.worker import WorkerSpec, _worker_loop
 
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
@@ -482,7 +483,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         Raises RuntimeError if the user's timeout has passed, a worker died, or the pin-memory thread died.
         """
         if self._timeout > 0:
-            return self._try_get_data(timeout, started=time.monotonic())
+            with patience(self._timeout):
+                return self._try_get_data(timeout, started=time.monotonic())
         if self._pin_memory and not self._pin_memory_thread.is_alive():
             return self._nothing_came(None)
         return self._try_get_data(timeout)
@@ -494,7 +496,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         except Exception as error:
             effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
             if type(effect) is Get and not isinstance(error, queue.Empty):
-                liveness.raise_if_out_of_descriptors()
+                if (lack := out_of_descriptors()) is not None:
+                    raise lack from error
                 raise
             return effect
         if type(message) is Result and type(message.data) is RebuildFailure:
@@ -516,6 +519,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
         effect = self._driver.deaths(liveness.evidence_of(self._crew))
         if effect is None:
+            if isinstance(error, NotHandedOverError):
+                error = liveness.not_handed_over(self._crew, result, self._timeout, self._ports)
             return self._driver.received(liveness.explained(result, error))
         return self._raise(effect, error)
 

@@ -1,4 +1,4 @@
-"""Which actor died, what a timeout was spent on, whether descriptors are left: evidence and words for errors.
+"""Which actor died, what a timeout was spent on: evidence and words for errors.
 
 `evidence_of(crew)` is what `driver.Driver.nothing_came` decides from; `error_of` makes the error that it asks for.
 Article 4 §shutdown; upstream: `_try_get_data`.
@@ -6,12 +6,8 @@ Article 4 §shutdown; upstream: `_try_get_data`.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import tempfile
-
 from minidl.driver import PIN, Evidence, Failure, NoteDeath, Raise
-from minidl.errors import ExceptionWrapper
+from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.messages import Result
 from minidl.ports import FoundDead, Ports, TimedOut
 from minidl.shutdown import Crew
@@ -67,6 +63,20 @@ def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: flo
     return RuntimeError(message)
 
 
+def not_handed_over(crew: Crew, result: Result, timeout: float, ports: Ports) -> RuntimeError:
+    """The error of a batch that came, and whose worker did not answer for `timeout` seconds when asked for its memory.
+
+    The batch is given up: its descriptors can be asked for only once.
+    """
+    number = result.worker_id
+    ports.note(TimedOut(result.idx, number, timeout))
+    return RuntimeError(
+        f"DataLoader timed out after {timeout} seconds: the message of task {result.idx} is here, but worker {number} "
+        f"(pid {crew.workers[number].pid}, alive) does not hand over its memory: the process is stopped, or a call "
+        f"keeps its GIL. Its last step: {crew.doing(number)}"
+    )
+
+
 def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> None:
     """Wait up to a second for the worker to end: a dying process closes its socket before it can be found dead."""
     if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
@@ -75,29 +85,7 @@ def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> Non
 
 def explained(result: Result, error: Exception) -> Result:
     """The result with an error in place of the data that can't be rebuilt, so that the epoch goes on."""
-    try:
-        raise_if_out_of_descriptors()
-    except RuntimeError as cause:
-        error = cause
+    error = out_of_descriptors() or error
     where = "in the loader while it rebuilt a batch"
     wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
     return Result(result.idx, result.worker_id, wrapper, result.state)
-
-
-def raise_if_out_of_descriptors() -> None:
-    """Raise RuntimeError with the remedy if ten more files can't be opened.
-
-    At the limit the kernel drops a passed descriptor without an error, so the error that follows names another cause.
-    """
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(10):
-                stack.enter_context(tempfile.NamedTemporaryFile())
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            return
-        raise RuntimeError(
-            "Too many open files. Communication with the workers is no longer possible. Please increase the limit "
-            "using `ulimit -n` in the shell or change the sharing strategy by calling "
-            "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
-        ) from None

@@ -7,17 +7,29 @@ import gc
 import multiprocessing
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 from holdings import Holdings
 from live import no_process
+from measured import measured_if_of_the_core
 
 from minidl.device import sim
 from minidl.record.observed_channels import joins_the_terminated
 
 pytest_plugins = ["shared_fixtures"]
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let `-n 2 --dist loadfile` take the files in their order, not those with most tests first.
+
+    The files that take longest have few tests: one process would be left with them at the end.
+    """
+    config.option.loadscopereorder = False  # xdist's option, if it is installed
+
+
+TESTS = Path(__file__).parent
 STARTED = pytest.StashKey[list[str]]()
 GRACE = 10.0
 """Seconds that something may take to end after its test; an ending worker is not a leak."""
@@ -33,7 +45,7 @@ def pytest_collection_finish() -> None:
 
     Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler.
     """
-    with contextlib.suppress(sim.SimError):  # no compiler: its tests are skipped
+    with contextlib.suppress(sim.NoCompilerError):
         sim.built()
     gc.collect()
     gc.freeze()
@@ -42,9 +54,33 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a process and is not marked `live`; its fixtures count as part of it."""
-    if item.get_closest_marker("live") is not None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(measured_if_of_the_core(item.path.relative_to(TESTS)))
+        if item.get_closest_marker("live") is None:
+            item.stash[STARTED] = stack.enter_context(no_process(item.nodeid))
         return (yield)
-    with no_process(item.nodeid) as item.stash[STARTED]:
+
+
+@contextlib.contextmanager
+def skipped_without_a_compiler() -> Iterator[None]:
+    """Skip a test that needs the simulated accelerator where it cannot be compiled; a defect in it is an error."""
+    try:
+        yield
+    except sim.NoCompilerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    """A fixture may need it."""
+    with skipped_without_a_compiler():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """The test may need it."""
+    with skipped_without_a_compiler():
         return (yield)
 
 

@@ -1,9 +1,10 @@
-"""Hold the loader's core to its floor of coverage: 100 % of lines, 98 % of branches.
+"""Hold the loader's core to its floor of coverage: 100% of lines, 98% of branches.
 
     coverage run -m pytest -n 2 --dist loadfile     # each process writes a file of its own
     python tests/core_coverage.py                   # combines them, reports, fails below the floor
 
-Which files are the core stands in pyproject.toml. A line that no test can reach has `# pragma: no cover: REASON`.
+Which files are the core stands in pyproject.toml; only the tests that mirror them are measured (support/measured.py).
+A line that no test can reach has `# pragma: no cover: REASON`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> int:
     except CoverageException as error:
         print(f"core_coverage: {error}; first run: coverage run -m pytest -n 2 --dist loadfile", file=sys.stderr)
         return 2
-    print("\n".join(faults) or f"the loader's core: every line, and at least {BRANCHES:g} % of the branches")
+    print("\n".join(faults) or f"the loader's core: every line, and at least {BRANCHES:g}% of the branches")
     return 1 if faults else 0
 
 
@@ -59,7 +60,7 @@ def shortfalls(report: dict[str, Any], core: list[str]) -> Iterator[str]:
             yield f"{name}: no test runs lines {lines}: write one, or give the reason (# pragma: no cover: REASON)"
     total = report["totals"]
     if total["num_branches"] and (percent := 100 * total["covered_branches"] / total["num_branches"]) < BRANCHES:
-        yield f"{percent:.1f} % of {total['num_branches']} branches are covered; the floor is {BRANCHES:g} %"
+        yield f"{percent:.1f}% of {total['num_branches']} branches are covered; the floor is {BRANCHES:g}%"
 
 
 def without_reason(text: str) -> list[int]:

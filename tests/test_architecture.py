@@ -40,7 +40,7 @@ ORDER = (
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
-    ("analysis", "device_use ledger verdict live now headline summary story diff audit top"),
+    ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
     (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
@@ -189,7 +189,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
-    "subclasses",
+    "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",

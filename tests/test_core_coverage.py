@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from measured import NEW_PROCESSES, measured_if_of_the_core
 
 ROOT = Path(__file__).parent.parent
 script = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("core_coverage.py"))))
@@ -18,6 +21,29 @@ def report(missing: list[int], covered: int, branches: int = 100) -> dict[str, A
         "files": {"minidl/a.py": {"missing_lines": missing}, "minidl/b.py": {"missing_lines": []}},
         "totals": {"covered_branches": covered, "num_branches": branches},
     }
+
+
+@pytest.mark.parametrize(
+    ("test", "measured"),
+    [
+        ("test_worker.py", True), ("transport/test_queues.py", True), ("test_run.py", False),
+        ("tracefile/test_worker.py", False),
+    ],
+)  # fmt: skip
+def test_only_what_mirrors_the_core_is_measured(test: str, measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    running = SimpleNamespace(
+        get_option={"run:include": ["minidl/worker.py", "minidl/transport/*"]}.get,
+        stop=lambda: done.append(f"stop {os.environ[NEW_PROCESSES]}"),
+        start=lambda: done.append(f"start {NEW_PROCESSES in os.environ}"),
+    )
+    coverage = SimpleNamespace(Coverage=SimpleNamespace(current=lambda: running))
+    monkeypatch.setitem(sys.modules, "coverage", coverage)  # type: ignore[arg-type]
+    monkeypatch.setenv(NEW_PROCESSES, "config")
+    with measured_if_of_the_core(Path(test)):
+        assert (os.environ.get(NEW_PROCESSES) == "config") is measured
+    assert os.environ[NEW_PROCESSES] == "config"
+    assert done == ([] if measured else ["stop config", "start False"])
 
 
 def test_a_line_that_no_test_runs_is_named() -> None:
@@ -32,7 +58,7 @@ def test_a_file_that_no_test_imports_is_named() -> None:
 
 def test_branches_have_a_floor() -> None:
     assert list(script.shortfalls(report([], 98), [])) == []
-    assert list(script.shortfalls(report([], 97), [])) == ["97.0 % of 100 branches are covered; the floor is 98 %"]
+    assert list(script.shortfalls(report([], 97), [])) == ["97.0% of 100 branches are covered; the floor is 98%"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
 import signal
-import tempfile
 import time
 import warnings
 import weakref
@@ -22,7 +22,7 @@ import workloads as wl
 
 import minidl
 from minidl import iterators
-from minidl.errors import ExceptionWrapper, RemoteTracebackError
+from minidl.errors import ExceptionWrapper, RemoteTracebackError, out_of_descriptors
 from minidl.progress import ProgressBoard, Stage
 
 
@@ -272,6 +272,20 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.live
+def test_a_timeout_also_ends_the_wait_for_the_memory_of_a_worker_that_is_stopped() -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Tensors(4), batch_size=2, num_workers=1, timeout=1))
+    assert iterator._worker_result_queue._reader.poll(20)
+    worker = iterator._workers[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    words = rf"timed out after 1 seconds: the message of task 0 is here, but worker 0 \(pid {worker.pid}, alive\)"
+    with pytest.raises(RuntimeError, match=words):
+        next(iterator)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert len(next(iterator)) == 2  # the epoch goes on with task 1
+    iterator.close()
+
+
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -398,7 +412,7 @@ def test_a_queue_that_fails_for_want_of_descriptors_says_so(monkeypatch: pytest.
         patch.setattr(iterator._data_queue, "get", fail)
         with pytest.raises(OSError, match="the queue's own error"):
             next(iterator)
-        patch.setattr(tempfile, "NamedTemporaryFile", no_file)
+        patch.setattr(os, "open", no_file)
         with pytest.raises(RuntimeError, match=r"Too many open files.*ulimit -n"):
             next(iterator)
     assert len(list(iterator)) == 3
@@ -507,7 +521,6 @@ def test_a_batch_that_cannot_be_pinned() -> None:
 
 @pytest.mark.live
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_pin_threads_death_carries_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     def loop(result_queue: Any, ready_queue: Any, *rest: Any) -> None:
         ready_queue.put(result_queue.get())
@@ -646,13 +659,14 @@ def test_workers_leave_when_their_loader_is_killed_in_the_middle_of_a_task() -> 
 
 # --- Descriptors ------------------------------------------------------------------------------------------------------
 EXHAUSTED = """
-import resource
+import resource, tempfile
 import minidl, workloads as wl
 
 loader = minidl.DataLoader(wl.Tensors(400), batch_size=None, num_workers=1, collate_fn=lambda tensor: tensor.clone())
 iterator = iter(loader)
 kept = [next(iterator)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+tempfile.tempdir = None  # a program that has made no temporary file yet: it finds no folder for one now
 try:
     for batch in iterator:
         kept.append(batch)
@@ -673,6 +687,35 @@ def test_exhausted_descriptors_name_the_remedies() -> None:
     assert "`ulimit -n`" in done.stdout
     assert "torch.multiprocessing.set_sharing_strategy('file_system')" in done.stdout
     assert done.stdout.endswith("exit code 0\n")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("collate", [None, wl.not_shared], ids=["in collate", "in the feeder thread"])
+def test_a_segment_that_cannot_be_sized_is_removed(collate: Any) -> None:
+    """The leak check finds it otherwise."""
+    options = {"collate_fn": collate, "worker_init_fn": wl.small_files}
+    _, error = only_error(wl.Tensors(1, width=100_000), num_workers=1, **options)
+    assert "unable to resize file </torch_" in str(error)
+
+
+@pytest.mark.live
+def test_a_worker_without_descriptors_names_the_remedies() -> None:
+    dataset = wl.At(1, 0, wl.take_all_descriptors)
+    number, error = only_error(dataset, num_workers=1, collate_fn=wl.not_shared)
+    words = r"while it pickled a batch.*`ulimit -n`.*Task 0: its batch can't be sent"
+    assert (number, type(error)) == (0, RuntimeError)
+    assert re.search(words, str(error), re.DOTALL)
+
+
+@pytest.mark.parametrize(("number", "named"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
+def test_only_a_lack_of_descriptors_is_named_as_one(number: int, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert out_of_descriptors() is None
+
+    def refuse(*_: Any) -> None:
+        raise OSError(number, "no file")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert (out_of_descriptors() is not None) is named
 
 
 @pytest.fixture(autouse=True)

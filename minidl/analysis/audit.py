@@ -125,6 +125,16 @@ class Subject:
     def fact(self, name: str) -> set[Any]:
         return {facts.get(name) for facts in self.facts.values()}
 
+    def of_ranks(self, ranks: Iterable[int]) -> Subject:
+        """Return the subject as if only these ranks had used it."""
+        of_these = set(ranks).__contains__
+        return replace(
+            self,
+            facts={rank: facts for rank, facts in self.facts.items() if of_these(rank)},
+            passes={rank: passes for rank, passes in self.passes.items() if of_these(rank)},
+            seeds={rank: seeds for rank, seeds in self.seeds.items() if of_these(rank)},
+        )
+
     def epochs(self) -> Iterator[tuple[int, dict[int, Pass]]]:
         """The passes of each epoch, by rank."""
         for epoch in range(max(map(len, self.passes.values()), default=0)):
@@ -384,6 +394,11 @@ _WRONG_SHARE: Final = Finding(
     MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
     "of {share.replicas}{more}",
     "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
+_SHARED: Final = Finding(
+    UNKNOWN, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
+    "in a row: right if these ranks hold the parts of one model (tensor parallelism). If each has a whole model, they "
+    "train on the same samples",
+    "if each rank has a whole model: make the sampler without rank= and num_replicas=")  # fmt: skip
 _SET_EPOCH_ON_SOME: Final = Finding(
     MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
     "({which}), so their shares are of different permutations: some samples are seen twice, some by no rank",
@@ -464,11 +479,27 @@ _FOLLOW: Final = {
 
 def _judge(subject: Subject, world: int) -> Iterator[Finding]:
     yield from _uneven(subject)
-    causes = list(_shares(subject, world))
-    found = [*causes, *_coverage(subject, world), *_same_order(subject)]
+    each = _ranks_of_a_share(subject, world)
+    if each > 1:
+        yield _SHARED.of(shares=world // each, world=world, each=each)
+    one_of_each = subject.of_ranks(range(0, world, each)) if each > 1 else subject
+    causes = list(_shares(subject, world, each))
+    found = [*causes, *_coverage(one_of_each, world // each), *_same_order(subject)]
     follow = {rule for cause in causes for rule in _FOLLOW[cause.rule]}
     yield from (finding for finding in found if finding.rule not in follow)
-    yield from _seeds(subject)
+    yield from _seeds(one_of_each)
+
+
+def _ranks_of_a_share(subject: Subject, world: int) -> int:
+    """To how many ranks in a row the samplers deal out one share, if to equally many each; else 1, as to one share."""
+    shares = {rank: mine[0].share for rank, mine in subject.passes.items() if mine and mine[0].share is not None}
+    replicas = {share.replicas for share in shares.values() if share is not None}
+    count = replicas.pop() if len(replicas) == 1 else 0
+    if len(shares) != world or count < 2 or world % count:
+        return 1
+    each = world // count
+    in_a_row = all(share is not None and share.replica == rank // each for rank, share in shares.items())
+    return each if in_a_row else 1
 
 
 def _uneven(subject: Subject) -> Iterator[Finding]:
@@ -481,11 +512,11 @@ def _uneven(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _shares(subject: Subject, world: int) -> Iterator[Finding]:
-    """Judge the settings of the ranks' samplers."""
+def _shares(subject: Subject, world: int, each: int) -> Iterator[Finding]:
+    """Judge the settings of the ranks' samplers. each: how many ranks have one share by design."""
     for epoch, passes in subject.epochs():
         shares = {rank: one.share for rank, one in passes.items() if one.share is not None}
-        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica != r or s.replicas != world)}
+        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica, s.replicas) != (r // each, world // each)}
         if wrong:
             rank, share = min(wrong.items())
             more = f", and {len(wrong) - 1} more ranks' are wrong too" if len(wrong) > 1 else ""

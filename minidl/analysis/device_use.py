@@ -57,8 +57,7 @@ class DeviceUse:
 
     def text(self) -> str:
         """All of it in a line."""
-        # Simulated pinning leaves memory pageable, and a simulated copy is as fast from either.
-        memory = f", {size(self.pageable)} of it pageable" if self.pageable and not self.simulated else ""
+        memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
         parts = [
             f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
             *([f"transform {duration(self.transform)}"] if self.transform else []),

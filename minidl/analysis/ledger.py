@@ -262,9 +262,7 @@ def _copies(trace: Trace, spans: Rows) -> list[Rows]:
     sent = spans[spans["code"] == ev.H2D[0]]
     pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
     unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
-    # Before `sim`, a simulated device's copies stayed in the host's memory, and nothing was pinned.
-    pretended = any(about["device"] == "simulated" for about in trace.described("device"))
-    unpinned["why"] = np.where(pretended & (pageable["ez"] != 0), Why.NEEDED, Why.PAGEABLE)
+    unpinned["why"] = Why.PAGEABLE
     return [
         _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
         unpinned,

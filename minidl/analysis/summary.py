@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.headline import Headline, What, headline
 from minidl.analysis.verdict import Verdict, verdict
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
@@ -35,7 +36,10 @@ an iterator of its own."""
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """How long one kind of step took, over all workers. total, p50, p95, most: ns."""
+    """How long one kind of step took, over all workers. total, p50, p95, most: ns.
+
+    computing: of the steps with CPU time, the share of their time that they computed; None if none has it.
+    """
 
     name: str
     count: int
@@ -43,11 +47,14 @@ class StageTime:
     p50: int
     p95: int
     most: int
+    computing: float | None = None
 
     @classmethod
-    def of(cls, name: str, took: Ints) -> StageTime:
+    def of(cls, name: str, spans: Rows) -> StageTime:
+        took, measured = durations(spans), spans["cpu"] > 0
         p50, p95 = np.percentile(took, [50, 95])
-        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()))
+        share = spans["cpu"].sum() / took[measured].sum() if measured.any() else None
+        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()), share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +159,15 @@ class LoaderSummary:
     def _stage_lines(self) -> list[str]:
         if not self.stages:
             return []
+        shares = ["" if s.computing is None else percent(s.computing) for s in self.stages]
         head = f"  {'stage':<15}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
-        rows = ((s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6) for s in self.stages)
-        return [head, *("  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}".format(*row) for row in rows)]
+        head += f"{'computing':>11}" * any(shares)
+        rows = (
+            (s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6, share)
+            for s, share in zip(self.stages, shares, strict=True)
+        )
+        form = "  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}"
+        return [head, *(form.format(*row).rstrip() for row in rows)]
 
     def _worker_lines(self) -> list[str]:
         if not self.workers:
@@ -255,7 +268,9 @@ def summary(trace: Trace) -> Summary:
 def _machine(manifest: dict[str, Any]) -> str:
     versions = manifest.get("versions")
     parts = [str(manifest["host"])] if manifest.get("host") else []
-    parts += [f"{manifest['cpus']} CPUs"] if manifest.get("cpus") else []
+    cpus, usable = manifest.get("cpus"), cpus_of(manifest)
+    fewer = f", of which the run could use {usable:g}" if usable != cpus else ""
+    parts += [f"{cpus} CPUs{fewer}"] if cpus else []
     parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
     return ", ".join(parts)
 
@@ -318,7 +333,7 @@ def stage_codes(spans: Rows) -> dict[str, list[int]]:
 
 def _stages(spans: Rows) -> list[StageTime]:
     found = ((name, spans[np.isin(spans["code"], codes)]) for name, codes in stage_codes(spans).items())
-    return [StageTime.of(name, durations(mine)) for name, mine in found if len(mine)]
+    return [StageTime.of(name, mine) for name, mine in found if len(mine)]
 
 
 def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:

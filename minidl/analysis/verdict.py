@@ -5,7 +5,8 @@ Interface: `waiting(trace, loader)` -> `Waiting`, the loop's waiting split by ca
 
 Rules of use: the loop waits while it is in `iter(loader)`, in `next`, and while the loader shuts down. Each nanosecond
 of that has one cause, decided by what was going on in all threads then; if several workers were busy, it is shared
-out among their steps. The trace knows no CPU time: whether a sample computes or waits for a disk, it cannot tell.
+out among their steps. Whether samples compute, wait for a CPU or wait for a disk follows from the CPU time of their
+fetches (`cpu_use`); of a trace without it, the next step names both cases.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.analysis.cpu_use import CpuUse, Held, cpu_use, cpus_of
 from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
 from minidl.playback.state import MOST_WORKERS
 from minidl.tracefile import events as ev
@@ -100,8 +102,8 @@ class Waiting:
     for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
     of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
     others had not; out: the one that ran out first, -1 if none did. payload, shared, tensors: bytes pickled, bytes by
-    handle, and tensors of a message, on average. alike: iterators of the same parameters in the trace, this one
-    included; together: those that these figures are summed over.
+    handle, and tensors of a message, on average. cpu: what fetching did with its time. alike: iterators of the same
+    parameters in the trace, this one included; together: those that these figures are summed over.
     """
 
     causes: dict[Cause, int]
@@ -122,6 +124,7 @@ class Waiting:
     payload: float = 0.0
     shared: float = 0.0
     tensors: float = 0.0
+    cpu: CpuUse = field(default_factory=CpuUse)
     together: int = 1
 
     @property
@@ -159,7 +162,7 @@ def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
     found = waiting(trace, loader, spans)
     if found.alike > 1 and _kind(found)[0] is Bound.TOO_FEW:
         found = _joined(trace, loader, found, spans)
-    return judge(found, trace.loaders.get(loader, {}), trace.manifest.get("cpus"))
+    return judge(found, trace.loaders.get(loader, {}), cpus_of(trace.manifest))
 
 
 def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
@@ -178,6 +181,7 @@ def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
             batches=found.batches + more.batches,
             first=found.first + more.first,
             uneven=found.uneven + more.uneven,
+            cpu=found.cpu + more.cpu,
             together=found.together + 1,
         )
     return found
@@ -220,6 +224,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         payload=_mean(messages["bx"]),
         shared=_mean(messages["ey"]),
         tensors=_mean(messages["ex"]),
+        cpu=cpu_use(spans[(spans["loader"] == loader) & (spans["begin"] >= begin) & (spans["end"] <= end)]),
     )
 
 
@@ -407,8 +412,8 @@ def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
 
 
 # --- The judgement ----------------------------------------------------------------------------------------------------
-def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None = None) -> Verdict:
-    """Judge `found`. params: the loader's, as its trace describes them; cpus: of its machine, if known."""
+def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | None = None) -> Verdict:
+    """Judge `found`. params: the loader's, as its trace describes them; cpus: that it could use, if known."""
     kind, cause = _kind(found)
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:
@@ -425,13 +430,15 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: int | None
         if kind is Bound.SUPPLY:
             supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
             reading = found.share(Cause.REBUILD, Cause.PIN)
-            what = f"{percent(supply)} of that while workers made batches, mostly {cause.value}"
+            held, part = found.cpu.held(cpus)
+            how = f", {held.value} ({percent(part)})" if cause is Cause.SAMPLES and held is not Held.UNKNOWN else ""
+            what = f"{percent(supply)} of that while workers made batches, mostly {cause.value}{how}"
             if reading > supply:
-                what = f"while the workers were busy, mostly with {cause.value}: faster reading would not help"
+                what = f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
         whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
         sentence = f"{kind.value}: the training loop waited {percent(share)} of its time, {what}{whose}"
         sentence += _apart(found, kind)
-    return Verdict(kind, sentence, _evidence(found), _next_step(kind, cause, found, params or {}, cpus), cause)
+    return Verdict(kind, sentence, _evidence(found, cpus), _next_step(kind, cause, found, params or {}, cpus), cause)
 
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
@@ -471,13 +478,14 @@ def _whose(found: Waiting) -> str:
     return f" (longest: task {found.task} of worker {found.worker}{sample})" if found.task >= 0 else ""
 
 
-def _evidence(found: Waiting) -> tuple[str, ...]:
+def _evidence(found: Waiting, cpus: float | None) -> tuple[str, ...]:
     ranked = sorted((c for c in Cause if found.share(c) >= 0.005), key=lambda c: -found.causes[c])
     where = "inside next() and while workers started and ended" if found.causes[Cause.START_UP] else "inside next()"
     shares = ", ".join(f"{cause.value} {percent(found.share(cause))}" for cause in ranked)
     lines = [f"waited {duration(found.total)} {where}: {shares}"]
     if found.workers:
         lines.append(f"of the workers' time while a result was waited for, {percent(found.busy)} was spent fetching")
+    lines += [line] if (line := found.cpu.line(cpus)) else []
     if found.share_of(found.uneven) >= UNEVEN:
         share = percent(found.share_of(found.uneven))
         lines.append(f"{share} was waited for after worker {found.out} had run out of data")
@@ -493,7 +501,7 @@ def _evidence(found: Waiting) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: float | None) -> str:
     if kind is Bound.SUPPLY:
         return _supply_step(cause, found, params, cpus)
     return {
@@ -518,7 +526,7 @@ def _line_step(found: Waiting) -> str:
     return f"{step}spread slow samples over the batches, or raise prefetch_factor"
 
 
-def _reading_step(found: Waiting, cpus: int | None) -> str:
+def _reading_step(found: Waiting, cpus: float | None) -> str:
     """What a batch's rebuilding costs goes by the bytes that were pickled, and by its tensors."""
     if found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
         return (
@@ -528,13 +536,17 @@ def _reading_step(found: Waiting, cpus: int | None) -> str:
     if found.tensors > MANY_TENSORS:
         return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
     larger = "larger batches: rebuilding costs the same for each, whatever its size"
-    at_work = found.busy * found.workers
-    if cpus is None or at_work < cpus:
+    at_work, (held, _) = found.busy * found.workers, found.cpu.held(cpus)
+    if held is Held.WAITS or cpus is None or at_work < cpus:
         return larger
-    return (
-        f"cheaper samples if they compute: {at_work:.1f} workers were busy at a time, and share "
-        f"{counted(cpus, 'CPU')} with the reader; if they wait (disk, network), {larger}"
-    )
+    shared = f"{at_work:.1f} workers were busy at a time, and share {_cpus(cpus)} with the reader"
+    if held is Held.UNKNOWN:
+        return f"cheaper samples if they compute: {shared}; if they wait (disk, network), {larger}"
+    return f"cheaper samples: {shared}"
+
+
+def _cpus(number: float) -> str:
+    return f"{number:g} CPU{'s' * (number != 1)}"
 
 
 def _start_step(found: Waiting, params: dict[str, Any]) -> str:
@@ -545,7 +557,7 @@ def _start_step(found: Waiting, params: dict[str, Any]) -> str:
     return f"{cheaper}; it is paid once, and a longer run spreads it"
 
 
-def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: int | None) -> str:
+def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: float | None) -> str:
     if not found.workers:
         return "num_workers=1 or more, so that batches are made during the training step"
     if found.share_of(found.uneven) >= UNEVEN:
@@ -563,11 +575,26 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
             if found.shared > LARGE_SAMPLES * max(1.0, found.tensors)
             else ": fewer, larger tensors a sample"
         )
+    return _samples_step(found, cpus)
+
+
+def _samples_step(found: Waiting, cpus: float | None) -> str:
+    """More workers wait together, but compute together only where there are CPUs for them."""
+    held, _ = found.cpu.held(cpus)
+    if held is Held.WAITS:
+        return (
+            "more workers, which wait at the same time; or samples that wait less: a cache, a local copy, larger files"
+        )
+    if held is Held.SHORT:
+        there = "" if cpus is None else f", {_cpus(cpus)} for {counted(found.workers, 'worker')}"
+        rest = cpus is not None and found.cpu.at_once < cpus / 2
+        others = f"; other work has the rest: fetching used {found.cpu.at_once:.1f} at a time" if rest else ""
+        return f"cheaper samples, or more CPUs: they are short{there}, so more workers do not help{others}"
     if cpus is None:
         return "more workers if CPUs are idle, or cheaper samples"
     if found.workers < cpus:
-        return f"more workers ({found.workers} for {cpus} CPUs), or cheaper samples"
-    return (
-        f"cheaper samples: {counted(found.workers, 'worker')} for {counted(cpus, 'CPU')}, so more workers help only if "
-        "samples wait (disk, network) and do not compute"
-    )
+        return f"more workers ({found.workers} for {_cpus(cpus)}), or cheaper samples"
+    step = f"cheaper samples: {counted(found.workers, 'worker')} for {_cpus(cpus)}, so more workers "
+    if held is Held.COMPUTES:
+        return f"{step}do not help samples that compute"
+    return f"{step}help only if samples wait (disk, network) and do not compute"

@@ -32,6 +32,8 @@ from minidl import ports
 from minidl.bench.own_thread import batch_by_batch
 from minidl.bench.pairs import Row, rows_of, take_turns
 from minidl.messages import Result
+from minidl.record.cpu_time import cpu_clock, run_delay
+from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import GROW_SLOTS, Recorder, TraceConfig
 from minidl.tracefile import events as ev
 
@@ -72,6 +74,28 @@ def _ended(directory: Path) -> Iterator[Names]:
     with _minidl(directory) as names:
         pass
     yield names
+
+
+@contextlib.contextmanager
+def _fetching(directory: Path, *, cpu_time: bool, long: bool = False) -> Iterator[Names]:
+    """What a worker records of fetching a batch of `_SAMPLES` samples. long: each is long enough for a reading."""
+    recorder = Recorder(TraceConfig(str(directory), ring_bytes=1 << 20))
+    progress = TracedProgress(recorder.emitter(1), 0, cpu_clock(cpu_time), run_delay(cpu_time))
+    indices = list(range(_SAMPLES))
+
+    def fetch() -> None:
+        progress.begin(7, indices)
+        for position in indices:
+            progress.sample(position, position)
+            if long:
+                progress.read_at = 0
+        progress.collate(_SAMPLES)
+        progress.end(0)
+
+    try:
+        yield {"fetch": fetch}
+    finally:
+        recorder.close()
 
 
 def _no_emit(code: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
@@ -167,6 +191,8 @@ def _logging(directory: Path) -> Iterator[Names]:
 
 _ONE, _SPAN, _TEXT, _QUEUE = "an event", "a span", "an event with a text", "a queue's put and get"
 _BATCH = "what the loader's own thread does for a batch"
+_SAMPLES = 32
+_FETCH, _FETCH_EVENTS = f"the fetch of {_SAMPLES} samples", 2 * (_SAMPLES + 2)
 _NUMBERS = "7, 0, 1, 2, 3"  # task, worker, x, y, z
 _EMIT = f"emit({ev.YIELD}, {_NUMBERS})"
 _DETAIL = f"emit({ev.SAMPLE[0]}, {_NUMBERS})"
@@ -192,6 +218,10 @@ _CASES = (
           "with record_function('fetch'): pass", 0),
     _Case(_SPAN, "record_function, profiler on", _profiled,
           "with record_function('fetch'): pass"),
+    _Case(_FETCH, "without CPU time", partial(_fetching, cpu_time=False), "fetch()", _FETCH_EVENTS),
+    _Case(_FETCH, "with CPU time", partial(_fetching, cpu_time=True), "fetch()", _FETCH_EVENTS),
+    _Case(_FETCH, "with CPU time, long samples", partial(_fetching, cpu_time=True, long=True), "fetch()",
+          _FETCH_EVENTS),
     _Case(_TEXT, "emit, a known text", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string('out of range'))"),
     _Case(_TEXT, "emit, a new text each time", _minidl, f"emit({ev.TASK_ERROR}, 7, 0, 1, 2, string(next(texts)))"),
     _Case(_TEXT, "viztracer add_instant", _viztracer,

@@ -276,6 +276,8 @@ def outcomes(loader: LoaderView) -> Iterator[Violation]:
     for (before, had), (after, has) in [*itertools.pairwise(there), ((ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x))]:
         rows = loader.stage(after)
         rows, come = loader.matched(rows, loader.stage(before))
+        if before == ev.TASK_ERROR:  # it comes later where the data could not be pickled
+            rows, come = rows[come < rows], come[come < rows]
         was = np.full(len(come), int(Outcome.ERROR)) if had is None else had[come]
         assert has is not None
         now = has[rows]

@@ -18,8 +18,11 @@
 //             view the backing. An operator without such shapes (nonzero) or with random numbers runs at once, with
 //             copies to the CPU and back, and the host waits. `fallbacks` lists those that did.
 //
-// Time. Work takes at least the modelled time (see `settings`): a stream that is done early sleeps. Events read
-// CLOCK_MONOTONIC.
+// Time. Each stream has a modelled time (see `settings`): its work begins when it is enqueued, or when the work before it
+// ends, and takes at least what is set. The thread computes as soon as it can; only before a mark it sleeps until the
+// stream's time, for nothing else lets the host or another stream see how far it is. So the times of marks and of the log
+// are exact, however late the system wakes a thread; work that takes the processor longer than its modelled time ends
+// later. All times are CLOCK_MONOTONIC ns.
 //
 // Rules of use: what is allocated here is never freed (threads may outlive main). A forked child must not use the device.
 
@@ -104,9 +107,9 @@ struct Mark {
   bool reached = false;
   int64_t at = 0;
 
-  void reach() {
+  void reach(int64_t when) {
     std::lock_guard<std::mutex> guard(mutex);
-    at = now();
+    at = when;
     reached = true;
     changed.notify_all();
   }
@@ -114,9 +117,10 @@ struct Mark {
     std::lock_guard<std::mutex> guard(mutex);
     return reached;
   }
-  void wait() {
+  int64_t wait() {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [this] { return reached; });
+    return at;
   }
 };
 using MarkPtr = std::shared_ptr<Mark>;
@@ -154,8 +158,21 @@ struct Sleepers {
   }
 } sleepers;
 
+struct CopyEngine {
+  std::mutex mutex;
+  int64_t free_at = 0;
+
+  // Occupy the engine, not before `earliest`; return when that begins.
+  int64_t take(int64_t earliest, int64_t ns) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto begin = std::max(earliest, free_at);
+    free_at = begin + ns;
+    return begin;
+  }
+};
+
 struct DeviceState {
-  std::mutex engines[2];  // a copy engine for each direction
+  CopyEngine engines[2];  // one for each direction
   std::mutex mutex;
   std::string failure;  // of the first kernel that failed; the device is unusable from then on
 
@@ -185,6 +202,7 @@ struct Queue {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool started = false;
+  int64_t free_at = 0;  // modelled: when the work that the thread has done ends; only the thread uses it
 
   void put(std::function<void()> step) {
     std::lock_guard<std::mutex> guard(mutex);
@@ -213,34 +231,40 @@ struct Queue {
     }
   }
 
+  // Let the stream's time be `enqueued` or later, and sleep until then; a failed device has no more time.
+  void catch_up(int64_t enqueued) {
+    free_at = states[device].failed() ? now() : std::max(free_at, enqueued);
+    if (auto ahead = free_at - now(); ahead > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(ahead));
+  }
+
   // Enqueue work that takes `least` ns or more; a copy also takes its direction's engine.
   void run(Kind kind, double least, int64_t bytes, std::function<void()> what) {
-    put([=, this] {
+    put([=, this, enqueued = now()] {
       if (states[device].failed()) return;
-      std::unique_lock<std::mutex> engine;
-      if (kind == TO_DEVICE || kind == TO_HOST)
-        engine = std::unique_lock<std::mutex>(states[device].engines[kind == TO_HOST]);
-      auto begin = now();
+      auto begin = std::max(free_at, enqueued);
+      if (kind == TO_DEVICE || kind == TO_HOST) {
+        catch_up(enqueued);  // streams take the engine in the order of their times
+        begin = states[device].engines[kind == TO_HOST].take(begin, least);
+      }
       try {
         what();
       } catch (const std::exception& error) {
         states[device].fail(error.what());
       }
-      auto rest = begin + int64_t(least) - now();
-      if (rest > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(rest));
+      free_at = std::max(begin + int64_t(least), now());
       std::lock_guard<std::mutex> guard(record.mutex);
-      if (record.on) record.done.push_back({kind, device, id, begin, now(), bytes});
+      if (record.on) record.done.push_back({kind, device, id, begin, free_at, bytes});
     });
   }
 
   MarkPtr mark() {
     auto mark = std::make_shared<Mark>();
     mark->device = device;
-    put([mark] { mark->reach(); });
+    put([=, this, enqueued = now()] { catch_up(enqueued), mark->reach(free_at); });
     return mark;
   }
   void wait_for(MarkPtr mark) {
-    put([mark] { mark->wait(); });
+    put([=, this] { free_at = std::max(free_at, mark->wait()); });
   }
   bool idle() {
     return !started || mark()->is_reached();

@@ -58,6 +58,10 @@ class SimError(RuntimeError):
     """The simulated accelerator cannot be built or loaded."""
 
 
+class NoCompilerError(SimError):
+    """There is no C++ compiler to build it with."""
+
+
 def is_wanted() -> bool:
     """Whether the environment asks for the simulated accelerator."""
     return os.environ.get(VARIABLE) == "1"
@@ -117,7 +121,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _compile(library: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if compiler is None or shutil.which(compiler) is None:
-        raise SimError(
+        raise NoCompilerError(
             f"simulated accelerator: it is compiled once, and {compiler or 'g++'} is not found: install it "
             f"(Debian: apt install g++), name another in CXX, or do without {VARIABLE}"
         )

@@ -19,6 +19,7 @@ from minidl.explore.decisions import FORBIDDEN, Driving, decided
 from minidl.explore.steps import KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
 from minidl.explore.world import DECISIONS, LOCK, READY, RESULTS, State, World
 from minidl.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
+from minidl.record.cpu_time import no_reading
 from minidl.record.decisions import TracedLoaderLifecycle
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Actor, DoneEvent, Message, QueueId
@@ -386,7 +387,7 @@ class Loader(Acting):
         seen = SimpleNamespace(num_workers=c.workers, prefetch_factor=c.prefetch, rcvd_idx=rcvd_idx)
         traced: Any = TracedLoaderLifecycle(SimpleNamespace(
             emit=self._emit, dispatcher=seen, delivered=self.handed, course=None, alone=False, loader=0, let_go=silent,
-            emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
+            cpu=no_reading, emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
         traced.state, traced.task = before, w.handed[-1] if w.handed else -1
         traced.epoch = w.decisions.epoch - (event in (LoaderEvent.EPOCH_BEGIN, LoaderEvent.RESUME))
         traced.yielded = len(w.handed) - (event is LoaderEvent.YIELD)

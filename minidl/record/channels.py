@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.ports import WhichQueue
-from minidl.record.cpu_time import CpuClocks, spent
+from minidl.record.cpu_time import Reader, spent
 from minidl.record.indices import count
-from minidl.record.recorder import emit_of, spanned
+from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.transport.message import Envelope, rebuild
@@ -58,7 +59,7 @@ class TracedEnvelope(Envelope):
 
     pickler = TracedPickler
 
-    def __init__(self, message: Task | Result, loader: int, cpu: CpuClocks) -> None:
+    def __init__(self, message: Task | Result, loader: int, cpu: Reader) -> None:
         self.message = message
         self.loader = loader
         self.cpu = cpu
@@ -67,7 +68,7 @@ class TracedEnvelope(Envelope):
         message = self.message
         about = feeding.about = (message.idx, message.worker_id)
         emit = feeding.emit = emit_of(self.loader)
-        clock = feeding.clock = self.cpu.batch
+        clock = feeding.clock = self.cpu
         if isinstance(message, Task):
             return super().__reduce__()
         emit(ev.RESULT_PICKLE[0], *about)
@@ -76,6 +77,20 @@ class TracedEnvelope(Envelope):
         feeding.cpu = spent(began, clock())
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
         return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes, message.state)
+
+    def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:
+        sent = super().instead_of(data, error)
+        if not isinstance(data, ExceptionWrapper):  # else the task's error is in the trace already
+            emit_failed(error, self.loader, self.message.idx, self.message.worker_id)
+        return sent
+
+
+def emit_failed(error: Exception, loader: int, task: int, worker: int) -> None:
+    """Emit that a task has failed on its way: what it is about could not be pickled, or not rebuilt."""
+    recording = active()
+    if recording is not None:
+        last_line = traceback.format_exception_only(type(error), error)[-1].strip()
+        emit_of(loader)(ev.TASK_ERROR, task, worker, -1, -1, recording.string(last_line[:1000]))
 
 
 def load_result(
@@ -91,7 +106,10 @@ def load_result(
     emit = emit_of(loader)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
     try:
-        return Result(idx, worker_id, rebuild(payload), state)
+        data = rebuild(payload)
+        if type(data) is RebuildFailure:
+            emit_failed(data.error, loader, idx, worker_id)
+        return Result(idx, worker_id, data, state)
     finally:  # a Ctrl-C may come while it is rebuilt
         emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
 

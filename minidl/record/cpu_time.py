@@ -1,47 +1,43 @@
-"""CPU time of spans: which spans carry it in a trace, and the clocks that the traced steps read for it.
+"""CPU time of spans: whether a trace carries it, and the clocks that the traced steps read for it.
 
-Interface: `choose(asked)` decides for a new trace; `CpuClocks(config)` holds what a process reads; `spent` is what an
-event carries of two readings; `usable_cpus()` describes what this process may use of the machine.
+Interface: `choose(asked)` decides for a new trace; `cpu_clock` and `run_delay` are what a process reads; `spent` is
+what an event carries of two readings; `usable_cpus()` describes what this process may use of the machine.
 
-A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So it is chosen by
-measurement, when a trace begins, where CPU time costs at most 100 ns an event: the steps of a fetch follow each other,
-and one reading serves a sample's end and the next one's begin, so a reading may cost 200 ns; the spans that a batch has
-once (fetch, collation, pickling, pinning, the consumer) are read at for about a quarter of a batch's events, so there
-it may cost 400 ns. All processes of a trace do the same, and its manifest says which.
+A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So its cost is
+measured when a trace begins, and there is no CPU time where it would cost more than 100 ns an event: the spans that a
+batch has once (fetch, collation, pickling, pinning, the consumer) are read at for about a quarter of a batch's events,
+so a reading may cost 400 ns. Samples may be any number and of any length, so there the cost is bounded by their length:
+the clock is read at a sample's end if `SHORT_NS` have gone by since the last reading. All processes of a trace do the
+same, and its manifest says it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 Reader = Callable[[], int]
 
-LEVELS: Final = ("off", "batch", "sample")
-"""Spans with CPU time: none; those that a batch has once; also each sample."""
+MOST_NS: Final = 400
+"""The most that a reading may cost for CPU time to be chosen."""
 
-SAMPLE_NS: Final = 200
-BATCH_NS: Final = 400
-"""The most that a reading may cost for these levels to be chosen."""
+SHORT_NS: Final = 50_000
+"""Samples shorter than this have no CPU time of their own: a reading, with what it delays, would cost over 1 % of them.
+What they compute counts with the next reading's sample, which is off by so much at most."""
 
 _TURNS, _READINGS = 8, 32
 
 
-def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tuple[str, dict[str, Any]]:
-    """Choose a level, and return it with what the manifest says of it: spans, reading_ns, and whether it was measured.
-
-    asked: True for all spans, False for none, None to measure.
-    """
+def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tuple[bool, dict[str, Any]]:
+    """Decide whether spans carry CPU time, and return what the manifest says of it. asked: None = measure."""
     cost = _cost(read)
-    if asked is None:
-        level = "sample" if cost <= SAMPLE_NS else "batch" if cost <= BATCH_NS else "off"
-    else:
-        level = "sample" if asked else "off"
-    return level, {"spans": level, "reading_ns": cost, "chosen_by": "cost" if asked is None else "user"}
+    chosen = cost <= MOST_NS if asked is None else asked
+    return chosen, {"recorded": chosen, "reading_ns": cost, "chosen_by": "cost" if asked is None else "user"}
 
 
 def _cost(read: Reader) -> int:
@@ -63,38 +59,22 @@ def spent(before: int, after: int) -> int:
     return max(1, after - before) if before and after else 0
 
 
-def no_reading() -> int:
-    return 0
+no_reading: Reader = itertools.repeat(0).__next__
+"""It returns 0, without a frame of Python."""
 
 
-class _Config(Protocol):
-    @property
-    def cpu_time(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
+def cpu_clock(recorded: bool) -> Reader:
+    """Return the calling thread's CPU clock, ns."""
+    return time.thread_time_ns if recorded else no_reading
 
 
-class CpuClocks:
-    """The calling thread's CPU clock, ns; or `no_reading` where the trace carries none.
-
-    batch: for spans that a batch has once; sample: for samples.
-    """
-
-    def __init__(self, config: _Config) -> None:
-        self.batch: Reader = no_reading if config.cpu_time == "off" else time.thread_time_ns
-        samples = config.cpu_time == "sample" and config.detail == "sample"
-        self.sample: Reader = self.batch if samples else no_reading
-
-    def delay(self) -> Reader:
-        """Return the calling thread's `RunDelay`: without CPU time it would say nothing."""
-        return no_reading if self.batch is no_reading else RunDelay()
+def run_delay(recorded: bool) -> Reader:
+    """Return a function that reads how long this thread has been ready to run and had no CPU, ns; 0 = it cannot say."""
+    return _RunDelay() if recorded else no_reading
 
 
-class RunDelay:
-    """How long the thread that made this has been ready to run and had no CPU, ns and 1; 0 if the kernel does not say.
-
-    The second number of Linux's /proc/thread-self/schedstat, read through one descriptor: 0.5 us.
-    """
+class _RunDelay:
+    """The second number of Linux's /proc/thread-self/schedstat, and 1; read through one descriptor, in 0.5 us."""
 
     def __init__(self) -> None:
         self._fd = -1

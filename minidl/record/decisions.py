@@ -109,7 +109,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.yielded = 0
         self.open_epoch = self.open_consumer = self.open_next = False
         self.task = -1  # yielded last
-        self.clock, self.consumer_cpu = shared.cpu.batch, 0
+        self.clock, self.consumer_cpu = shared.cpu, 0
 
     def handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state

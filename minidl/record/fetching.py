@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 
 from minidl.progress import WorkerProgress
-from minidl.record.cpu_time import CpuClocks, Reader, no_reading, spent
+from minidl.record.cpu_time import SHORT_NS, Reader, no_reading, spent
 from minidl.record.indices import SEVERAL, count, indices_of, whole_number
 from minidl.record.recorder import Emit
 from minidl.tracefile import events as ev
+
+_SAMPLE_END = ev.SAMPLE[1]
 
 
 class TracedProgress:
     """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it.
 
-    One reading of the CPU clock serves the end of a step and the begin of the next. delay: a `RunDelay` of the thread
-    that fetches, or nothing.
+    One reading of the CPU clock serves the end of a step and the begin of the next. clock, delay: a `cpu_clock` and a
+    `run_delay` of the thread that fetches. samples: whether samples are recorded.
     """
 
-    def __init__(self, emit: Emit, worker_id: int, clocks: CpuClocks, delay: Reader = no_reading) -> None:
+    def __init__(self, emit: Emit, worker_id: int, clock: Reader, delay: Reader, samples: bool = True) -> None:
         self.emit = emit
         self.worker_id = worker_id
-        self.batch_clock, self.sample_clock, self.delay = clocks.batch, clocks.sample, delay
+        self.clock, self.delay = clock, delay
+        self.times_samples = samples and clock is not no_reading
         self.step_cpu = self.fetch_cpu = self.fetch_delay = 0  # readings at the last begin
+        self.read_at = 0  # when the clock was read last
         self.task = -1
         self.index: Any = None  # what the fetcher got for the task
-        self.open: tuple[int, ...] | None = None  # code of the end to emit, with its fields but the last, its CPU time
+        self.open: tuple[int, int, int] | None = None  # code of the end to emit, with position and index of a sample
         self.fetching = False
         self.at = -1, -1  # position and index of the sample asked for last
 
-    def _end_step(self, clock: Reader) -> int:
-        """End the step that is open; return a reading of `clock`, which belongs to the next step."""
-        now = clock()
+    def _end_step(self, now: int) -> None:
+        """End the step that is open, if one is. now: a reading of the CPU clock, also the next step's; 0 = none."""
         if self.open is not None:
-            code, *fields = self.open
+            code, position, key = self.open
             self.open = None
-            self.emit(code, self.task, self.worker_id, *fields, spent(self.step_cpu, now))
-        return now
+            cpu = spent(self.step_cpu, now) if now else 0
+            if code == _SAMPLE_END:
+                self.emit(code, self.task, self.worker_id, position, key, cpu)
+            else:
+                self.emit(code, self.task, self.worker_id, cpu)
+        if now:
+            self.step_cpu = now
 
     def initialising(self) -> None:
         """worker_init_fn is called next."""
@@ -50,11 +59,11 @@ class TracedProgress:
     def waiting(self) -> None:
         """The worker waits for a message next."""
         if self.open is not None:
-            self._end_step(self.batch_clock)
+            self._end_step(self.clock())
 
     def _begin_without_task(self, span: tuple[int, int]) -> None:
-        self.step_cpu = self._end_step(self.batch_clock)
-        self.task, self.open = -1, (span[1],)
+        self._end_step(self.clock())
+        self.task, self.open = -1, (span[1], -1, -1)
         self.emit(span[0], -1, self.worker_id)
 
     def begin(self, task: int, index: Any) -> None:
@@ -62,7 +71,8 @@ class TracedProgress:
         self.task, self.index, self.fetching, self.at = task, index, True, (-1, -1)
         self.emit(ev.FETCH[0], task, self.worker_id, count(index))
         self.fetch_delay = self.delay()
-        self.fetch_cpu = self.batch_clock()
+        self.fetch_cpu = self.step_cpu = self.clock()
+        self.read_at = monotonic_ns()
 
     def samples(self, count: int) -> None:
         self.tell_indices()
@@ -74,7 +84,11 @@ class TracedProgress:
             self.emit(ev.SAMPLE_INDEX, self.task, self.worker_id, position, whole_number(index))
 
     def sample(self, position: int, index: Any) -> None:
-        self.step_cpu = self._end_step(self.sample_clock)
+        reading = 0
+        if self.times_samples and (now := monotonic_ns()) - self.read_at > SHORT_NS:
+            self.read_at = now
+            reading = self.clock()
+        self._end_step(reading)
         key = whole_number(index)
         if key < 0 and index is self.index and isinstance(index, SEVERAL):  # no automatic batching: a batch at once
             self.tell_indices()
@@ -83,14 +97,16 @@ class TracedProgress:
         self.emit(ev.SAMPLE[0], self.task, self.worker_id, position, key)
 
     def collate(self, count: int) -> None:
-        self.step_cpu = self._end_step(self.batch_clock)
-        self.open = (ev.COLLATE[1],)
+        self._end_step(self.clock())
+        self.open = ev.COLLATE[1], -1, -1
         self.emit(ev.COLLATE[0], self.task, self.worker_id, count)
 
     def end(self, outcome: int) -> None:
         """End the task's fetch."""
         if self.fetching:
-            cpu = spent(self.fetch_cpu, self._end_step(self.batch_clock))
+            now = self.clock()
+            self._end_step(now)
+            cpu = spent(self.fetch_cpu, now)
             self.fetching, self.index = False, None
             self.emit(ev.FETCH[1], self.task, self.worker_id, outcome, cpu, spent(self.fetch_delay, self.delay()))
 

@@ -66,7 +66,7 @@ SEEN: Final[dict[str, str]] = {
     "fetch": "from the worker's look at the done event, which follows the get, to its put",
     "sample_index": "the task that a worker has got",
     "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
-    "task_error": "what is put; position and index are not seen",
+    "task_error": "what is put, or a message that can't be pickled; position and index are not seen",
     "shm_alloc": "torch makes a shared storage in the worker",
     "shm_copy": "torch shares a storage in the worker's feeder thread",
     "result_put": "a put",
@@ -144,8 +144,8 @@ def observe(
         return ObservedContext(start_method)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
-    level, about = choose()
-    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=level))
+    measured, about = choose()
+    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=measured))
 
 
 class ObservedContext(BaseContext):

@@ -20,6 +20,7 @@ from minidl.record.channels import (
     TracedProcess,
     TracedQueue,
     TracedResultQueue,
+    emit_failed,
     feeding,
 )
 from minidl.record.cpu_time import Reader, spent
@@ -276,7 +277,10 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
         give_up = self.inner._on_queue_feeder_error
 
         def on_error(error: Exception, message: Any) -> None:
+            about = getattr(feeding, "pickling", None)
             end_pickling(0)
+            if about is not None:  # else the pipe is gone
+                emit_failed(error, *about)
             give_up(error, getattr(message, "message", message))
 
         self.inner._on_queue_feeder_error = on_error
@@ -293,9 +297,7 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             self.joining = True
         elif _is_numbered(message):
             worker.answers(message[0], self.shared.content(message))
-            self.inner.put(
-                SentResult(self.shared.cpu.batch, message, number, message[0], worker.worker_id), *args, **kwargs
-            )
+            self.inner.put(SentResult(self.shared.cpu, message, number, message[0], worker.worker_id), *args, **kwargs)
         elif _is_pair(message) and isinstance(message[0], _ResumeIteration):
             worker.resumes()
             self.inner.put(SentResume(message, number, -1, worker.worker_id), *args, **kwargs)
@@ -320,6 +322,8 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
         try:
             message = self.inner.get(*args, **kwargs)
         except BaseException as error:
+            if getattr(reading, "begun", False) and isinstance(error, Exception):
+                emit_failed(error, *reading.about)
             end_rebuild()
             self.shared.emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
             loader.got_nothing(time.monotonic() - began, error)

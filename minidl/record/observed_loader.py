@@ -155,12 +155,12 @@ class ObservedLoader:
     def begin_consumer(self, task: int = -1) -> None:
         self.in_consumer = True
         self.emit(ev.CONSUMER[0], task, x=self.yielded)
-        self.consumer_cpu = self.shared.cpu.batch()
+        self.consumer_cpu = self.shared.cpu()
 
     def end_consumer(self) -> None:
         if self.in_consumer:
             self.in_consumer = False
-            self.emit(ev.CONSUMER[1], self.last, x=spent(self.consumer_cpu, self.shared.cpu.batch()))
+            self.emit(ev.CONSUMER[1], self.last, x=spent(self.consumer_cpu, self.shared.cpu()))
 
     # --- epochs
     def begin_epoch(self) -> None:

@@ -13,7 +13,6 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
-from minidl.record.fetching import TracedProgress
 from minidl.record.indices import count
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -27,7 +26,7 @@ class ObservedWorker:
         self.worker_id = worker_id
         self.seed = seed
         self.parent = os.getppid()
-        self.progress = shared.fetching = TracedProgress(shared.emit, worker_id, shared.cpu, shared.cpu.delay())
+        self.progress = shared.follow(worker_id)
         self.ready = False
         self.by_index = False  # of a map dataset, whose samples its tasks name
         self.task: tuple[int, Any] | None = None  # received, and not yet taken up

@@ -29,7 +29,7 @@ from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelop
 from minidl.record.cpu_time import spent
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
-from minidl.record.fetching import TracedProgress, TracedWorkerProgress
+from minidl.record.fetching import TracedWorkerProgress
 from minidl.record.group import place_in_group
 from minidl.record.recorder import spanned
 from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
@@ -72,8 +72,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def progress(self) -> Progress:
         self.alone = True
-        self.fetching = TracedProgress(self.emit, -1, self.cpu)
-        return self.fetching
+        return self.follow(-1)
 
     def queue(self, which: ports.WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
         self.pinned |= which == "ready"
@@ -106,7 +105,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
-        self.fetching = progress.watch = TracedProgress(self.emit, worker_id, self.cpu, self.cpu.delay())
+        progress.watch = self.follow(worker_id)
         progress.initialised = functools.partial(self.describe_seed, worker_id)
         return progress
 
@@ -118,9 +117,9 @@ class TracedPorts(Shared, ports.Ports):
             about = result.idx, result.worker_id
             with spanned(self.emit, ev.PIN, *about, nbytes(result.data), int(simulated)) as end:
                 end += 0, int(simulated), 0
-                began = self.cpu.batch()
+                began = self.cpu()
                 pinned = pin_memory(result.data)
-                end[2] = spent(began, self.cpu.batch())
+                end[2] = spent(began, self.cpu())
                 end[0] = nbytes(pinned)
             return pinned
 

@@ -32,9 +32,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from minidl.record.cpu_time import LEVELS, usable_cpus
+from minidl.record.cpu_time import usable_cpus
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
@@ -58,7 +58,11 @@ RING_BYTES = 64 << 20
 """Default limit of a process's file: a million events, some 20,000 to 60,000 batches."""
 
 GROW_SLOTS = 16384  # 1 MiB: the cost of growth is paid once in 16384 events
+_RESERVE = 2  # descriptors that are kept: a map has one of its own beside that of the file it is made from
 _UNFIT = (struct.error, AttributeError, TypeError, ValueError)  # no slot there, no thread id yet, or values too wide
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,18 @@ class TraceConfig:
     events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
     (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
     workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
-    cpu_time: which spans carry CPU time, one of `cpu_time.LEVELS`.
+    cpu_time: spans carry their thread's CPU time (see `cpu_time`).
     """
 
     directory: str
     detail: str = "sample"
     ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
-    cpu_time: str = "off"
+    cpu_time: bool = False
 
     def __post_init__(self) -> None:
         if self.detail not in ("sample", "batch"):
             raise ValueError(f"TraceConfig: detail is 'sample' or 'batch', not {self.detail!r}")
-        if self.cpu_time not in LEVELS:
-            raise ValueError(f"TraceConfig: cpu_time is one of {', '.join(map(repr, LEVELS))}, not {self.cpu_time!r}")
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
 
     @property
@@ -157,11 +159,13 @@ class Recorder:
 
     __slots__ = (
         "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
-        "_place", "_refused", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into", "config", "emitter",
+        "_place", "_refused", "_reserve", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into",
+        "config", "emitter",
     )  # fmt: skip
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
+        self._reserve: list[weakref.finalize[..., Recorder]] = []  # a forked child inherits them
         self._ring = config.ring_slots
         left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
         self.emitter, self._write_into = _emitters(self._emit_slowly, left_out)
@@ -252,15 +256,7 @@ class Recorder:
         if self._ring:
             want = min(want, self._ring)
         size = HEADER_BYTES + want * SLOT_BYTES
-        # The file is made once: if it has been deleted since, the trace is gone, and a new file would belong to none.
-        fd = os.open(self._stem + EVENTS_SUFFIX, os.O_RDWR | os.O_CLOEXEC | (0 if have else os.O_CREAT), 0o600)
-        try:
-            old = os.fstat(fd).st_size
-            if old < size:
-                os.posix_fallocate(fd, old, size - old)
-            grown = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+        grown = self._with_descriptors(lambda: _mapped(self._stem + EVENTS_SUFFIX, size, new=not have))
         HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._ring)
         if not self._off:
             self._header = grown
@@ -343,18 +339,43 @@ class Recorder:
         except OSError as error:
             self._give_up(error)
 
+    def _with_descriptors(self, work: Callable[[], _T]) -> _T:
+        """Call `work`, which opens a file for a moment; again with those kept in reserve, if no descriptor is left.
+
+        A process that has run out of descriptors is one whose trace is wanted.
+        """
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._release():
+                raise
+            return work()
+        finally:
+            if self._off != _CLOSED:
+                self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        while len(self._reserve) < _RESERVE:
+            try:
+                fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return
+            self._reserve.append(weakref.finalize(self, _give_up_descriptor, fd))
+            self._reserve[-1].atexit = False  # a program's exit is recorded too
+
+    def _release(self) -> bool:
+        """Give up the descriptors in reserve; return whether there were any."""
+        given_up = [reserve() for reserve in self._reserve]
+        self._reserve.clear()
+        return any(given_up)
+
     def _append(self, **facts: Any) -> None:
         try:
             line = json.dumps(facts, default=repr)
         except (TypeError, ValueError, RecursionError) as error:
             line = json.dumps({"kind": "refused", "code": -1, "values": f"{facts['kind']}: {error}"})
         data = line.encode("ascii") + b"\n"
-        fd = os.open(self._stem + SIDE_SUFFIX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if os.write(fd, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(fd)
+        self._with_descriptors(lambda: _append_to(self._stem + SIDE_SUFFIX, data))
 
     def role(self, role: str, worker: int = -1, loader: int = 0) -> None:
         """Describe this process's role: "loader", "worker" (with its id and its loader's number), ..."""
@@ -372,11 +393,47 @@ class Recorder:
         """Stop recording. The file keeps its unused slots: truncating it while a thread writes would be a bus error."""
         if not self._off:
             self._off = _CLOSED
+            self._release()
             self._map = self._header = bytearray()
             self._write_into(bytearray(SLOT_BYTES), itertools.repeat((0, 0)).__next__, types.SimpleNamespace(tid=0))
 
     def __repr__(self) -> str:
         return f"<Recorder {self._stem}: {self._off or 'recording'}{', lost ' * bool(self.lost)}{self.lost}>"
+
+
+def _mapped(path: str, size: int, *, new: bool) -> mmap.mmap:
+    """Map a file, which is made `size` bytes long if it is shorter, and made if it is `new`.
+
+    It is made once: if it has been deleted since, the trace is gone, and a new file would belong to none.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o600)
+    try:
+        old = os.fstat(fd).st_size
+        if old < size:
+            os.posix_fallocate(fd, old, size - old)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+
+
+def _append_to(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
+def _give_up_descriptor(fd: int) -> bool:
+    """Close it, unless the program has closed it and now uses its number; return whether that succeeded."""
+    try:
+        if os.fstat(fd).st_rdev != os.stat(os.devnull).st_rdev:
+            return False
+        os.close(fd)
+    except OSError:
+        return False
+    return True
 
 
 _CLOSED = "closed"

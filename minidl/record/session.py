@@ -50,10 +50,10 @@ def trace(
         raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
     if functions or functions_main:
         function_level.require()
-    level, about = choose(cpu_time)
+    measured, about = choose(cpu_time)
     path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
     least = functions_min_us if functions else None
-    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, least, level))
+    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, least, measured))
     undo = ports.use(lambda: _new_ports(recording.config))
     own_functions = function_level.start(str(path), functions_min_us) if functions_main else None
     finalizing = sys.is_finalizing  # at exit, the interpreter may close this when this module's names are gone
@@ -146,9 +146,9 @@ def _config_from_environment() -> TraceConfig:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
     detail, ring_bytes = os.environ.get("MINIDL_TRACE_DETAIL", "sample"), _ring_from_environment()
-    level, about = choose(_cpu_time_from_environment())
+    measured, about = choose(_cpu_time_from_environment())
     for number in range(1, 1000):
-        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=level)
+        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=measured)
         try:
             recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
             return config

@@ -12,7 +12,7 @@ import torch
 
 from minidl.dispatcher import Deliver, Dispatcher
 from minidl.record import recorder
-from minidl.record.cpu_time import CpuClocks
+from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import TraceConfig
 from minidl.resume import Course
@@ -30,7 +30,7 @@ class WorkerHandle(Protocol):
 class Shared:
     """One iterator as one process records it; picklable for the workers.
 
-    loader: its number in the trace. cpu: the CPU clocks of this process's threads.
+    loader: its number in the trace. cpu: the calling thread's CPU clock.
 
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
     that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
@@ -43,7 +43,7 @@ class Shared:
         self.config = config
         self.loader = loader
         self.emit = recorder.emitter_for(config, loader)
-        self.cpu = CpuClocks(config)
+        self.cpu = cpu_clock(config.cpu_time)
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None
@@ -60,6 +60,12 @@ class Shared:
 
     def __setstate__(self, state: tuple[TraceConfig, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]  # a spawned worker opens a recorder of its own
+
+    def follow(self, worker_id: int) -> TracedProgress:
+        """Begin to follow what this thread fetches: a worker's, or with -1 the loader's own."""
+        delay = run_delay(self.config.cpu_time and worker_id >= 0)
+        self.fetching = TracedProgress(self.emit, worker_id, self.cpu, delay, self.config.detail == "sample")
+        return self.fetching
 
     def describe(self, **loader: object) -> None:
         """Describe the loader in the side file: its number and its parameters."""

@@ -67,12 +67,14 @@ def to_float(pixels: Pixels) -> torch.Tensor:
 class Images(minidl.Dataset[tuple[torch.Tensor, int]]):
     """The images of a directory. A sample: uint8 (height, width, 3), or float32 (3, height, width); and its class.
 
-    slow: index -> additional seconds, as for a file on a slow disk. failing: the index that raises.
+    delay: seconds that each sample waits, as for a file on a distant disk; slow: index -> additional seconds. failing:
+    the index that raises.
     """
 
     directory: Path
     count: int
     as_float: bool = False
+    delay: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
     failing: int = -1
 
@@ -82,7 +84,7 @@ class Images(minidl.Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if index == self.failing:
             raise ValueError(f"image {index} is damaged")
-        time.sleep(self.slow.get(index, 0.0))
+        time.sleep(self.delay + self.slow.get(index, 0.0))
         files = _files(self.directory)
         path = files[index % len(files)]
         with np.load(path) as file:

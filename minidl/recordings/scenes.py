@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import minidl
+from minidl.device import sim
 from minidl.merge import merge
 from minidl.record import recorder
 from minidl.recordings.images import Images, Shards
@@ -53,6 +54,8 @@ def tell(name: str, setting: Setting) -> None:
     accelerator = torch.get_device_module(setting.compute).get_device_name()
     cores = len(os.sched_getaffinity(0))
     recording.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
+    if setting.simulated:
+        recording.describe(accelerator, **sim.model(), delay_of_a_sample=setting.delay)
 
 
 def _scene(name: str, shows: str, **options: Any) -> Callable[[Program], Program]:
@@ -126,7 +129,7 @@ for _number in (0, 1, 2, 4, 8, 12):
 @_scene("starved-gpu", "one worker decodes for a step that is much faster than it: the device waits for data")
 def _starved(setting: Setting) -> None:
     training = Training(replace(setting, width=max(2, setting.width // 8)))
-    with setting.loader(setting.images(setting.batches // 2), 1) as loader:
+    with setting.loader(setting.images(setting.batches // 2, delay=4 * setting.delay), 1) as loader:
         training.epoch(setting.to_device(loader))
 
 
@@ -309,11 +312,12 @@ def _torn(setting: Setting) -> None:
 # --- Ranks ------------------------------------------------------------------------------------------------------------
 def _rank(rank: int, world: int, name: str, setting: Setting, directory: Path, command: list[str]) -> None:
     """Train for two epochs on a rank's share, in the rank's process."""
+    setting = Setting.of(setting.device, setting.work)  # this process has no simulated accelerator yet
     sys.argv = sys.orig_argv = command
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
     meeting = f"file://{directory.absolute()}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
-    training = Training(setting, DistributedDataParallel(network(setting)))
+    training = Training(setting, _data_parallel(setting))
     torch.manual_seed(rank)  # else the workers of all ranks would be seeded alike, as minidl audit says
     images = setting.images(setting.batches)
     sampler: Any = minidl.DistributedSampler(images)
@@ -328,6 +332,23 @@ def _rank(rank: int, world: int, name: str, setting: Setting, directory: Path, c
                 training.epoch(setting.to_device(loader))
         minidl.align_clocks()
     dist.destroy_process_group()
+
+
+def _data_parallel(setting: Setting) -> torch.nn.Module:
+    """Return the network; all ranks get the mean of their gradients."""
+    model = network(setting)
+    if not setting.simulated:
+        return DistributedDataParallel(model)
+    for parameter in model.parameters():  # gloo knows no simulated device: the gradients go through the host
+        parameter.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _average(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    gradient = parameter.grad.cpu()
+    dist.all_reduce(gradient)
+    parameter.grad.copy_(gradient / dist.get_world_size())
 
 
 def _ranks_scene(world: int) -> None:

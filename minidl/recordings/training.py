@@ -1,7 +1,8 @@
 """The common parts of all recordings: the setting, the data, the training.
 
 A `Setting` is a machine to record on, `Training` the loop of all recordings; `scenes` has the differences. On a device,
-the network is large enough to keep it busy; on the simulated one, it is small: the CPU computes it.
+the network is large enough to keep it busy. On the simulated one, the CPU computes a small network, and each kernel's
+time is modelled (`MODEL`): a step takes as long as on a GPU, and leaves the CPU to the workers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,13 +21,18 @@ from minidl.device import sim
 from minidl.device.augment import Augment
 from minidl.recordings.images import CLASSES, Images, draw
 
+MODEL: Final = {"kernel": 150e3, "pinned": 0.85, "pageable": 0.28}
+"""What the simulated accelerator is set to. A step's 66 kernels take ten milliseconds. A batch has 1/14 of the bytes of
+one on a GPU, and the bus 1/14 of the GB/s."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """The device and the sizes of a recording. device: "cuda" or "sim"; work: a directory for images and traces.
 
     side: pixels of an image's file; crop: of what the network sees; batch_size, batches: of a usual epoch; width: the
-    network's channels; files: how many images are drawn.
+    network's channels; files: how many images are drawn; delay: seconds that each sample waits for its file, so that
+    workers can be slower than the step without a processor core for each.
     """
 
     device: str
@@ -37,13 +43,15 @@ class Setting:
     batches: int
     width: int
     files: int
+    delay: float = 0.0
 
     @classmethod
     def of(cls, device: str, work: Path) -> Setting:
         """Return the sizes for a device; a step takes about ten milliseconds on each."""
         if device == sim.NAME:
             sim.use()
-            return cls(device, work, side=192, crop=64, batch_size=8, batches=40, width=32, files=40)
+            sim.configure(**MODEL)
+            return cls(device, work, side=192, crop=48, batch_size=8, batches=40, width=4, files=40, delay=0.002)
         return cls(device, work, side=256, crop=224, batch_size=64, batches=48, width=96, files=240)
 
     @property
@@ -58,7 +66,8 @@ class Setting:
     def images(self, batches: int | None = None, **options: Any) -> Images:
         """Return a dataset of so many batches; default: a usual epoch."""
         directory = draw(self.work / f"images-{self.side}", self.files, self.side)
-        return Images(directory, (self.batches if batches is None else batches) * self.batch_size, **options)
+        count = (self.batches if batches is None else batches) * self.batch_size
+        return Images(directory, count, **{"delay": self.delay} | options)
 
     def loader(self, dataset: Any, workers: int = 8, **options: Any) -> Any:
         """Return minidl's DataLoader, by default with pinned memory."""

@@ -4,9 +4,10 @@ Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event). The rec
 checker, the documentation and the tests read this table; nothing parses an event's name.
 
 Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
-(-1 if it has none) and up to three integers of its own, named and given units here; `cpu` is the CPU time of the
-span's thread during the span. A span is two events, a begin and an end, because a begin without its end is what a hang
-looks like. Stamp before a put and after a get.
+(-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin and
+an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get. `cpu` is the CPU
+time of the span's thread during the span, `cpu_wait` how long that thread was ready to run and had no CPU; `pickle_cpu`
+is the CPU time of the result_pickle before, whose own end has no field left.
 """
 
 from __future__ import annotations
@@ -232,8 +233,7 @@ INDEX_GET = _span(
     "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
-    "the fetcher makes the task's batch: samples, then collation; cpu_wait: how long its thread was ready to run and "
-    "had no CPU",
+    "the fetcher makes the task's batch: samples, then collation",
     ("worker:work, iterators:_next_data", "worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
 SAMPLE = _span(
@@ -270,8 +270,7 @@ RESULT_PICKLE = _span(
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
-    "the feeder thread writes the pickled result to the pipe that all workers share; pickle_cpu: the CPU time of the "
-    "result_pickle before it, whose own end has no field left",
+    "the feeder thread writes the pickled result to the pipe that all workers share",
     "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------

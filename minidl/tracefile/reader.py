@@ -287,7 +287,7 @@ class Trace:
         """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`.
 
         cpu, cpu_wait: ns that its thread computed, and that it was ready to and had no CPU; 0 = not measured, as in a
-        trace of an older minidl. `manifest["cpu_time"]` says which spans were measured.
+        trace of an older minidl. `manifest["cpu_time"]` says whether it was recorded.
         """
         return pairs(self.events)
 

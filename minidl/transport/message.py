@@ -12,9 +12,9 @@ import io
 import pickle
 from typing import Any
 
-from minidl.errors import ExceptionWrapper
+from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.messages import RebuildFailure, Result, Task
-from minidl.transport.tensors import TensorPickler
+from minidl.transport.tensors import TensorPickler, remove_unsized
 
 
 class Envelope:
@@ -42,24 +42,27 @@ class Envelope:
         try:
             return dumps(data, self.pickler)
         except Exception as error:
-            return dumps(_instead_of(data, error, message))
+            remove_unsized(error)
+            return dumps(self.instead_of(data, error))
+
+    def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:
+        """What is sent in place of `data`, which could not be pickled."""
+        message = self.message
+        if isinstance(data, ExceptionWrapper):
+            return data.portable()
+        if isinstance(message, Task):
+            where = "in the loader while it pickled a task's indices"
+        else:
+            where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
+        if isinstance(error, (OSError, RuntimeError)) and (lack := out_of_descriptors()) is not None:
+            lack.__cause__, error = error, lack
+        wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
+        return wrapper if _picklable(wrapper) else wrapper.portable()
 
 
 def _sure_to_pickle(index: Any) -> bool:
     """Whether `index` is a list of ints, as a BatchSampler gives: it always pickles, so it is not pickled apart."""
     return type(index) is list and all(type(key) is int for key in index)
-
-
-def _instead_of(data: Any, error: Exception, message: Task | Result) -> ExceptionWrapper:
-    """What is sent in place of `data`, which could not be pickled."""
-    if isinstance(data, ExceptionWrapper):
-        return data.portable()
-    if isinstance(message, Task):
-        where = "in the loader while it pickled a task's indices"
-    else:
-        where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
-    wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
-    return wrapper if _picklable(wrapper) else wrapper.portable()
 
 
 def _picklable(data: Any) -> bool:

@@ -11,12 +11,18 @@ subclasses) uses the reducers that torch registers; their storages come through 
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
+import math
 import os
 import pickle
+import re
+import socket
+import struct
+import threading
 from collections import ChainMap
-from collections.abc import Callable
-from multiprocessing import reduction
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, process, reduction
 from typing import Any
 
 import torch
@@ -109,14 +115,71 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
     """Fetch the descriptor from its sender through a Unix socket and map it: an UntypedStorage of `size` bytes.
 
     A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError if the sender is
-    gone or this process has no descriptor left.
+    gone or this process has no descriptor left, NotHandedOverError if the sender does not answer (see `patience`).
     """
-    fd = duplicate.detach()
+    fd = _fetched(duplicate)
     try:
         storage = _mapped(fd_id(fd))
         return _remember(fd_id(fd), _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
     finally:
         os.close(fd)
+
+
+_UNSIZED = re.compile(r" file </(torch_(\d+)_\w+)>")
+
+
+def remove_unsized(error: Exception) -> None:
+    """Remove the segment that `error` is about, if torch has made it in this process and could not size it.
+
+    It would keep its name, also after the process: with /dev/shm full, or a limit of the size of files.
+    """
+    found = _UNSIZED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is not None and int(found[2]) == os.getpid():
+        with contextlib.suppress(OSError):
+            os.unlink(f"/dev/shm/{found[1]}")
+
+
+class NotHandedOverError(Exception):
+    """A batch has come, and its sender does not answer when it is asked for the batch's memory."""
+
+
+_patience = threading.local()
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """In this thread and block, wait no longer than `seconds` for each answer of a sender of descriptors.
+
+    A sender that is stopped, or whose GIL is kept by a C call, takes the connection and does not answer.
+    """
+    _patience.seconds = seconds
+    try:
+        yield
+    finally:
+        del _patience.seconds
+
+
+def _fetched(duplicate: Any) -> int:
+    """The descriptor that `duplicate` stands for, from its sender."""
+    seconds = getattr(_patience, "seconds", None)
+    if seconds is None:
+        return int(duplicate.detach())
+    address, key = duplicate._id
+    fraction, whole = math.modf(seconds)
+    limit = struct.pack("ll", int(whole), max(1, int(fraction * 1e6)))  # 0 would mean no limit
+    with socket.socket(socket.AF_UNIX) as plain:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            plain.setsockopt(socket.SOL_SOCKET, option, limit)
+        try:
+            plain.connect(address)
+            with connection.Connection(os.dup(plain.fileno())) as sender:
+                own = process.current_process().authkey
+                connection.answer_challenge(sender, own)
+                connection.deliver_challenge(sender, own)
+                sender.send((key, os.getpid()))
+                return reduction.recv_handle(sender)
+        except BlockingIOError:  # what a limit of a socket that blocks ends with
+            raise NotHandedOverError(f"no answer within {seconds:g} s") from None
 
 
 def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> Any:

@@ -155,6 +155,39 @@ def test_ranks_of_one_order_are_told_to_deal_it_out(tmp_path: Path) -> None:
     assert "attribute num_repeats" in finding.fix
 
 
+def parallel(place: Path, dealt: list[tuple[int, int]], samples: int = 32, told: list[int] | None = None) -> Audit:
+    """The audit of ranks, each of which is dealt a share of so many, in two epochs; told: the epochs on each rank."""
+    for rank, (share, shares) in enumerate(dealt):
+        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(dealt)))
+        sampler: Any = minidl.DistributedSampler(range(samples), num_replicas=shares, rank=share)
+        with group, minidl.trace(place / f"rank{rank}"):
+            loader = minidl.DataLoader(range(samples), batch_size=4, sampler=sampler)
+            for epoch in range(2):
+                sampler.set_epoch(epoch + (told[rank] if told else 0))
+                list(loader)
+    return audit([read_trace(path) for path in traces_in([place])])
+
+
+def test_ranks_that_hold_the_parts_of_one_model_may_have_one_share(tmp_path: Path) -> None:
+    """Tensor parallelism: ranks 0 and 1 are one model, 2 and 3 another. Whether they are is not in the trace."""
+    report = parallel(tmp_path, [(0, 2), (0, 2), (1, 2), (1, 2)], samples=33)
+    assert rules(report, MISTAKE) == []
+    assert rules(report, HARMLESS) == ["padding"]
+    assert "shares of several ranks" in rules(report, UNKNOWN)
+    (finding,) = [f for f in report.subjects[0].findings if f.rule == "shares of several ranks"]
+    assert "2 shares to 4 ranks, each to 2 ranks in a row" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("dealt", "told", "rule"),
+    [([(0, 2), (1, 2), (0, 2), (1, 2)], None, "wrong share")]  # by its local rank, on two machines
+    + [([(0, 1), (0, 1)], None, "wrong share"), ([(0, 2), (0, 2), (0, 2), (1, 2)], None, "wrong share")]
+    + [([(0, 2), (0, 2), (1, 2), (1, 2)], [0, 1, 0, 0], "set_epoch on some ranks")],
+)
+def test_other_shares_of_several_ranks_are_mistakes(dealt: Any, told: Any, rule: str, tmp_path: Path) -> None:
+    assert rules(parallel(tmp_path, dealt, told=told), MISTAKE) == [rule]
+
+
 def test_a_forgotten_set_epoch_of_a_sampler_that_repeats_is_found(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(Repeating, "set_epoch", lambda self, epoch: None)
     report = repeating(tmp_path, 2, repeats=3, most=15)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from check_live_guards import TABLE, Outcome, outcome
+from check_live_guards import TABLE, outcome
 
 from minidl import driver, iterators, ports, worker
 from minidl.explore.ablations import without
@@ -21,10 +22,11 @@ with_all_guards = functools.cache(outcome)
 def test_a_program_ends_well_with_the_guard_and_not_without_it(name: str) -> None:
     program, wrong = TABLE[name]
     before = set(os.listdir("/dev/shm"))
-    kept: Outcome = with_all_guards(program.__name__)
-    lost = outcome(program.__name__, name)
-    assert kept.what == "well"
-    assert lost.what.startswith(wrong)
+    with ThreadPoolExecutor() as both:  # that a program hangs takes seconds of waiting to see
+        kept = both.submit(with_all_guards, program.__name__)
+        lost = both.submit(outcome, program.__name__, name)
+    assert kept.result().what == "well"
+    assert lost.result().what.startswith(wrong)
     left = {file for file in set(os.listdir("/dev/shm")) - before if str(os.getpid()) in file}
     assert not left
 

@@ -15,9 +15,9 @@ import workloads as wl
 
 import minidl
 from minidl import cli
-from minidl.record import cpu_time
-from minidl.record.cpu_time import RunDelay, choose, cpu_quota, spent
-from minidl.record.recorder import TraceConfig
+from minidl.record import cpu_time, fetching
+from minidl.record.cpu_time import SHORT_NS, choose, cpu_quota, no_reading, run_delay, spent
+from minidl.record.fetching import TracedProgress
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace, read_trace
@@ -68,7 +68,7 @@ def of(trace: Trace, span: tuple[int, int]) -> Rows:
 def test_a_computing_sample_is_told_from_one_that_sleeps(workers: int, observe: bool, tmp_path: Path) -> None:
     trace = record(tmp_path / "t", True, workers, observe)
     assert trace.problems == []
-    assert trace.manifest["cpu_time"]["spans"] == "sample"
+    assert trace.manifest["cpu_time"]["recorded"] is True
     assert trace.manifest["cpu_time"]["chosen_by"] == "user"
     fetches = of(trace, ev.FETCH)
     assert len(fetches) == 4
@@ -101,18 +101,32 @@ def test_without_it_the_events_are_the_same(cpu: bool, detail: str, tmp_path: Pa
 
 
 def test_the_clock_s_cost_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cost, level in ((150, "sample"), (201, "batch"), (400, "batch"), (401, "off")):
+    for cost, chosen in ((150, True), (400, True), (401, False)):
         clock = itertools.count()
         monkeypatch.setattr(cpu_time.time, "perf_counter_ns", lambda clock=clock, cost=cost: next(clock) * 32 * cost)
-        assert choose() == (level, {"spans": level, "reading_ns": cost, "chosen_by": "cost"})
-        assert choose(True)[0] == "sample"
-        assert choose(False)[0] == "off"
+        assert choose() == (chosen, {"recorded": chosen, "reading_ns": cost, "chosen_by": "cost"})
+        assert [choose(asked)[0] for asked in (True, False)] == [True, False]
 
 
 def test_a_difference_needs_two_readings() -> None:
     assert [spent(5, 9), spent(5, 5), spent(0, 9), spent(5, 0)] == [4, 1, 0, 0]
-    with pytest.raises(ValueError, match="cpu_time is one of 'off', 'batch', 'sample', not 'all'"):
-        TraceConfig("x", cpu_time="all")
+
+
+def test_the_clock_is_not_read_at_short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they compute is counted at the next reading: after a longer sample, or at the collation."""
+    told: list[tuple[int, ...]] = []
+    at = 0
+    monkeypatch.setattr(fetching, "monotonic_ns", lambda: at)
+    clock = itertools.count(1000, 100)
+    progress = TracedProgress(lambda *event: told.append(event), 0, clock.__next__, no_reading)
+    progress.begin(3, range(4))
+    for position, length in enumerate((SHORT_NS // 2, SHORT_NS * 2, 1, 1)):
+        progress.sample(position, position)
+        at += length
+    progress.collate(4)
+    progress.end(0)
+    ends = {ev.SAMPLE[1]: 5, ev.COLLATE[1]: 3, ev.FETCH[1]: 4}
+    assert [event[ends[event[0]]] for event in told if event[0] in ends] == [0, 100, 0, 100, 100, 300]
 
 
 @pytest.mark.live
@@ -125,7 +139,7 @@ def test_the_environment_forces_it(said: str, tmp_path: Path) -> None:
         assert "MINIDL_TRACE_CPU is 'on' or 'off', not 'perhaps'" in done.stderr
         return
     trace = read_trace(tmp_path / "trace")
-    assert of(trace, ev.SAMPLE)["cpu"].all() == (said == "on")
+    assert of(trace, ev.FETCH)["cpu"].all() == (said == "on")
 
 
 @pytest.mark.live
@@ -133,13 +147,13 @@ def test_run_forces_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nlist(DataLoader(range(3)))\n")
     trace = tmp_path / "trace"
     assert cli.main(["run", "--trace", str(trace), "--cpu-time", "off", str(tmp_path / "script.py")]) == 0
-    assert read_trace(trace).manifest["cpu_time"]["spans"] == "off"
+    assert read_trace(trace).manifest["cpu_time"]["recorded"] is False
 
 
 def test_the_kernel_s_run_delay_never_falls() -> None:
     """It leaves no descriptor open."""
     before = os.listdir("/proc/self/fd")
-    delay = RunDelay()
+    delay = run_delay(True)
     readings = [delay() for _ in range(3)]
     assert readings == sorted(readings)
     del delay
@@ -167,10 +181,11 @@ def test_the_quota_is_the_least_of_the_groups_around(root: Path) -> None:
 
 def test_the_quota_of_an_older_kernel(root: Path) -> None:
     (root / "proc/self/cgroup").write_text("5:memory:/elsewhere\n4:cpu,cpuacct:/job\n")
-    group = root / "sys/fs/cgroup/cpu/job"
-    group.mkdir(parents=True)
-    (group / "cpu.cfs_quota_us").write_text("-1")
-    (group / "cpu.cfs_period_us").write_text("100000")
+    group, other = root / "sys/fs/cgroup/cpu/job", root / "sys/fs/cgroup/cpu/elsewhere"
+    for folder, quota in ((group, "-1"), (other, "10000")):
+        folder.mkdir(parents=True)
+        (folder / "cpu.cfs_quota_us").write_text(quota)
+        (folder / "cpu.cfs_period_us").write_text("100000")
     assert cpu_quota(root) is None
     (group / "cpu.cfs_quota_us").write_text("200000")
     assert cpu_quota(root) == 2

@@ -217,6 +217,8 @@ def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd:
     assert {violation.rule for violation in check(trace)} == {"fifo"}
     pickled = trace.select("result_pickle", Phase.END)
     assert list(pickled[pickled["x"] == 0]["task"]) == [1]
+    (lost,) = trace.select("task_error")
+    assert (lost["task"], trace.text(lost)) == (1, "TypeError: this object does not travel")
 
 
 @pytest.mark.live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -610,6 +611,31 @@ def test_without_descriptors_events_go_on(place: Path, capfd: pytest.CaptureFixt
     assert trace.strings == {(0, 3): "a"}
     assert words(trace).endswith("2 descriptions could not be recorded: Too many open files")
     assert capfd.readouterr().err.count("minidl trace") == 1
+
+
+@pytest.mark.live
+def test_a_descriptor_in_reserve_writes_on_where_the_program_has_taken_all_others(place: Path) -> None:
+    """Also in a child that is forked then; and a number that the program has taken over is not closed."""
+
+    def work() -> None:
+        pen = Recorder(TraceConfig(str(place)))
+        numbered(pen, 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(place, os.O_RDONLY)
+        assert [pen.string("a"), pen.string("b")] == [1, 2]
+        numbered(pen, FIRST_SLOTS, start=1)  # a longer file
+        assert in_child(lambda: numbered(pen, 1)) == 0
+        for number in range(3, 64):
+            os.dup2(2, number)
+        assert pen.string("c") == 0
+        assert all(os.path.samestat(os.fstat(number), os.fstat(2)) for number in range(3, 64))
+
+    assert in_child(work) == 0
+    trace = read_trace(place)
+    assert len(trace) == FIRST_SLOTS + 2
+    assert sorted(trace.strings.values()) == ["a", "b"]
 
 
 @pytest.mark.live

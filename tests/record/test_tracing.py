@@ -493,9 +493,13 @@ def test_streams_end_worker_by_worker(traces: dict[str, Trace]) -> None:
 @pytest.mark.live
 def test_errors_name_their_sample_and_carry_their_text(traces: dict[str, Trace]) -> None:
     trace = traces["failing"]
-    (row,) = trace.select("task_error")
-    assert (int(row["task"]), int(row["worker"]), int(row["x"]), int(row["y"])) == (1, 1, 1, 3)
-    assert trace.text(row) == "workloads.SimpleError: no"
+    errors = trace.select("task_error")
+    assert [trace.text(row) for row in errors] == [
+        "TypeError: this object does not travel",
+        "ValueError: this object does not arrive",
+        "workloads.SimpleError: no",
+    ]
+    assert [row[["task", "worker", "x", "y"]].tolist() for row in errors] == [(1, 1, -1, -1)] * 2 + [(1, 1, 1, 3)]
     assert sorted(trace.select("yield")["x"].tolist()) == [0] * 12 + [ev.Outcome.ERROR] * 3
 
 

@@ -66,6 +66,7 @@ class Run:
     """An imagined loader of `workers` workers that serves `batches` batches of `batch_size` samples.
 
     cost(task): ns that its fetch takes, NEVER for one that hangs in its third sample. step: ns of a training step.
+    cpu(ns): of a step of a worker that takes so long, its CPU time and, of a fetch, its wait for a CPU.
     stuck: the code of the step that hangs instead of the sample: INDEX_GET, COLLATE or RESULT_PICKLE, its begin.
     """
 
@@ -81,6 +82,7 @@ class Run:
     loader: int = 1
     first_pid: int = LOADER_PID
     killed_at: int = 0
+    cpu: Callable[[int], tuple[int, int]] = lambda took: (0, 0)
     polls: int = 0  # empty waits of the loader before a hang's kill
     poll: int = 1_000_000  # ns of each of them
     stuck: int = ev.SAMPLE[0]
@@ -188,7 +190,7 @@ class Run:
         self.free[worker] = end + 8_000 if end < NEVER else NEVER
         if end >= NEVER:
             return
-        process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA,))
+        process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA, *self.cpu(end - t - 2_000)))
         process.emit(end + 4_000, process.pid, ev.RESULT_PUT, task, worker, (ev.Outcome.DATA,))
         feeder, size = process.pid + 50, 900
         process.emit(end + 20_000, feeder, ev.RESULT_PICKLE[0], task, worker)
@@ -212,14 +214,14 @@ class Run:
             if hangs and position == 2 and self.stuck == ev.SAMPLE[0]:
                 return NEVER
             t += each
-            process.emit(t - 1_000, process.pid, ev.SAMPLE[1], task, worker, key)
+            process.emit(t - 1_000, process.pid, ev.SAMPLE[1], task, worker, (*key, self.cpu(each - 1_000)[0]))
         process.emit(t, process.pid, ev.COLLATE[0], task, worker, (self.batch_size,))
         if hangs and self.stuck == ev.COLLATE[0]:
             return NEVER
         where = (MIB, ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT)
         process.emit(t + cost // 16, process.pid, ev.SHM_ALLOC, task, worker, where)
         t += cost // 4
-        process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker)
+        process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker, self.cpu(cost // 4 - 1_000)[:1])
         return t
 
     def next(self, rcvd: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import struct
 import subprocess
@@ -24,6 +25,7 @@ import torch.utils.data
 import minidl
 import minidl.worker as worker_module
 from minidl import signal_handling
+from minidl.device import sim
 
 
 def worker() -> tuple[int, int, int]:
@@ -331,6 +333,20 @@ def exit_at_once() -> None:
     os._exit(7)
 
 
+def small_files(worker_id: int) -> None:
+    """Shared memory counts as a file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def take_all_descriptors() -> torch.Tensor:
+    """The process keeps them: as many as are few."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with contextlib.suppress(OSError):
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
+    return torch.zeros(1)
+
+
 def hang() -> None:
     """Nothing but a signal ends it."""
     while True:
@@ -458,7 +474,9 @@ torch takes 20 s; below the limit of a test."""
 
 
 def command_and_environment(script: str, *arguments: object, **environment: str) -> tuple[list[str], dict[str, str]]:
-    """Python code in a process of its own, with the tests importable."""
+    """Python code in a process of its own, with the tests importable; the test is skipped if it needs a compiler."""
+    if environment.get(sim.VARIABLE) == "1":
+        sim.built()
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(minidl.__file__).parent.parent)])
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)]
     return command, os.environ | {"PYTHONPATH": paths} | environment

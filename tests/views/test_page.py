@@ -36,6 +36,30 @@ RUNS = {
 }
 
 
+# --- The headline ---------------------------------------------------------------------------------------------------
+def test_the_page_opens_on_the_headline(tmp_path: Path) -> None:
+    """A hang late in a run: its window is a part of the run, and its bar is the innermost open step."""
+    run = {"batches": 400, "workers": 3, "step": 30_000_000, "polls": 1, "poll": 6_000_000_000}
+    trace = made(tmp_path, cost=lambda task: made_trace.NEVER if task == 300 else 60_000_000, **run)
+    page, drawn = Read(html(trace)), scene_of(trace)
+    told = page.words["headline"]
+    assert (told["sentence"], told["kind"], told["wrong"]) == (drawn.headline.sentence, "hung", True)
+    assert told["next"] == drawn.headline.next_step
+    bar = told["bar"]
+    assert EVENTS[int(page["bar.code"][bar])].name == "sample"
+    assert page["bar.by"][bar] == 4 * 300 + 2
+    assert drawn.begin < told["begin"] < page.begin[bar] < told["end"] <= drawn.end
+    assert page["bar.known"][bar] == drawn.last - page.begin[bar] < page.end[bar] - page.begin[bar]
+
+
+def test_polls_that_continue_one_wait_are_one_wait_without_a_timeout(tmp_path: Path) -> None:
+    page = Read(html(made(tmp_path, **made_trace.HUNG)))
+    waits = np.flatnonzero(page["bar.code"] == ev.RESULT_GET[0])
+    wanted = page["bar.wanted"][waits]
+    assert np.count_nonzero((wanted == 9) & (page["bar.fate"][waits] > 0)) == 1
+    assert page.words["timeouts"] == [], "the user has set none, so no wait tells one"
+
+
 # --- The same facts ---------------------------------------------------------------------------------------------------
 def facts_of_page(page: Read, batch: int) -> dict[str, object]:
     bars = Counter((*where, int(code)) for where, code in zip(page.rows(), page["bar.code"], strict=True))
@@ -276,6 +300,28 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
     assert "data-frame" in root
     fading = int(np.isin(drawn.bars["fate"], FADING).sum())
     assert (f">{fading} not ended<" in dom) == bool(fading)
+
+
+@pytest.mark.live
+@needs_chromium
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_details_of_a_step_tell_what_it_computed(tmp_path: Path, measured: bool) -> None:
+    cpu = {"cpu": lambda took: (took // 5, took // 10)} if measured else {}
+    page = html(made(tmp_path / "trace", batches=4, **cpu), tmp_path / "page.html")
+    columns = Read(page.read_text(encoding="utf-8"))
+    assert columns["bar.cpu"].any() == measured
+    assert not columns["bar.ey"][columns["bar.code"] == ev.FETCH[0]].any()  # once is enough
+    choose = (
+        "function find() { if (!('frame' in document.documentElement.dataset)) return setTimeout(find, 20); "
+        "const box = document.getElementById('query'); box.value = 'fetch task 2'; "
+        "box.dispatchEvent(new Event('input')); document.getElementById('on').click(); } setTimeout(find, 20)"
+    )
+    text = page.read_text(encoding="utf-8").replace("<head>", f"<head><script>{choose}</script>")
+    page.write_text(text, encoding="utf-8")
+    dom, _ = opened(page, tmp_path / "profile")
+    assert ">fetch 2<" in dom, "the search has chosen nothing"
+    assert bool(re.search(r">computing</td><td[^>]*>[^<]+ \(20%\)<", dom)) == measured
+    assert bool(re.search(r">ready, without a CPU</td><td[^>]*>[^<]+ \(10%\)<", dom)) == measured
 
 
 @pytest.mark.live
