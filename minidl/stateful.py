@@ -345,9 +345,8 @@ def saved(loader: Loader) -> State:
     ended = course.ended or loader._record is None
     stays = ended and loader._iterator is not None  # the same workers go on
     rank, ranks = _place_of(loader)
-    told = getattr(loader._index_sampler, "sampler", loader._index_sampler)
     # At an epoch's end, the program tells such a sampler the next one; a state that is loaded later would undo that.
-    sampler = None if ended and callable(getattr(told, "set_epoch", None)) else course.sampler_state()
+    sampler = None if ended and callable(getattr(_told(loader), "set_epoch", None)) else course.sampler_state()
     return {
         "minidl": VERSION,
         **_traits(loader),
@@ -380,19 +379,26 @@ def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, s
 
 
 def _traits(loader: Loader) -> State:
-    """What a state can be resumed with only if it is the same."""
+    """What a state can be resumed with only if it is the same. A DistributedSampler's order is made by its seed."""
+    told = _told(loader)
     return {
         "kind": "map" if loader._dataset_kind == _DatasetKind.Map else "iterable",
         "num_workers": loader.num_workers,
         "batch_size": getattr(loader._index_sampler, "batch_size", None),
+        "sampler_seed": told.seed if isinstance(told, torch.utils.data.DistributedSampler) else None,
     }
+
+
+def _told(loader: Loader) -> Any:
+    """The sampler that a program tells its epoch: that in a batch sampler."""
+    return getattr(loader._index_sampler, "sampler", loader._index_sampler)
 
 
 def _place_of(loader: Loader) -> tuple[int, int]:
     """This process's rank and the number of ranks: of the process group, or of the sampler."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    sampler = getattr(loader._index_sampler, "sampler", loader._index_sampler)
+    sampler = _told(loader)
     rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     return (rank, ranks) if isinstance(rank, int) and isinstance(ranks, int) else (0, 1)
 
@@ -418,7 +424,8 @@ def _fitting(state: State, loader: Loader) -> State:
     mine = _traits(loader) | {"ranks": ranks}
     spread = all(worker["state"] is None for worker in state["workers"])  # nothing in it belongs to one worker
     free = {"num_workers"} if spread and (state["kind"] == "map" or state["ended"]) else set()
-    wrong = [name for name, value in mine.items() if state[name] != value and name not in free]
+    free |= {"sampler_seed"} if state["ended"] else set()
+    wrong = [name for name, value in mine.items() if state.get(name, value) != value and name not in free]
     if mine["kind"] == "iterable" and not wrong and state["rank"] != rank:
         mine["rank"], wrong = rank, ["rank"]
     if wrong:

@@ -116,7 +116,7 @@ def test_summary(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
 def test_timeline(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     text = output(capsys, "timeline", trace, "--width", "80")
     assert {"loader", "worker 0", "worker 1"} <= {line[:8].rstrip() for line in text.splitlines()}
-    assert "worker 1" not in output(capsys, "timeline", trace, "--worker", "0").split("\n\n")[0]
+    assert "worker 1" not in output(capsys, "timeline", trace, "--worker", "0").split("\n\n")[1]
 
 
 @pytest.mark.live
@@ -130,7 +130,9 @@ def test_timeline_as_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, 
 
 def test_timeline_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
     recording = ROOT / "traces" / "shutdown-closed.minidl"
-    ruler, *lines = output(capsys, "timeline", recording, "--since", "0.1", "--until", "0.2").splitlines()
+    title, picture, *_ = output(capsys, "timeline", recording, "--since", "0.1", "--until", "0.2").split("\n\n")
+    ruler, *lines = picture.splitlines()
+    assert title.startswith("slow: ")
     assert "|100 ms" in ruler
     assert "|250" not in ruler
     assert any(line.startswith("worker 0") for line in lines)

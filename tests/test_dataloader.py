@@ -11,16 +11,18 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.data
 import workloads as wl
+from subclassed_loaders import streaming
 from torch.utils.data import datapipes
 
 import minidl
+from minidl.dataloader import LoaderWithoutState
 from minidl.iterators import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 TORCH: Any = torch.utils.data
@@ -494,3 +496,31 @@ def test_a_loader_that_only_libraries_make_is_the_innermost_ones() -> None:
     thread.start()
     thread.join()
     assert names["loader"]._made_at == "/usr/lib/site-packages/framework.py:1"
+
+
+# --- In the place of torch's ------------------------------------------------------------------------------------------
+@runtime_checkable
+class HasState(Protocol):
+    """As Lightning asks."""
+
+    def state_dict(self) -> Any: ...
+
+
+def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
+    """Accelerate asks by `hasattr`, and calls what it finds; a subclass's own is there."""
+    for base in (torch.utils.data.DataLoader, LoaderWithoutState):
+        loader = base(range(2))
+        assert not hasattr(loader, "state_dict")
+        assert not hasattr(loader, "load_state_dict")
+        assert not isinstance(loader, HasState)
+        assert isinstance(streaming(base)(range(2)), HasState)
+    assert isinstance(minidl.DataLoader(range(2)), HasState)
+    with pytest.raises(AttributeError, match=r"^'DataLoader' object has no attribute 'state_dict': under `minidl run`"):
+        LoaderWithoutState(range(2)).state_dict()  # type: ignore[misc]
+
+
+@pytest.mark.live
+def test_a_loader_in_torchs_place_has_the_same_batches_and_keeps_no_state_of_them() -> None:
+    with iter(LoaderWithoutState(wl.Numbers(4), num_workers=1)) as iterator:
+        assert [int(batch) for batch in iterator] == [0, 1, 2, 3]
+        assert not iterator._keeps_state

@@ -125,6 +125,7 @@ def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
     next(iterator)
     loader.load_state_dict(state)
     assert next(iterator) == [4, 5]
+    assert (len(loader), state["batches"]) == (4, 1)
     assert list(loader) == [[2, 3], [4, 5], [6, 7]]
     assert len(list(loader)) == 4
     loader.load_state_dict({})
@@ -603,6 +604,22 @@ def test_ranks_are_not_mixed_up() -> None:
     streamed.load_state_dict(state)
     with pytest.raises(ValueError, match="saved with rank 1, and this loader has rank 0"):
         iter(streamed)
+
+
+def test_a_sampler_with_another_seed_would_lose_samples_and_is_an_error_at_iter() -> None:
+    """As Lightning's, which takes the seed of the program; in a new epoch, nothing is lost."""
+
+    def loader(seed: int) -> Any:
+        sampler = minidl.DistributedSampler(range(12), 2, 1, seed=seed)
+        return minidl.DataLoader(range(12), 2, sampler=sampler, collate_fn=list)
+
+    first, other = loader(1), loader(5)
+    other.load_state_dict(in_the_middle(first))
+    with pytest.raises(ValueError, match="saved with sampler_seed 1, and this loader has sampler_seed 5: use the same"):
+        iter(other)
+    list(first)
+    other.load_state_dict(first.state_dict())
+    assert len(list(other)) == 3
 
 
 def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pytest
 import torch
@@ -17,26 +17,6 @@ from minidl.dataloader import LoaderWithoutState
 from minidl.tracefile.reader import read_trace
 
 BASES = (torch.utils.data.DataLoader, minidl.DataLoader, LoaderWithoutState)
-
-
-@runtime_checkable
-class HasState(Protocol):
-    """As Lightning asks."""
-
-    def state_dict(self) -> Any: ...
-
-
-def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
-    """Accelerate asks by `hasattr`, and calls what it finds; a subclass's own is there."""
-    for base in (torch.utils.data.DataLoader, LoaderWithoutState):
-        loader = base(range(2))
-        assert not hasattr(loader, "state_dict")
-        assert not hasattr(loader, "load_state_dict")
-        assert not isinstance(loader, HasState)
-        assert isinstance(streaming(base)(range(2)), HasState)
-    assert isinstance(minidl.DataLoader(range(2)), HasState)
-    with pytest.raises(AttributeError, match=r"^'DataLoader' object has no attribute 'state_dict': under `minidl run`"):
-        LoaderWithoutState(range(2)).state_dict()  # type: ignore[misc]
 
 
 def epochs(loader: Any, count: int = 3) -> list[Any]:

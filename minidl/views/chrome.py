@@ -147,9 +147,18 @@ class Export:
     def scene(self) -> Scene:
         return scene_of(self.trace)
 
-    @property
+    @cached_property
     def spans(self) -> Rows:
-        return self.scene.spans
+        """The spans that are drawn."""
+        spans: Rows = self.scene.spans[self.bars["span"]]
+        spans["begin"] = self.bars["begin"] + self.start
+        return spans
+
+    @cached_property
+    def bars(self) -> Rows:
+        """The scene's bars, in the order of their spans; of polls that continue one wait, the last has the bar."""
+        rows: Rows = self.scene.bars[np.argsort(self.scene.bars["span"])]
+        return rows
 
     def titles(self) -> list[str]:
         """Return the UI's titles of the lanes, by rank and role, and of processes that only an attachment knows.
@@ -247,9 +256,11 @@ class Export:
 
     def _groups(self) -> Iterator[tuple[int, Lines]]:
         """Yield all lines but the metadata, in groups: how many of the trace's events a group writes first, lines."""
+        yield 2 * (len(self.scene.spans) - len(self.spans)), ()
         yield from self._slices()
         yield from self._instants()
         for lines in (
+            self._last_poll(),
             self._arrivals(),
             self._flows(),
             self._causes(),
@@ -318,10 +329,7 @@ class Export:
     # --- Slices and instants
     def _slices(self) -> Iterator[tuple[int, Lines]]:
         """Yield every span: as an X slice, or as a B if it is open at the trace's end. An open one's name says so."""
-        bars = self.scene.bars
-        fates = np.zeros(len(self.spans), np.int64)
-        fates[bars["span"]] = bars["fate"]
-        drawn = self._drawn_ends()
+        fates, drawn = self.bars["fate"], self._drawn_ends()
         for code in np.unique(self.spans["code"]).tolist():
             event, end = EVENTS[code], EVENTS[code + 1]
             for name, mine in self._titles(event, self.spans["code"] == code):
@@ -340,9 +348,9 @@ class Export:
 
     def _drawn_ends(self) -> Ints:
         """Return where each span is drawn to end, ns, so that spans nest on their track; -1 = at the trace's end."""
-        spans, bars = self.spans.copy(), self.scene.bars
+        spans, bars = self.spans.copy(), self.bars
         at_the_edge = (bars["fate"] != Fate.ENDED) & (bars["end"] >= self.scene.end)
-        spans["end"][bars["span"]] = np.where(at_the_edge, -1, bars["end"] + self.start)
+        spans["end"] = np.where(at_the_edge, -1, bars["end"] + self.start)
         consumer = np.isin(spans["code"], _CONSUMES)
         lane = (consumer * 2 + (spans["code"] == ev.EPOCH[0])).astype(np.int64)
         return nest(spans, (spans["process"].astype(np.int64) << 49) | (lane << 32) | self._tids(spans))[0]
@@ -392,6 +400,14 @@ class Export:
                     yield len(rows), args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(length[mine]))
                 else:
                     yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **AT}, columns)
+
+    def _last_poll(self) -> Iterator[str]:
+        """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""
+        if len(self.spans) < len(self.scene.spans):
+            row = self.events[-1:]
+            (pid,), (tid,) = self._where(row)
+            at = (int(row["time"][0]) - self.start) / 1000
+            yield compact({"ph": "i", "s": "t", "name": "last event", "pid": pid, "tid": tid, "ts": at})
 
     def _arrivals(self) -> Lines:
         """Return the last moments of the waits that bring a pinned batch: slices for the batch's arrow to point at.
@@ -484,7 +500,7 @@ class Export:
     def _stops(self) -> list[Ints]:
         """Return batch, time, process and tid of the stops on the batches' paths."""
         parts = []
-        for rows, column in ((self.spans, "span"), (self.events, "event")):
+        for rows, column in ((self.scene.spans, "span"), (self.events, "event")):
             stops = self.scene.stops[self.scene.stops[column] >= 0]
             mine = rows[stops[column]]
             time = stops["begin"] + self.start
@@ -510,7 +526,7 @@ class Export:
             if fetch is not None and wait["begin"] < fetch["end"]:
                 ends += [(work, wait) for work in (fetch, sample) if work is not None]
         times = [(int(work["begin"]), max(int(work["begin"]), int(wait["begin"]))) for work, wait in ends]
-        spans = self.spans[np.array([bar["span"] for pair in ends for bar in pair], np.int64)]
+        spans = self.scene.spans[np.array([bar["span"] for pair in ends for bar in pair], np.int64)]
         event = {"ph": ANY, "bp": "e", "cat": "cause", "name": "waited for", "id": INT, **AT}
         phases, numbers = ['"s"', '"f"'] * len(ends), np.arange(len(spans)) // 2
         return filled(event, phases, numbers.tolist(), *self._where(spans), *us(np.array(times, np.int64).reshape(-1)))

@@ -17,6 +17,12 @@ WAITING: Final = ("idle", "wait", "host wait", "device wait", "join")
 FRAMES: Final = ("epoch", "next")
 """Labels of spans around other steps: their own time is not work."""
 
+SLOTS: Final = ("#3f5f8f", "#e07b00", "#00897b", "#8e3fc0", "#8d6e63", "#4f7f4f")
+"""Of the counters and titles of iterators that run at the same time, in order: of the ranks. None is red."""
+
+BATCHES: Final = ("#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037", "#3949ab")
+"""Of the ways of batches, in the order in which these are asked for. None is red, which means a failure."""
+
 SOFT: Final = 0.3
 """Opacity of a pale colour."""
 

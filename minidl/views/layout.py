@@ -223,8 +223,8 @@ class Layout:
         below = np.where(kind == LaneKind.DEVICE, rows["tid"].astype(np.int64) - ev.DEVICE_TID, below)
         return (((self.crew.slot[at] << 3) | np.minimum(kind, LaneKind.WORKER)) << 32) | below
 
-    def stack(self, begin: Ints, until: Ints) -> tuple[Ints, tuple[Lane, ...]]:
-        """Return the row of each span within its lane, and the lanes. begin, until: of each span's bar.
+    def stack(self, begin: Ints, until: Ints, drawn: Bools) -> tuple[Ints, tuple[Lane, ...]]:
+        """Return the row of each span within its lane, and the lanes. begin, until: of each span's bar, if it is drawn.
 
         A row of the queue feeders belongs to a worker; other rows hold the same kinds of step wherever these occur.
         """
@@ -237,6 +237,8 @@ class Layout:
             worker = below >> 1 if kind is LaneKind.WORKER else -1
             kind = LaneKind.FEEDER if kind is LaneKind.WORKER and below & 1 else kind
             mine = order[bounds[number] : bounds[number + 1]]
+            mine = mine[drawn[mine]]
+            mine = mine[np.argsort(begin[mine], kind="stable")]
             if kind is LaneKind.QUEUE_FEEDERS:
                 level = np.maximum(self.spans["worker"][mine], -1)
             else:

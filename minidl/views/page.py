@@ -34,8 +34,8 @@ from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import paint
-from minidl.views.scene import FADING, FATES, Scene, alarm, is_named, number_column, scene_of, title_of
+from minidl.views.colours import BATCHES, SLOTS, paint
+from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, is_named, number_column, scene_of, title_of
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -125,9 +125,14 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
     trace = scene.trace
     return {
         "title": title,
+        "headline": _headline(scene),
+        "deaths": [{"lane": death.lane, "time": death.time, "words": death.words} for death in scene.deaths],
+        "colours": {"slots": SLOTS, "batches": BATCHES},
+        "timeouts": [number for number, facts in trace.loaders.items() if facts.get("timeout_s")],
         "events": len(trace),
         "begin": scene.begin,
         "end": scene.end,
+        "last": min(scene.end, scene.last),
         "problems": trace.problems,
         "facts": _facts(trace),
         "slots": [slot.title for slot in scene.slots],
@@ -148,6 +153,15 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "processes": [process.name for process in trace.processes],
         "severalIterators": len(trace.loaders) > 1,
         "texts": list(_texts(scene)),
+    }  # fmt: skip
+
+
+def _headline(scene: Scene) -> dict[str, Any]:
+    """Return the title of the page, what it is said from, and where the page opens: a bar (-1 = none), a window."""
+    found, (begin, end) = scene.headline, scene.opening
+    return {
+        "kind": found.kind.value, "wrong": found.kind.wrong, "sentence": found.sentence, "evidence": found.evidence,
+        "next": found.next_step, "bar": scene.culprit, "begin": begin, "end": end,
     }  # fmt: skip
 
 
@@ -283,6 +297,7 @@ def columns(scene: Scene) -> Columns:
 def _bar_columns(scene: Scene) -> Columns:
     bars, spans = scene.bars, scene.spans[scene.bars["span"]]
     out: Columns = {"bar.begin": _steps(bars["begin"]), "bar.took": bars["end"] - bars["begin"]}
+    out["bar.known"] = np.where(bars["fate"] == Fate.ENDED, 0, bars["known"] - bars["begin"])
     for name in ("code", "fate", "simulated", "task", "worker", "batch"):
         out[f"bar.{name}"] = bars[name]
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
@@ -301,7 +316,7 @@ def _bar_columns(scene: Scene) -> Columns:
 def _mark_columns(scene: Scene) -> Columns:
     marks, events = scene.marks, scene.trace.events[scene.marks["event"]]
     out: Columns = {"mark.time": _steps(marks["time"])}
-    for name in ("code", "task", "worker", "batch", "alarm"):
+    for name in ("code", "task", "worker", "batch", "alarm", "weak"):
         out[f"mark.{name}"] = marks[name]
     for name in ("loader", "process", "tid", "x", "y", "z"):
         out[f"mark.{name}"] = events[name].copy()

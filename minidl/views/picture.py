@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,8 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import counted
-from minidl.views.colours import SOFT, is_light, on_paper, paint, rgb
+from minidl.tracefile.words import counted, duration
+from minidl.views.colours import BATCHES, SLOTS, SOFT, is_light, on_paper, paint, rgb
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, FATES, BatchName, Fate, Scene, alarm, caption, per_pixel, scene_of, title_of
 
@@ -48,8 +49,6 @@ FAINTEST = 0.15
 """Least opacity of a pixel that holds anything."""
 
 INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
-SLOT_COLOURS: Final = ("#3f5f8f", "#a05a2c", "#4f7f4f", "#8e3fc0", "#b0324a", "#6b5b4d")
-BATCH_COLOURS: Final = ("#d6293e", "#1459c7", "#e07b00", "#7a1fa2", "#00796b", "#5d4037")
 MARGIN: Final = 0.16  # of a row, above and below its bars
 
 STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
@@ -114,7 +113,8 @@ class _Drawing:
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        self.head = 0.42 + LEGEND_INCHES * -(-len(self.legend) // self.columns)
+        self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 15)))
+        self.head = 0.42 + 0.17 * len(self.sentence) + LEGEND_INCHES * -(-len(self.legend) // self.columns)
         self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
         self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
         self.lanes_high = max(1.0, scene.height) * self.row + 0.06
@@ -130,6 +130,8 @@ class _Drawing:
         self._background(axes)
         self._bars(axes)
         self._alarms(axes)
+        self._deaths(axes)
+        self._culprit(axes)
         self._states(axes)
         self._arrows(axes, batches)
         last = axes
@@ -160,11 +162,16 @@ class _Drawing:
         facts = f"{len(trace):,} events, {len(self.scene.bars):,} bars"
         y = 1 - 0.2 / self.high
         text(0.1 / self.width, y, self.title, fontsize=11, weight="bold", color=INK, va="center", parse_math=False)
+        colour = RED if self.scene.headline.kind.wrong else INK
+        for line, words in enumerate(self.sentence):
+            y2 = 1 - (0.4 + 0.17 * line) / self.high
+            text(0.1 / self.width, y2, words, fontsize=9, color=colour, va="center", parse_math=False)
         text(1 - RIGHT / self.width, y, facts, fontsize=7.5, color=FAINT, va="center", ha="right")
         if self.legend:
             self.figure.legend(
                 handles=self.legend, loc="upper left", ncols=self.columns, frameon=False, fontsize=7.5, labelcolor=INK,
-                bbox_to_anchor=(0.06 / self.width, 1 - 0.36 / self.high), columnspacing=1.4, handlelength=1.6,
+                bbox_to_anchor=(0.06 / self.width, 1 - (0.36 + 0.17 * len(self.sentence)) / self.high),
+                columnspacing=1.4, handlelength=1.6,
                 borderpad=0, labelspacing=0.4,
             )  # fmt: skip
         for line, problem in enumerate(trace.problems[:4]):
@@ -226,7 +233,7 @@ class _Drawing:
             for number, slot in enumerate(self.scene.slots):
                 top = min((lane.top for lane in self.scene.lanes if lane.slot == number), default=0.0)
                 counted = any(counter.slot == number for counter in self.counters)
-                colour = SLOT_COLOURS[number % len(SLOT_COLOURS)] if counted else FAINT  # that of its counters
+                colour = SLOTS[number % len(SLOTS)] if counted else FAINT  # that of its counters
                 axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=colour, va="bottom")
 
     def _letters(self, size: float) -> float:
@@ -318,11 +325,18 @@ class _Drawing:
         high = self.scene.lanes[bar["lane"]].heights[bar["row"]]
         words = f"{caption(self.scene, bar)[0]}: {FATES[Fate(bar['fate'])]}"
         size = self._letters(min(6.5, 11 * high))
-        fits = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels > _wide(words, size)
+        pixel = (self.scene.end - self.scene.begin) / self.scale / self.pixels
+        fits = (right - left) / pixel > _wide(words, size)
         around = None if fits else {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6}
+        away = (
+            left * self.scale - self.scene.begin
+            < _wide(words, size) * (self.scene.end - self.scene.begin) / self.pixels
+        )
+        if self._is_culprit(bar) or (not fits and away):  # it would lie on the lanes' names
+            return
         axes.text(
-            right if fits else left, self._middle(bar["lane"], bar["row"]), f"{words} ", fontsize=size, color=INK,
-            va="center_baseline", ha="right", zorder=6, parse_math=False, bbox=around,
+            left, self._middle(bar["lane"], bar["row"]), f" {words} ", fontsize=size, color=INK,
+            va="center_baseline", ha="left" if fits else "right", zorder=6, parse_math=False, bbox=around,
         )  # fmt: skip
 
     def _captions(self, axes: Axes, bars: Rows) -> None:
@@ -336,7 +350,7 @@ class _Drawing:
             bar, room = bars[at], float(shown[at])
             high = scene.lanes[bar["lane"]].heights[bar["row"]]
             size = self._letters(min(6.5, 9.5 * high))
-            if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS:
+            if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS or self._is_culprit(bar):
                 continue
             words = next((w for w in caption(scene, bar) if w and _wide(w, size) < room), None)
             if words is None:
@@ -358,16 +372,62 @@ class _Drawing:
         for mark in scene.marks[scene.marks["alarm"]]:
             lane = scene.lanes[mark["lane"]]
             x = int(mark["time"]) / self.scale
-            axes.plot(
-                [x], [lane.top], marker="X", color=RED, markersize=6, markeredgecolor=PAPER, zorder=8, clip_on=False
-            )
+            if not mark["weak"]:
+                axes.plot(
+                    [x], [lane.top], marker="X", color=RED, markersize=6, markeredgecolor=PAPER, zorder=8, clip_on=False
+                )
+            if mark["weak"]:  # this lane only found it
+                axes.plot([x], [lane.top], marker="x", color=FAINT, markersize=4, zorder=8, clip_on=False)
             words = alarm(scene, mark)[:80]
             late = mark["time"] > (scene.begin + scene.end) / 2
             axes.annotate(
-                words, (x, lane.top), (-6 if late else 6, 0), textcoords="offset points", fontsize=6.5, color=RED,
+                words, (x, lane.top), (-6 if late else 6, 0), textcoords="offset points", fontsize=6.5,
+                color=FAINT if mark["weak"] else RED,
                 ha="right" if late else "left", va="center", zorder=8, parse_math=False,
                 bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
             )  # fmt: skip
+
+    def _deaths(self, axes: Axes) -> None:
+        """Mark the death of a process on its own lane."""
+        for death in self.scene.deaths:
+            lane, x = self.scene.lanes[death.lane], death.time / self.scale
+            axes.plot(
+                [x], [lane.top], marker="X", color=RED, markersize=8, markeredgecolor=PAPER, zorder=9, clip_on=False
+            )
+            late = death.time > (self.scene.begin + self.scene.end) / 2
+            axes.annotate(
+                death.words, (x, lane.top), (-8 if late else 8, 0), textcoords="offset points", fontsize=7, color=RED,
+                weight="bold", ha="right" if late else "left", va="center", zorder=9, parse_math=False,
+                bbox={"facecolor": PAPER, "alpha": 0.9, "linewidth": 0, "pad": 0.8},
+            )  # fmt: skip
+
+    def _is_culprit(self, bar: np.void) -> bool:
+        at = self.scene.culprit
+        return at >= 0 and int(self.scene.bars["span"][at]) == int(bar["span"])
+
+    def _culprit(self, axes: Axes) -> None:
+        """Outline the bar that the headline points at, and name it at its beginning: in red if it went wrong."""
+        scene, at = self.scene, self.scene.culprit
+        if at < 0:
+            return
+        bar, colour = scene.bars[at], RED if scene.headline.kind.wrong else INK
+        lane, row = int(bar["lane"]), int(bar["row"])
+        begin, end = max(int(bar["begin"]), scene.begin), min(int(bar["end"]), scene.end)
+        self._rectangles(
+            axes, np.array([begin]) / self.scale, np.array([max(end, begin + 1)]) / self.scale, lane, row,
+            facecolors="none", edgecolors=colour, linewidths=1.6, zorder=8, gid="culprit",
+        )  # fmt: skip
+        said = [FATES[Fate(bar["fate"])]] if bar["fate"] else []
+        said += [duration(int(bar["known"] - bar["begin"]))] if bar["known"] > bar["begin"] else []
+        words = f"{caption(scene, bar)[0]}: {', '.join(said)}"
+        size = self._letters(7)
+        room = (scene.end - begin) / (scene.end - scene.begin) * self.pixels
+        late = room < _wide(words, size)
+        axes.annotate(
+            words, (begin / self.scale, self._middle(lane, row)), (-3 if late else 3, 0), textcoords="offset points",
+            fontsize=size, weight="bold", color=colour, ha="right" if late else "left", va="center_baseline", zorder=9,
+            parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
+        )  # fmt: skip
 
     def _states(self, axes: Axes) -> None:
         """Mark where the loader's state was sent, counted, resumed from and taken."""
@@ -416,7 +476,7 @@ class _Drawing:
         arrows = scene.arrows(batches)
         named: list[float] = []
         for number, batch in enumerate(batches.tolist()):
-            colour = BATCH_COLOURS[number % len(BATCH_COLOURS)]
+            colour = BATCHES[number % len(BATCHES)]
             for arrow in arrows[arrows["batch"] == batch]:
                 left = int(arrow["left"]) / self.scale, self._middle(arrow["from_lane"], arrow["from_row"])
                 reached = int(arrow["reached"]) / self.scale, self._middle(arrow["to_lane"], arrow["to_row"])
@@ -456,7 +516,7 @@ class _Drawing:
             times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
             before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
             values = np.concatenate([before, counter.values, counter.values[-1:]])
-            colour = SLOT_COLOURS[counter.slot % len(SLOT_COLOURS)]
+            colour = SLOTS[counter.slot % len(SLOTS)]
             axes.step(times, values, where="post", color=colour, linewidth=0.9, gid=f"counter {name} {counter.slot}")
             axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
             peak = max(peak, int(values.max()))

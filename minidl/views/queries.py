@@ -51,7 +51,8 @@ where s.name glob 'next*' order by took desc limit 100""",
     "samples": Query(
         "the samples that took longest, with their worker and index",
         f"""{_SLICES}
-select took / 1e6 as "the sample took, ms", {_arg("index")} as "index", {_arg("position")} as position,
+select took / 1e6 as "the sample took, ms", {_arg("cpu_ms")} as "of it computing, ms",
+  {_arg("index")} as "index", {_arg("position")} as position,
   {_arg("task")} as task, {_arg("worker")} as worker, process, name, id, ts, dur, track_id
 from s where name glob 'sample*' and name not glob 'sampler*' order by took desc limit 100""",
     ),

@@ -14,16 +14,17 @@ import math
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from minidl.analysis.headline import Headline, headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
-from minidl.tracefile.events import EVENTS, Event
-from minidl.tracefile.unended import left_alive
+from minidl.tracefile.events import EVENTS, Actor, Event, Message
+from minidl.tracefile.unended import POLLED, alive_until, left_alive
 from minidl.views.colours import paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 
@@ -36,14 +37,27 @@ EDGE: Final = 0.04
 """Share of the trace's duration that is added at its end if a span is open there, so that the open end is visible."""
 
 
+SLIVER: Final = 0.01
+"""Share of the trace's duration that a step has at least in the picture in which a process died."""
+
+
 class Fate(enum.IntEnum):
     """How a bar ends."""
 
     ENDED = 0
-    OPEN = 1  # did not end: drawn to the edge of the trace, or to where its process was found dead
+    OPEN = 1  # did not end: drawn to the edge of the trace, or to its dead process's last sign of life
     LOST = 2  # has ended, since the span around it has, but its end was not recorded
     UNSEEN = 3  # its process stopped recording, and continued
     ALIVE = 4  # the program ended by itself, and left its iterator as it was
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a process that was found dead, on its own lane: its last sign of life, ns, and in words."""
+
+    lane: int
+    time: int
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,7 @@ BAR = np.dtype(
     [
         ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("fate", "u1"), ("simulated", "?"),
         ("begin", "<i8"), ("end", "<i8"), ("task", "<i8"), ("worker", "<i8"),
+        ("known", "<i8"),  # up to when it is known to have lasted: an open bar is drawn further, so that one sees it
         ("batch", "<i8"),  # index in Scene.batches; -1 = of no batch
         ("span", "<i8"),  # index in Scene.spans
     ]
@@ -70,6 +85,7 @@ MARK = np.dtype(
         ("lane", "<i4"), ("code", "<u2"), ("time", "<i8"), ("task", "<i8"), ("worker", "<i8"),
         ("batch", "<i8"), ("event", "<i8"),  # event: index in Trace.events
         ("alarm", "?"),  # a failure
+        ("weak", "?"),  # of another actor, which this one only found
     ]
 )  # fmt: skip
 STOP = np.dtype(
@@ -142,16 +158,22 @@ def number_column(code: int) -> str:
 
 
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
-    """Return a bar's caption in full and in short: ("sample 65", "65")."""
+    """Return a bar's caption in full and in short: ("sample 65", "65"), ("wait for task 9", "9")."""
     code, span = int(bar["code"]), scene.spans[bar["span"]]
     label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
     if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
-        label, column = f"{label} for" if code in _WAITS else label, "task"
+        column = "task"
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
-    return (f"{label} {number}", str(number)) if number >= 0 else (label.removesuffix(" for"), "")
+    what = f"{label} for task" if code in _WAITS else label
+    return (f"{what} {number}", str(number)) if number >= 0 else (label, "")
+
+
+def has_field(trace: Trace, span: np.void, name: str) -> bool:
+    """Tell whether a span's own field is shown: the timeout of a wait only if the user has set one, and no poll's."""
+    return name != "timeout" or bool(trace.loaders.get(int(span["loader"]), {}).get("timeout_s"))
 
 
 def span_name(trace: Trace, span: np.void) -> str:
@@ -225,6 +247,40 @@ class Scene:
     stops: Rows
     counters: tuple[Counter, ...]
     spans: Rows
+    deaths: tuple[Death, ...] = ()
+
+    @cached_property
+    def headline(self) -> Headline:
+        return headline(self.trace, self.spans)
+
+    @cached_property
+    def culprit(self) -> int:
+        """The bar that the headline points at; -1 = none, or it is not drawn."""
+        spot = self.headline.focus
+        if spot is None:
+            return -1
+        spans = self.spans[self.bars["span"]]
+        same = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (self.bars["code"] == spot.code)
+        found = np.flatnonzero(same & (self.bars["begin"] <= spot.span - self.start))
+        return int(found[np.argmax(self.bars["begin"][found])]) if len(found) else -1
+
+    @property
+    def opening(self) -> tuple[int, int]:
+        """Begin and end, ns, of what a view that can move shows first: around the focus, or everything."""
+        spot = self.headline.focus
+        if spot is None:
+            return self.begin, self.end
+        yielded = np.sort(self.batches["yielded"][self.batches["yielded"] >= 0])
+        each = int(np.median(np.diff(yielded))) if len(yielded) > 1 else (self.end - self.begin) // 10
+        begin, end = min(spot.begin, spot.span) - self.start, spot.end - self.start
+        around = max((end - begin) // 2, 6 * each)
+        begin, end = max(self.begin, begin - around), min(self.end, end + around)
+        return (begin, end) if end - begin < 0.7 * (self.end - self.begin) else (self.begin, self.end)
+
+    @property
+    def last(self) -> int:
+        """When the trace's last event was, ns. Open bars are drawn beyond it."""
+        return int(self.trace.events["time"][-1]) - self.start if len(self.trace) else 0
 
     @property
     def height(self) -> float:
@@ -284,6 +340,7 @@ def scene_of(
     return Scene(
         trace, maker.start, begin, end, maker.crew.slots, lanes, bars, marks, maker.batches(), stops,
         tuple(_clipped(counter, begin, end) for counter in maker.counters()), maker.spans,
+        tuple(death for death in _deaths(maker, lanes, bars) if begin <= death.time <= end),
     )  # fmt: skip
 
 
@@ -322,6 +379,24 @@ def _stops(bars: Rows, marks: Rows) -> Rows:
     return out[np.lexsort((out["begin"], out["batch"]))]
 
 
+def _deaths(maker: _Maker, lanes: tuple[Lane, ...], bars: Rows) -> Iterator[Death]:
+    """Yield the death of each process that was found dead and has bars."""
+    events, processes = maker.events, maker.trace.processes
+    done = set[int]()
+    for row in events[alarming(events) & np.isin(events["code"], [ev.FOUND_DEAD, ev.WORKER_GONE])]:
+        gone = row["code"] == ev.WORKER_GONE
+        pid, code = int(row["x" if gone else "y"]), int(row["y" if gone else "z"])
+        index = next((at for at in reversed(range(len(processes))) if processes[at].pid == pid), -1)
+        if index < 0 or index in done or (not gone and row["x"] == Actor.PIN_THREAD):
+            continue
+        done.add(index)
+        own = bars["lane"][maker.spans["process"][bars["span"]] == index]
+        own = own[[lanes[lane].kind in (LaneKind.WORKER, LaneKind.LOADER) for lane in own.tolist()]]
+        if len(own):
+            how = _exit_in_words(code) if code else "ended without a shutdown"
+            yield Death(int(own[-1]), int(maker.lived[index]), f"{how}; last sign of life")
+
+
 # --- From spans to bars -----------------------------------------------------------------------------------------------
 class _Maker:
     """Makes a scene's parts from a trace. until, fate, row: of each span's bar its end (ns), how it ends, its row."""
@@ -338,6 +413,7 @@ class _Maker:
         self.edge = min(last + max(1, round(last * EDGE)), NEVER) if is_open.any() else last
         self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
+        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
         self._end_with_the_enclosing()
         self._end_with_the_process()
         stopped = [line["process"] for line in trace.described("trace_end")]
@@ -345,7 +421,9 @@ class _Maker:
         alive = np.isin(self.spans["loader"], list(left_alive(trace))) & (self.until >= self.edge)
         self.fate[np.isin(self.fate, FADING) & alive] = Fate.ALIVE
         self._end_with_the_successor()
-        self.row, self.lanes = self.layout.stack(self.begin, self.until)
+        self.drawn = np.ones(len(self.spans), bool)
+        self._join_polls()
+        self.row, self.lanes = self.layout.stack(self.begin, self.until, self.drawn)
         self.iterator = self.crew.iterator[self.crew.of(self.events)]
         self.sent = Batches(self.events, self.iterator)
 
@@ -359,16 +437,27 @@ class _Maker:
                 self.fate[mine[at]] = Fate.LOST
 
     def _end_with_the_process(self) -> None:
-        """End a dead process's open spans when its death was seen."""
-        dead: dict[int, int] = {}
-        for code, column in ((ev.WORKER_GONE, "x"), (ev.FOUND_DEAD, "y")):
-            for row in self.events[self.events["code"] == code]:
-                seen = int(row["time"]) - self.start
-                dead[int(row[column])] = min(seen, dead.get(int(row[column]), seen))
-        for at in np.flatnonzero(self.fate == Fate.OPEN).tolist():
-            seen = dead.get(int(self.spans["pid"][at]), NEVER)
-            if seen >= self.begin[at]:
-                self.until[at] = min(self.until[at], seen)
+        """End a dead process's open spans with its last sign of life, or a little later, so that one sees them."""
+        sliver = max(1, round(self.edge * SLIVER))
+        for process in np.flatnonzero(self.lived < self.lived.max(initial=0)).tolist():
+            mine = (self.fate == Fate.OPEN) & (self.spans["process"] == process)
+            last = max(int(self.lived[process]), int(self.begin[mine].max(initial=0)) + sliver)
+            self.until[mine] = np.minimum(self.until[mine], last)
+
+    def _join_polls(self) -> None:
+        """Draw polls that continue one wait as one bar, that of the last one: it began with the first."""
+        spans = self.spans
+        polls = np.isin(spans["code"], [pair[0] for pair in POLLED])
+        order = np.lexsort((spans["begin"], spans["loader"], spans["tid"], spans["process"]))
+        first = -1
+        for at, after in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
+            empty = polls[at] and spans["end"][at] >= 0 and spans["ex"][at] == Message.EMPTY
+            same = all(spans[name][at] == spans[name][after] for name in ("process", "tid", "loader", "code"))
+            if not (empty and same):
+                first = -1
+                continue
+            first = int(self.begin[at]) if first < 0 else first
+            self.begin[after], self.drawn[at] = first, False
 
     def _end_with_the_successor(self) -> None:
         """End an iterator's open spans when another iterator takes over its lanes."""
@@ -388,6 +477,7 @@ class _Maker:
         out = np.zeros(len(spans), BAR)
         out["lane"], out["row"], out["code"], out["fate"] = self.layout.span_lane, self.row, codes, self.fate
         out["begin"], out["end"], out["span"] = self.begin, self.until, np.arange(len(spans))
+        out["known"] = np.maximum(np.minimum(self.until, self.lived[spans["process"]]), self.begin)
         came = _COMES_LATE[codes] & (spans["end"] >= 0)
         for name in ("task", "worker"):
             out[name] = np.where(came, spans["end_" + name], spans[name])
@@ -399,6 +489,7 @@ class _Maker:
         times = np.where(came, spans["end"], spans["begin"])
         out["batch"] = self.sent.find(iterator, out["task"], times, _COMES_EARLY[codes])
         out["batch"][(codes == ev.SAMPLER_NEXT[0]) & (spans["ex"] == 0)] = -1  # the sampler had no more
+        out = out[self.drawn]
         return out[np.lexsort((out["begin"], out["row"], out["lane"]))]
 
     def marks(self) -> Rows:
@@ -410,6 +501,7 @@ class _Maker:
         iterator = self.iterator[self.layout.marks]
         out["batch"] = self.sent.find(iterator, rows["task"], rows["time"], _COMES_EARLY[rows["code"]])
         out["alarm"] = alarming(rows)
+        out["weak"] = np.isin(rows["code"], [ev.FOUND_DEAD, ev.WORKER_GONE])
         return out[np.lexsort((out["time"], out["lane"]))]
 
     def batches(self) -> Rows:

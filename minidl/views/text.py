@@ -26,7 +26,7 @@ from minidl.tracefile.spans import nest
 from minidl.tracefile.words import duration, lacking, percent, plain
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
-from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, scene_of, window_of
+from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, has_field, scene_of, window_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -96,6 +96,7 @@ def render(
     fits = label + window.cells
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if colour is None else colour
     out, shares, slot = [_ruler(window, label)], [], -1
+    title = textwrap.wrap(drawn.headline.sentence, fits)
     for number in shown:
         lane, mine = drawn.lanes[number], bars[bars["lane"] == number]
         if len(drawn.slots) > 1 and lane.slot != slot:
@@ -106,12 +107,13 @@ def render(
         text, kinds = _characters(mine, fill, window)
         out.append((lane.title.ljust(label) + (_painted(text, kinds) if is_coloured else text)).rstrip())
         if lane.kind is not LaneKind.EPOCHS:
-            shares += _wrapped(lane.title.ljust(label), _shares(fill, window), fits)
+            mine["end"] = np.maximum(mine["begin"], mine["known"])
+            shares += _wrapped(lane.title.ljust(label), _shares(_fill(drawn, mine, window), window, drawn.last), fits)
     path = [] if batch is None else _path(drawn, batch)
     failed = _alarms(drawn, window, batch)
     legend = _legend(bars[(bars["begin"] <= window.end) & (bars["end"] >= window.start)], fits)
     ends = [*_open(drawn, bars, window), *failed, *path, *lacking(trace.problems)]
-    return "\n".join([*out, "", *shares, *ends, "", *legend])
+    return "\n".join([*title, "", *out, "", *shares, *ends, "", *legend])
 
 
 def _is_about(drawn: Scene, batch: int) -> Bools:
@@ -225,9 +227,9 @@ def _ruler(window: _Window, label: int) -> str:
     return "".join(text).rstrip()
 
 
-def _shares(fill: Ints, window: _Window) -> str:
-    """Return what the lane spent the window on: "busy 83% (sample 60%, collate 23%), idle 12%"."""
-    total = window.end - window.start
+def _shares(fill: Ints, window: _Window, last: int) -> str:
+    """Return what the lane spent the window on, up to `last`: "busy 83% (sample 60%, collate 23%), idle 12%"."""
+    total = max(1, min(window.end, last) - window.start)
     spent: dict[str, int] = {}
     for kind, ns in zip(_KINDS, fill.sum(axis=1).tolist(), strict=True):
         spent[kind] = spent.get(kind, 0) + ns
@@ -255,9 +257,9 @@ def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
         if number == 0:
             yield ""
         bar = left[at]
-        name, about = EVENTS[int(bar["code"])].name, _facts(drawn.spans[bar["span"]])
+        name, about = EVENTS[int(bar["code"])].name, _facts(drawn, drawn.spans[bar["span"]])
         where = f"{drawn.lanes[bar['lane']].title}: {name}{about}"
-        until = f" until {bar['end'] / 1e9:.9f} s" if bar["end"] < drawn.end else ""
+        until = f" until {bar['known'] / 1e9:.9f} s" if bar["end"] < drawn.end else ""
         yield f"{FATES[Fate(bar['fate'])]}: {where}, since {bar['begin'] / 1e9:.9f} s{until}"
 
 
@@ -297,13 +299,13 @@ def _computing(drawn: Scene, batch: int) -> Iterator[str]:
         yield f"  {EVENTS[int(span['code'])].name:<13} took {duration(took)}: {told}"
 
 
-def _facts(row: np.void) -> str:
+def _facts(drawn: Scene, row: np.void) -> str:
     event = EVENTS[int(row["code"])]
     facts = [f"task {row['task']}"] if row["task"] >= 0 else []
     facts += [f"worker {row['worker']}"] if row["worker"] >= 0 and event.track is Track.LOADER else []
     for field, column in zip(event.fields, ("bx", "by", "bz"), strict=False):
         value, unit = (row[column] / 1e9, "s") if field.unit == "ns" else (row[column], field.unit)
-        if field.enum is None and not field.is_cpu:
+        if field.enum is None and not field.is_cpu and has_field(drawn.trace, row, field.name):
             facts.append(f"{field.name} {value:g} {unit}".rstrip())
     return f" ({', '.join(facts)})" if facts else ""
 

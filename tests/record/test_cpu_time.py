@@ -181,10 +181,11 @@ def test_the_quota_is_the_least_of_the_groups_around(root: Path) -> None:
 
 def test_the_quota_of_an_older_kernel(root: Path) -> None:
     (root / "proc/self/cgroup").write_text("5:memory:/elsewhere\n4:cpu,cpuacct:/job\n")
-    group = root / "sys/fs/cgroup/cpu/job"
-    group.mkdir(parents=True)
-    (group / "cpu.cfs_quota_us").write_text("-1")
-    (group / "cpu.cfs_period_us").write_text("100000")
+    group, other = root / "sys/fs/cgroup/cpu/job", root / "sys/fs/cgroup/cpu/elsewhere"
+    for folder, quota in ((group, "-1"), (other, "10000")):
+        folder.mkdir(parents=True)
+        (folder / "cpu.cfs_quota_us").write_text(quota)
+        (folder / "cpu.cfs_period_us").write_text("100000")
     assert cpu_quota(root) is None
     (group / "cpu.cfs_quota_us").write_text("200000")
     assert cpu_quota(root) == 2

@@ -43,15 +43,15 @@ def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
         {"code": ev.CONSUMER[0], "time": 111}, {"code": ev.CONSUMER[1], "time": 120, "tid": 2, "x": 5},
         {"code": ev.RESULT_PICKLE[0], "time": 200, "tid": 9, "task": 1},
         {"code": ev.RESULT_PICKLE[1], "time": 240, "tid": 9, "task": 1, "x": 7, "y": 1, "z": 33},
-        {"code": ev.RESULT_PICKLE[0], "time": 241, "tid": 8, "task": 2},
+        {"code": ev.RESULT_PICKLE[0], "time": 251, "tid": 9, "task": 2},
         {"code": ev.RESULT_WRITE[0], "time": 250, "tid": 9, "task": 1, "x": 7, "y": 21},
-        {"code": ev.RESULT_PICKLE[1], "time": 260, "tid": 8, "task": 2, "x": 7},
-        {"code": ev.RESULT_WRITE[0], "time": 270, "tid": 9, "task": 2, "x": 7, "y": 22},
+        {"code": ev.RESULT_PICKLE[1], "time": 260, "tid": 9, "task": 2},  # it could not be pickled
+        {"code": ev.RESULT_WRITE[0], "time": 270, "tid": 9, "task": -1, "x": 7, "y": 5},
     ])  # fmt: skip
     spans = read_trace(tmp_path).spans()
     assert [(int(row["code"]), int(row["cpu"]), int(row["cpu_wait"])) for row in spans] == [
         (ev.FETCH[0], 60, 40), (ev.SAMPLE[0], 30, 0), (ev.CONSUMER[0], 0, 0), (ev.RESULT_PICKLE[0], 21, 0),
-        (ev.RESULT_PICKLE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0),
+        (ev.RESULT_WRITE[0], 0, 0), (ev.RESULT_PICKLE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0),
     ]  # fmt: skip
 
 

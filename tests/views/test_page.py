@@ -36,6 +36,30 @@ RUNS = {
 }
 
 
+# --- The headline ---------------------------------------------------------------------------------------------------
+def test_the_page_opens_on_the_headline(tmp_path: Path) -> None:
+    """A hang late in a run: its window is a part of the run, and its bar is the innermost open step."""
+    run = {"batches": 400, "workers": 3, "step": 30_000_000, "polls": 1, "poll": 6_000_000_000}
+    trace = made(tmp_path, cost=lambda task: made_trace.NEVER if task == 300 else 60_000_000, **run)
+    page, drawn = Read(html(trace)), scene_of(trace)
+    told = page.words["headline"]
+    assert (told["sentence"], told["kind"], told["wrong"]) == (drawn.headline.sentence, "hung", True)
+    assert told["next"] == drawn.headline.next_step
+    bar = told["bar"]
+    assert EVENTS[int(page["bar.code"][bar])].name == "sample"
+    assert page["bar.by"][bar] == 4 * 300 + 2
+    assert drawn.begin < told["begin"] < page.begin[bar] < told["end"] <= drawn.end
+    assert page["bar.known"][bar] == drawn.last - page.begin[bar] < page.end[bar] - page.begin[bar]
+
+
+def test_polls_that_continue_one_wait_are_one_wait_without_a_timeout(tmp_path: Path) -> None:
+    page = Read(html(made(tmp_path, **made_trace.HUNG)))
+    waits = np.flatnonzero(page["bar.code"] == ev.RESULT_GET[0])
+    wanted = page["bar.wanted"][waits]
+    assert np.count_nonzero((wanted == 9) & (page["bar.fate"][waits] > 0)) == 1
+    assert page.words["timeouts"] == [], "the user has set none, so no wait tells one"
+
+
 # --- The same facts ---------------------------------------------------------------------------------------------------
 def facts_of_page(page: Read, batch: int) -> dict[str, object]:
     bars = Counter((*where, int(code)) for where, code in zip(page.rows(), page["bar.code"], strict=True))

@@ -18,7 +18,7 @@ from pictures import Bars, artists, drawn_bars
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import picture
-from minidl.views.colours import paint
+from minidl.views.colours import BATCHES, SLOTS, paint, rgb
 from minidl.views.picture import timeline
 from minidl.views.scene import Fate, per_pixel, scene_of
 
@@ -35,6 +35,46 @@ def texts(figure: object) -> list[str]:
     from matplotlib.text import Text
 
     return [t.get_text() for t in figure.findobj(Text) if t.get_text()]  # type: ignore[attr-defined]
+
+
+LONG_HANG = made_trace.HUNG | {"poll": 5_000_000_000}
+
+
+def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(tmp_path: Path) -> None:
+    """In red only if it went wrong."""
+    said = {}
+    for name, run in (("hung", LONG_HANG), ("slow", {"batches": 200, "step": 10_000})):
+        figure = timeline(made(tmp_path / name, Run(**run)))
+        drawn = scene_of(read_trace(tmp_path / name))
+        ((_, outline),) = artists(figure, "culprit")
+        red = matplotlib.colors.to_hex(outline.get_edgecolor()[0]) == picture.RED  # type: ignore[attr-defined]
+        assert red == (name == "hung")
+        assert drawn.headline.sentence in " ".join(texts(figure))
+        said[name] = texts(figure)
+    assert "sample 38: did not end, 30.0 s" in said["hung"], "up to the last event, and not to the edge of the picture"
+
+
+def test_a_death_is_marked_on_the_lane_that_died_and_weakly_where_it_was_found(killed: Trace) -> None:
+    figure = timeline(killed)
+    colours = {t.get_text(): t.get_color() for t in figure.findobj(matplotlib.text.Text)}
+    assert colours["killed by SIGKILL; last sign of life"] == picture.RED
+    assert colours["found dead worker 1"] == picture.FAINT
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Trace:
+    path = made_trace.write(tmp_path / "killed", Run(**made_trace.HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    found = {"time": end, "code": ev.FOUND_DEAD, "loader": 1, "worker": 1, "x": ev.Actor.WORKER, "y": 1101, "z": -9}
+    write_process(path, [found], pid=999, role="other", start_ns=made_trace.START)
+    return read_trace(path)
+
+
+def test_no_batch_and_no_rank_is_red() -> None:
+    """Red is what went wrong."""
+    for colour in (*BATCHES, *SLOTS):
+        red, green, blue = rgb(colour)
+        assert red < green + blue or green > 90, colour
 
 
 # --- Bars -------------------------------------------------------------------------------------------------------------
@@ -94,7 +134,7 @@ def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
         assert (np.diff(opacity) < 0).all()
         assert opacity[-1] < 0.2
     said = {text.strip() for text in texts(figure)}
-    assert {"sample 38: did not end", "fetch 9: did not end", "wait for 9: did not end"} <= said
+    assert {"sample 38: did not end", "fetch 9: did not end", "wait for task 9: did not end"} <= said
     assert "no end recorded" in said
 
 

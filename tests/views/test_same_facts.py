@@ -272,7 +272,7 @@ def test_the_viewers_arrows(trace: Trace) -> None:
 def picture(text: str) -> dict[str, str]:
     """The lanes of the terminal's picture, by name, several loaders' under their headings."""
     out, heading = {}, ""
-    lines = text.split("\n\n")[0].splitlines()[1:]
+    lines = text.split("\n\n")[1].splitlines()[1:]
     width = max(len(m[0]) for line in lines if (m := re.match(r"\w+( \w+)?(?= )", line)))
     for line in lines:
         if re.fullmatch(r"iterators? [\d, ]+:", line):
@@ -343,10 +343,10 @@ def test_the_terminal_lists_what_has_no_end(trace: Trace) -> None:
     for line in render(trace, WIDTH, colour=False).splitlines():
         for fate, words in FATES.items():
             if m := re.match(rf"{words}: ([\w ]+): (\w+).*, since {SECONDS}(?: until {SECONDS})?$", line):
-                end = round(float(m[4]) * 1e9) if m[4] else drawn.end
+                end = round(float(m[4]) * 1e9) if m[4] else drawn.last
                 told[m[1], m[2], int(fate), round(float(m[3]) * 1e9), end] += 1
     expected = Counter(
-        (drawn.lanes[b["lane"]].title, EVENTS[int(b["code"])].name, int(b["fate"]), int(b["begin"]), int(b["end"]))
+        (drawn.lanes[b["lane"]].title, EVENTS[int(b["code"])].name, int(b["fate"]), int(b["begin"]), int(b["known"]))
         for b in drawn.bars[drawn.bars["fate"] != Fate.ENDED]
     )
     assert told == expected

@@ -196,14 +196,15 @@ def test_what_did_not_end_reaches_the_edge(hung: Trace) -> None:
     assert drawn.end == last + round(last * EDGE)
     open_ = drawn.bars[drawn.bars["fate"] == Fate.OPEN]
     assert set(open_["end"].tolist()) == {drawn.end}
+    assert set(open_["known"].tolist()) == {last}, "what is drawn beyond the last event is in no number"
     said = {(drawn.lanes[bar["lane"]].title, caption(drawn, bar)[0]) for bar in open_}
     assert said == {
-        ("epochs", "epoch 0"), ("loader", "next"), ("loader", "wait for 9"), ("worker 1", "fetch 9"),
+        ("epochs", "epoch 0"), ("loader", "next"), ("loader", "wait for task 9"), ("worker 1", "fetch 9"),
         ("worker 1", "sample 38"), ("worker 0", "idle"),
     }  # fmt: skip
 
 
-def test_what_a_dead_worker_had_open_ends_where_it_was_found_dead(tmp_path: Path) -> None:
+def test_what_a_dead_worker_had_open_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
     worker = [{"time": 10, "code": ev.FETCH[0], "task": 0, "worker": 0}]
     write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=100)
     loader = [
@@ -213,9 +214,13 @@ def test_what_a_dead_worker_had_open_ends_where_it_was_found_dead(tmp_path: Path
     ]
     drawn = scene_of(trace_of(tmp_path, loader))
     (bar,) = bars_of(drawn, "worker 0")
-    assert (bar["begin"], bar["end"], bar["fate"]) == (5, 25, Fate.OPEN)
+    assert (bar["begin"], bar["end"], bar["known"], bar["fate"]) == (5, 6, 5, Fate.OPEN)  # drawn wide enough to see
     (mark,) = drawn.marks
-    assert alarm(drawn, mark) == "found dead worker 0"
+    assert (alarm(drawn, mark), mark["weak"]) == ("found dead worker 0", True)
+    (death,) = drawn.deaths
+    assert (drawn.lanes[death.lane].title, death.time) == ("worker 0", 5)
+    assert death.words == "killed by SIGKILL; last sign of life"
+    assert drawn.culprit == drawn.bars.tolist().index(bar.item())
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,7 @@ def test_a_wait_in_vain_says_for_whom(tmp_path: Path) -> None:
         {"time": 8, "code": ev.RESULT_GET[1], "x": ev.Message.EMPTY}, {"time": 9, "code": ev.NEXT[1]},
     ]  # fmt: skip
     drawn = scene_of(trace_of(tmp_path, events))
-    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for 3"]
+    assert [caption(drawn, bar)[0] for bar in bars_of(drawn, "loader")] == ["next 3", "wait for task 3"]
 
 
 def test_a_lost_end_is_not_a_hang(tmp_path: Path) -> None:
