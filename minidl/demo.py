@@ -37,8 +37,9 @@ CUTS_PER_PHOTOGRAPH = 60
 CUT_SIDE = 320  # pixels, of a cut's file
 SIDE = 64  # pixels, of the network's input
 SUFFIXES = {".jpg", ".jpeg", ".png"}
-SLOW_BUS = {"pinned": 0.1, "pageable": 0.04}
-"""GB/s of copies to the simulated accelerator: the demo's batches are small, and their copies are to be visible."""
+SLOW = {"kernel": 0.6e6, "pinned": 0.1, "pageable": 0.04}
+"""What the simulated accelerator is set to: so slow that a CPU computes a kernel in its modelled time, also beside
+workers, and that the copies of the demo's small batches are visible."""
 
 
 class DemoError(Exception):
@@ -209,11 +210,11 @@ def _device(name: str | None) -> torch.device:
 
 @contextlib.contextmanager
 def _model_of(device: torch.device) -> Iterator[dict[str, float]]:
-    """Slow the bus of a simulated accelerator; yield, and print, all that is modelled of it."""
+    """Slow a simulated accelerator down; yield, and print, all that is modelled of it."""
     if device.type != sim.NAME:
         yield {}
         return
-    before = sim.configure(**SLOW_BUS)
+    before = sim.configure(**SLOW)
     model = sim.model()
     values = ", ".join(f"{name} {model[name]:g} {unit}" for name, unit in sim.SETTINGS.items())
     print(f"{sim.get_device_name()}: {values}")

@@ -29,6 +29,7 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.signal_handling import _set_worker_signal_handlers
 from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, opened, pack
+from minidl.transport.tensors import remove_unsized
 from minidl.worker_info import WorkerInfo
 
 
@@ -164,6 +165,7 @@ class _Worker:
         except Exception as error:
             if isinstance(error, StopIteration) and self.spec.dataset_kind == _DatasetKind.Iterable:
                 return WorkerExhausted(self.spec.worker_id)
+            remove_unsized(error)
             return ExceptionWrapper(error, self.spec.where, self.progress.place())
 
     def work(self, task: Task) -> None:

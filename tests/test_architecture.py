@@ -189,7 +189,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
-    "subclasses",
+    "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",

@@ -690,6 +690,15 @@ def test_exhausted_descriptors_name_the_remedies() -> None:
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("collate", [None, wl.not_shared], ids=["in collate", "in the feeder thread"])
+def test_a_segment_that_cannot_be_sized_is_removed(collate: Any) -> None:
+    """The leak check finds it otherwise."""
+    options = {"collate_fn": collate, "worker_init_fn": wl.small_files}
+    _, error = only_error(wl.Tensors(1, width=100_000), num_workers=1, **options)
+    assert "unable to resize file </torch_" in str(error)
+
+
+@pytest.mark.live
 def test_a_worker_without_descriptors_names_the_remedies() -> None:
     dataset = wl.At(1, 0, wl.take_all_descriptors)
     number, error = only_error(dataset, num_workers=1, collate_fn=wl.not_shared)

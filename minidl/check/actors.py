@@ -126,11 +126,13 @@ def _answered(loader: LoaderView, before: Positions, after: Positions) -> Iterat
 def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
     told, heard = (loader.about(code, QueueId.INDEX) for code in (ev.SENTINEL_PUT, ev.SENTINEL_GET))
     work = loader.pick(ev.INDEX_GET[0], *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK)
+    living = told[~np.isin(loader.worker[told], loader.worker[loader.pick(ev.FOUND_DEAD)])]
     for signals, after in (
-        (told, loader.pick(ev.INDEX_PUT, ev.RESUME_PUT)),
+        (told, loader.pick(ev.INDEX_PUT)),
+        (living, loader.pick(ev.RESUME_PUT)),  # the next epoch's message goes to every worker, also to a dead one
         (heard, work),
         (loader.pick(ev.WORKER_EXIT), np.union1d(work, loader.pick(ev.WORKER_EXIT))),
-        (told[~np.isin(loader.worker[told], loader.worker[loader.pick(ev.FOUND_DEAD)])], told),
+        (living, told),
     ):
         for message in signals:
             for row in loader.of_worker(after[after > message], int(loader.worker[message]))[:1]:

@@ -22,7 +22,7 @@ from minidl.playback.follower import causal_order, follower_of
 from minidl.playback.state import ProtocolState
 from minidl.playback.words import FieldChange, changes, describe
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Positions, Rows
+from minidl.tracefile.arrays import Ints, Positions, Rows
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.unended import left_alive
@@ -54,6 +54,8 @@ class Replay:
         self._times = np.maximum.accumulate(self._events["time"])
         self.batch_positions = _batches(self._events)
         """Where `to_batch` goes for each batch."""
+        self.wait_positions, self.wait_times = _waits(self._events)
+        """Of each call of next(): the position after its begin; ns to its end, or to the last event if it has none."""
         self.progress: Callable[[int, int], None] | None = None
         """Called with (events followed, events to follow) on a long way, at every copy that is kept of it."""
         self._every = max(EVERY, -(-len(self.rows) // MOST_KEPT))
@@ -105,6 +107,11 @@ class Replay:
     def batch(self) -> int:
         """The number of them that have been handed out by now."""
         return int(np.searchsorted(self.batch_positions, self.position, side="right"))
+
+    @property
+    def last_time(self) -> float:
+        """The moment of the last event, seconds after the trace's first."""
+        return int(self._times[-1] - self.trace.events["time"][0]) / 1e9 if len(self) else 0.0
 
     @property
     def ending(self) -> str:
@@ -180,6 +187,37 @@ class Replay:
         before = int(np.searchsorted(self.batch_positions, self.position, side="left"))
         return self.to_batch(before - 1) if before else self.to(0)
 
+    def to_wait(self, by: int) -> ProtocolState:
+        """Go to the begin of the next long wait for a batch (by = 1) or of the one before (-1); stay if there is none.
+
+        Long: at least a tenth of the longest.
+        """
+        long = self.wait_positions[self.wait_times * 10 >= self.wait_times.max(initial=0)]
+        there = long[long > self.position][:1] if by > 0 else long[long < self.position][-1:]
+        return self.to(int(there[0])) if len(there) else self.state
+
+    def to_longest_wait(self) -> ProtocolState:
+        """Go to the begin of the longest wait for a batch; stay if there is no wait."""
+        return self.to(int(self.wait_positions[self.wait_times.argmax()])) if len(self.wait_times) else self.state
+
+    def to_fetch(self, worker: int) -> ProtocolState:
+        """Go to a worker's next begin of a fetch, after the last one to the first. Raises IndexError if it has none."""
+        found = np.flatnonzero((self._events["code"] == ev.FETCH[0]) & (self._events["worker"] == worker)) + 1
+        if not len(found):
+            known = ", ".join(map(str, np.unique(self._events["worker"][self._events["code"] == ev.FETCH[0]]).tolist()))
+            raise IndexError(f"worker {worker} fetched nothing: give one of {known or 'none'}")
+        later = found[found > self.position]
+        return self.to(int(later[0] if len(later) else found[0]))
+
+    def fetches(self, begin: int, end: int) -> list[list[int]]:
+        """Return [position - begin, worker] of each begin of a fetch from position `begin` to `end`."""
+        found = np.flatnonzero(self._events["code"] == ev.FETCH[0])
+        found = found[(found + 1 >= begin) & (found + 1 <= end)]
+        return [
+            [at + 1 - begin, worker]
+            for at, worker in zip(found.tolist(), self._events["worker"][found].tolist(), strict=True)
+        ]
+
     def to_row(self, row: int) -> ProtocolState:
         """Go to just after the event at `row` in `trace.events`. Raises IndexError if it is another iterator's."""
         return self.to(self.position_of(row))
@@ -230,6 +268,13 @@ def _choose(trace: Trace, loader: int | None) -> int:
         known = ", ".join(f"{number} ({count} events)" for number, count in there.items())
         raise ValueError(f"{trace.path} has no iterator {loader}: it has {known}")
     return loader
+
+
+def _waits(events: Rows) -> tuple[Positions, Ints]:
+    begins, ends = (np.flatnonzero(events["code"] == code) for code in ev.NEXT)
+    times = np.append(events["time"][ends], events["time"][-1:])  # without an end: to the last event
+    until = times[np.searchsorted(ends, begins)] if len(times) else np.zeros(0, np.int64)
+    return begins + 1, until - events["time"][begins]
 
 
 def _batches(events: Rows) -> Positions:

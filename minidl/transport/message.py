@@ -14,7 +14,7 @@ from typing import Any
 
 from minidl.errors import ExceptionWrapper, out_of_descriptors
 from minidl.messages import RebuildFailure, Result, Task
-from minidl.transport.tensors import TensorPickler
+from minidl.transport.tensors import TensorPickler, remove_unsized
 
 
 class Envelope:
@@ -42,6 +42,7 @@ class Envelope:
         try:
             return dumps(data, self.pickler)
         except Exception as error:
+            remove_unsized(error)
             return dumps(self.instead_of(data, error))
 
     def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:

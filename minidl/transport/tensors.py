@@ -16,6 +16,7 @@ import copyreg
 import math
 import os
 import pickle
+import re
 import socket
 import struct
 import threading
@@ -122,6 +123,20 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
         return _remember(fd_id(fd), _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
     finally:
         os.close(fd)
+
+
+_UNSIZED = re.compile(r" file </(torch_(\d+)_\w+)>")
+
+
+def remove_unsized(error: Exception) -> None:
+    """Remove the segment that `error` is about, if torch has made it in this process and could not size it.
+
+    It would keep its name, also after the process: with /dev/shm full, or a limit of the size of files.
+    """
+    found = _UNSIZED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is not None and int(found[2]) == os.getpid():
+        with contextlib.suppress(OSError):
+            os.unlink(f"/dev/shm/{found[1]}")
 
 
 class NotHandedOverError(Exception):

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.analysis.headline import headline
 from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.playback.stepper import Replay
 from minidl.playback.words import name_of
@@ -77,6 +78,19 @@ def html(
     return _fill(describe(at, first, last), compress).written(path)
 
 
+def to_focus(at: Replay) -> None:
+    """Go to where the trace's headline points: the begin of that step, or of the wait for it if that is later.
+
+    To the end if the headline points nowhere, or at another iterator.
+    """
+    spot = headline(at.trace).focus
+    if spot is None or spot.loader != at.loader:
+        at.to(len(at))
+    else:
+        moment = (max(spot.span, spot.begin) - int(at.trace.events["time"][0])) / 1e9
+        at.at(min(max(moment, 0.0), at.last_time))
+
+
 def _window(at: Replay, begin: int | None, end: int | None) -> tuple[int, int]:
     if begin is None:
         begin = 0 if end is not None or len(at) <= MOST_EVENTS else at.position - MOST_EVENTS // 2
@@ -115,14 +129,29 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         "changed": changed,
         "base": base,
         "steps": steps,
+        "focus": _focus(at, begin, end),
+        "waits": [
+            [int(p) - begin, int(ns)]
+            for p, ns in zip(at.wait_positions, at.wait_times, strict=True)
+            if begin <= p <= end
+        ],
+        "fetches": at.fetches(begin, end),
         "batches": [int(p) - begin for p in at.batch_positions if begin <= p <= end],
         "handed_out": int((at.batch_positions < begin).sum()),
         "all_batches": at.batches,
+        "iterators": [n for n in np.unique(at.trace.events["loader"]).tolist() if n > 0],
         "ending": at.ending,
         "problems": at.trace.problems,
         "lanes": lanes,
         "spans": spans,
     }
+
+
+def _focus(at: Replay, begin: int, end: int) -> int:
+    """Return the place of the focus in the window; -1 = it is not there."""
+    there = copy.copy(at)
+    to_focus(there)
+    return there.position - begin if begin <= there.position <= end else -1
 
 
 def picture(state: ProtocolState) -> dict[str, Any]:

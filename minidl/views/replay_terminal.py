@@ -15,29 +15,55 @@ import shutil
 import signal
 import sys
 import termios
+import textwrap
 import tty
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
+
 from minidl import terminal
+from minidl.analysis.headline import headline
 from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import lacking, plain
-from minidl.views.replay_page import html
+from minidl.views.replay_page import html, to_focus
 
 MOST_CHANGES: Final = 6
 """Most changes of an event that are shown."""
 
-HELP: Final = (
-    "←→ h l event   ↑↓ k j 20 events   n p batch   g G begin, end   / t time   b batch number   : event number   q quit"
+HELP: Final = "← → event  n p batch  w W wait  F focus  ? keys  q quit"
+
+ALL_KEYS: Final = (
+    ("→ l   ← h", "the next event, the one before"),
+    ("↓ j   ↑ k", "20 events on, 20 back"),
+    ("n p", "the next batch in the training loop's hands, the one before"),
+    ("w W", "the next long wait for a batch, the one before"),
+    ("L", "the longest wait"),
+    ("F", "the focus: the hang, the failure, or what slowed the run"),
+    ("b N", "batch N"),
+    ("v N", "the next fetch of worker N"),
+    ("t S", "the moment S seconds after the first event"),
+    (": N", "after N events"),
+    ("i", "the next iterator, at the same moment"),
+    ("space", "play, stop"),
+    ("+ -", "play faster, slower"),
+    ("g G", "the begin, the end"),
+    ("q", "quit"),
 )
+
+SPEEDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Events a second."""
+
+FRAMES: Final = 20
+"""Most pictures a second while it plays."""
 
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------
 def render(at: Replay, width: int = 100, *, cut: bool = True, colour: bool = False) -> list[str]:
-    """Return the replay's position as lines. cut: to `width` characters; colour: highlight what has just changed."""
+    """Return the replay's position as lines. cut: wrap at `width` characters; colour: highlight what just changed."""
     changed = at.changed
     new = {change.field for change in changed}
     drawn: list[tuple[str, bool]] = [(line, False) for line in _head(at, changed)]
@@ -46,9 +72,15 @@ def render(at: Replay, width: int = 100, *, cut: bool = True, colour: bool = Fal
     drawn.append((_bar(at, width), False))
     out = []
     for line, is_new in drawn:
-        shown = line[: width - 1] + "…" if cut and len(line) > width else line
-        out.append(f"\x1b[1;33m{shown}\x1b[0m" if colour and is_new else shown)
+        for shown in _wrapped(line, width) if cut else [line]:
+            out.append(f"\x1b[1;33m{shown}\x1b[0m" if colour and is_new else shown)
     return out
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Return the line in parts of at most `width` characters, the others indented a little more than the first."""
+    indent = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [line]
 
 
 def _head(at: Replay, changed: tuple[FieldChange, ...]) -> Iterator[str]:
@@ -82,12 +114,16 @@ KEYS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 
 _MOVES: Final[dict[str, Callable[[Replay], object]]] = {}
 for _keys, _move in (
-    (("l", "\x1b[C", "\x1bOC", " "), lambda at: at.forward()),
+    (("l", "\x1b[C", "\x1bOC"), lambda at: at.forward()),
     (("h", "\x1b[D", "\x1bOD"), lambda at: at.back()),
     (("j", "\x1b[B", "\x1bOB"), lambda at: at.forward(20)),
     (("k", "\x1b[A", "\x1bOA"), lambda at: at.back(20)),
     (("n", "\x1b[6~"), lambda at: at.next_batch()),
     (("p", "\x1b[5~"), lambda at: at.previous_batch()),
+    (("w",), lambda at: at.to_wait(1)),
+    (("W",), lambda at: at.to_wait(-1)),
+    (("L",), lambda at: at.to_longest_wait()),
+    (("F",), lambda at: to_focus(at)),
     (("g", "\x1b[H", "\x1bOH", "\x1b[1~"), lambda at: at.to(0)),
     (("G", "\x1b[F", "\x1bOF", "\x1b[4~"), lambda at: at.to(len(at))),
 ):
@@ -97,6 +133,7 @@ _ASKS: Final[dict[str, tuple[str, Callable[[Replay, str], object]]]] = {
     "/": ("seconds", lambda at, text: at.at(float(text))),
     "t": ("seconds", lambda at, text: at.at(float(text))),
     "b": ("batch", lambda at, text: at.to_batch(int(text))),
+    "v": ("worker", lambda at, text: at.to_fetch(int(text))),
     ":": ("event", lambda at, text: at.to(int(text))),
 }
 """Keys that ask for a number: its name, and the move that it makes."""
@@ -119,6 +156,8 @@ class _Screen:
         self.asked = ""  # the key that asks for a number
         self.typed = ""
         self.said = HELP
+        self.speed = SPEEDS.index(10)
+        self.plays = self.lists_keys = False
         self.over = False
 
     def take(self, key: str) -> None:
@@ -128,10 +167,39 @@ class _Screen:
         elif key in ("q", "Q", "\x04"):
             self.over = True
         elif key in _ASKS:
-            self.asked, self.typed = key, ""
+            self.asked, self.typed, self.plays = key, "", False
         else:
-            self.said = HELP
-            step(self.at, key)
+            self.said, lists = HELP, self.lists_keys
+            self.lists_keys = key == "?" and not lists
+            if key == " ":
+                self.plays = not self.plays
+            elif key in ("+", "=", "-"):
+                self.speed = max(0, min(len(SPEEDS) - 1, self.speed + (-1 if key == "-" else 1)))
+                self.said = f"{SPEEDS[self.speed]} events a second: space plays"
+            elif key == "i":
+                self._next_iterator()
+            elif step(self.at, key):
+                self.plays = False
+
+    def _next_iterator(self) -> None:
+        """Go to the same moment in the iterator with the next number."""
+        numbers = np.unique(self.at.trace.events["loader"]).tolist()
+        others = [number for number in numbers if number > 0]
+        at = Replay(self.at.trace, others[(others.index(self.at.loader) + 1) % len(others)])
+        at.progress = self.at.progress
+        at.at(min(self.at.state.time, at.last_time))
+        self.said = f"iterator {at.loader} of {len(others)}" if len(others) > 1 else "the trace has no other iterator"
+        self.at = at
+
+    def wait(self) -> float:
+        """Return how long to wait for a key, s."""
+        return 1 / min(SPEEDS[self.speed], FRAMES) if self.plays else 0.5
+
+    def tick(self) -> None:
+        """Go on if it plays; called when no key came for as long as `wait` says."""
+        if self.plays:
+            self.at.forward(max(1, SPEEDS[self.speed] // FRAMES))
+            self.plays = self.at.position < len(self.at)
 
     def _type(self, key: str) -> None:
         if key in ("\r", "\n"):
@@ -155,9 +223,14 @@ class _Screen:
         """Return the terminal's new content, from its upper left corner on."""
         columns, rows = shutil.get_terminal_size()
         lines = render(self.at, max(columns, 20), colour=self.colour)
+        if self.lists_keys:
+            lines = [f"{keys:<11}{what}" for keys, what in ALL_KEYS]
+            lines = [part for line in lines for part in _wrapped(line, max(columns, 20))]
         if len(lines) > rows - 1:
             lines = [*lines[: max(rows - 3, 0)], f"({len(lines) - max(rows - 3, 0) - 1} more lines)", lines[-1]]
         last = f"{_ASKS[self.asked][0]}: {self.typed}▏" if self.asked else self.said
+        if self.plays:
+            last = f"{SPEEDS[self.speed]} events a second  space stop  + - speed"
         lines = [*lines[: rows - 1], last[: max(columns, 1) - 1]]
         return "\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J"
 
@@ -208,7 +281,8 @@ def interact(at: Replay, fd: int, out: Any) -> None:
                 out.write(picture)
                 out.flush()
                 drawn = picture
-            if not select.select([fd], [], [], 0.5)[0]:
+            if not select.select([fd], [], [], screen.wait())[0]:
+                screen.tick()
                 continue  # draw again: the window's size may have changed
             data = os.read(fd, 1024).decode("utf-8", "replace")
             if not data:
@@ -220,15 +294,18 @@ def interact(at: Replay, fd: int, out: Any) -> None:
 # --- The command ------------------------------------------------------------------------------------------------------
 def run(arguments: argparse.Namespace) -> int:
     """Run `minidl replay`; return the exit code. Raises TraceError; ValueError or IndexError for a wrong position."""
-    at = Replay(read_trace(arguments.trace), arguments.loader)
+    with terminal.busy(f"reading {arguments.trace}"):
+        trace = read_trace(arguments.trace)
+        spot = headline(trace).focus
+    at = Replay(trace, spot.loader if arguments.loader is None and spot is not None else arguments.loader)
     at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))
     asked = [(moment, go) for moment, go in moments if moment is not None]
     for moment, go in asked:
         go(moment)
-    if not asked and not interactive:
-        at.to(len(at))
+    if not asked:
+        to_focus(at)
     if arguments.html is not None:
         print(html(at, arguments.html))
     elif interactive:

@@ -84,6 +84,24 @@ def test_deaths_are_told_and_are_no_breach() -> None:
 
 
 @pytest.mark.live
+def test_a_new_epoch_may_be_announced_to_a_worker_that_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to every worker, here as in torch's loader."""
+    wl.impatient(monkeypatch)
+    with minidl.trace(tmp_path / "trace"), wl.no_sigchld():
+        dataset = wl.Gate(8, tmp_path / "die", at=5, thing=wl.kill_myself)
+        with minidl.DataLoader(dataset, num_workers=2, persistent_workers=True) as loader:
+            batches = iter(loader)
+            assert [int(next(batches)) for _ in range(5)] == [0, 1, 2, 3, 4]
+            (tmp_path / "die").touch()
+            for fails in (lambda: next(batches), lambda: iter(loader)):
+                with pytest.raises(RuntimeError, match="exited unexpectedly"):
+                    fails()
+    trace = read_trace(tmp_path / "trace")
+    assert trace.select("resume_put")["worker"].tolist() == [0, 1]
+    assert check(trace) == []
+
+
+@pytest.mark.live
 def test_a_batch_that_a_failing_sampler_keeps_back_is_no_breach(tmp_path: Path) -> None:
     """Sending the next task fails, and the batch that was due goes with it: torch's loader does the same."""
     with minidl.trace(tmp_path / "trace"):

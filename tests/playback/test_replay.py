@@ -640,6 +640,39 @@ def test_any_events_at_all_are_followed(tmp_path: Path) -> None:
         assert render(at)
 
 
+# --- Places that are looked for ---------------------------------------------------------------------------------------
+def test_waits_fetches_and_the_focus_are_found(tmp_path: Path) -> None:
+    """Task 9 of the hung run is waited for to its end; worker 1 is in its sample."""
+    at = replay(made(tmp_path / "t", Run(**made_trace.HUNG)))
+    at.to_longest_wait()
+    assert (at.event["code"], at.batch) == (ev.NEXT[0], 9)  # type: ignore[index]
+    hung = at.position
+    at.to(0)
+    seen = []
+    while at.to_wait(1) and at.position not in seen:
+        seen.append(at.position)
+    assert seen[-1] == hung
+    assert all(at.wait_times[at.wait_positions.tolist().index(place)] * 10 >= at.wait_times.max() for place in seen)
+    at.to_wait(-1)
+    assert at.position == (seen[-2] if len(seen) > 1 else hung)
+    replay_page.to_focus(at)
+    assert [now.doing for now in at.state.workers if now.worker == 1] == ["in sample 38 (task 9)"]
+    at.to(0)
+    fetched = [at.to_fetch(1) and int(at.event["task"]) for _ in range(6)]  # type: ignore[index]
+    assert fetched == [1, 3, 5, 7, 9, 1]
+    with pytest.raises(IndexError, match="worker 7 fetched nothing: give one of 0, 1"):
+        at.to_fetch(7)
+
+
+@pytest.mark.parametrize("width", [20, 62, 100])
+def test_lines_are_wrapped_and_nothing_is_cut(tmp_path: Path, width: int) -> None:
+    at = replay(made(tmp_path / "t", Run(**made_trace.HUNG)))
+    at.to(len(at))
+    wrapped, whole = render(at, width), render(at, width, cut=False)
+    assert max(map(len, wrapped)) <= width
+    assert "".join("".join(wrapped).split()) == "".join("".join(whole).split())
+
+
 # --- The command ------------------------------------------------------------------------------------------------------
 def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "t", Run(**made_trace.HUNG))
@@ -740,8 +773,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.live
 def test_keys_step_through_a_run(terminal: Terminal) -> None:
-    terminal.wait_for(r"event 0 of 4\d\d .*nothing has happened yet")
+    terminal.wait_for(r"event \d+ of 4\d\d .*in sample 38 \(task 9\)")  # what the trace's headline points at
     for keys, shown in (
+        ("g", r"event 0 of 4\d\d .*nothing has happened yet"),
         ("l", r"event 1 of .*the loader starts worker 0"),
         ("\x1b[C\x1b[C", r"event 3 of "),
         ("\x1b[D", r"event 2 of "),
@@ -754,6 +788,17 @@ def test_keys_step_through_a_run(terminal: Terminal) -> None:
         ("bx\r", r"'x': give a number \(batch\)"),
         ("b8\r", r"batches 9 of 9 .*works on task 8"),
         ("G", r"the run did not end.*sample 38"),
+        ("g", r"event 0 of "),
+        ("L", r"the training loop asks for a batch.*9 batches of this epoch"),
+        ("g", r"event 0 of "),
+        ("F", r"in sample 38 \(task 9\)"),
+        ("gw", r"the training loop asks for a batch"),
+        ("v1\r", r"worker 1"),
+        ("v7\r", r"worker 7 fetched nothing: give one of 0, 1"),
+        ("?", r"the next long wait for a batch"),
+        ("?+", r"20 events a second"),
+        ("g ", r"20 events a second  space stop"),
+        ("i", r"the trace has no other iterator"),
         ("g", r"event 0 of "),
     ):
         terminal.type(keys)
@@ -768,8 +813,8 @@ def test_a_long_jump_says_on_the_terminal_how_far_it_has_come(tmp_path: Path, mo
     made(tmp_path / "t", Run(batches=80))
     terminal = Terminal(str(tmp_path / "t"))
     try:
-        terminal.wait_for("event 0 of ")
-        terminal.type("G")
+        terminal.wait_for(r"event \d+ of ")
+        terminal.type("gG")
         terminal.wait_for(r"\x1b\[Kfollowing the run's events: 512 of \d,\d+\r.*\r\x1b\[K\x1b\[H.*the trace ends here")
         terminal.type("q")
         assert terminal.end() == 0
@@ -780,7 +825,7 @@ def test_a_long_jump_says_on_the_terminal_how_far_it_has_come(tmp_path: Path, mo
 @pytest.mark.live
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
 def test_the_terminal_is_put_back(terminal: Terminal, how: str) -> None:
-    terminal.wait_for("event 0 of ")
+    terminal.wait_for(r"event \d+ of ")
     if how == "Ctrl-C":
         terminal.type("\x03")
     else:

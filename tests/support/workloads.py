@@ -333,6 +333,11 @@ def exit_at_once() -> None:
     os._exit(7)
 
 
+def small_files(worker_id: int) -> None:
+    """Shared memory counts as a file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
 def take_all_descriptors() -> torch.Tensor:
     """The process keeps them: as many as are few."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
