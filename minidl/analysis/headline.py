@@ -512,7 +512,7 @@ class _Inquiry:
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
-        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
+        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
