@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -43,8 +45,11 @@ hypothesis.settings.load_profile("untimed")
 def pytest_collection_finish() -> None:
     """Keep what is here before the first test out of the collector's sight: the check below collects after each.
 
-    Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler.
+    Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler. torch has
+    room for one accelerator in a process: with MINIDL_TEST_GPU=1 it is the GPU, and a test that loads `sim` is skipped.
     """
+    if os.environ.get("MINIDL_TEST_GPU") == "1":
+        sim.load = functools.partial(pytest.skip, "MINIDL_TEST_GPU=1: the GPU is tested")
     with contextlib.suppress(sim.NoCompilerError):
         sim.built()
     gc.collect()

@@ -125,6 +125,7 @@ def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
     next(iterator)
     loader.load_state_dict(state)
     assert next(iterator) == [4, 5]
+    assert (len(loader), state["batches"]) == (4, 1)
     assert list(loader) == [[2, 3], [4, 5], [6, 7]]
     assert len(list(loader)) == 4
     loader.load_state_dict({})

@@ -29,6 +29,7 @@ from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told, traces_in
+from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
@@ -239,8 +240,10 @@ def _alone(trace: Trace, traces: Sequence[Trace]) -> int:
 
 
 def _ranks(trace: Trace) -> dict[int, int]:
-    """Return loader -> rank, of the loaders that have events: as recorded, if several ranks are."""
+    """Return loader -> rank, of the loaders of the ranks' last start that have events: as recorded, if several are."""
+    restarts, _ = last_start(trace.lines)
     numbers = [number for number in np.unique(trace.events["loader"]).tolist() if number]
+    numbers = [number for number in numbers if trace.loaders.get(number, {}).get("restart", 0) == restarts]
     recorded = {n: rank for n in numbers if type(rank := trace.loaders.get(n, {}).get("rank")) is int}
     if trace.manifest.get("ranks") or len(set(recorded.values())) > 1:
         return recorded
@@ -251,7 +254,7 @@ def _ranks(trace: Trace) -> dict[int, int]:
 def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
     for trace in traces:
         yield from told(trace, "world_size")
-        yield from (size for line in trace.described("process") if type(size := line.get("world_size")) is int)
+        yield from (size for line in last_start(trace.lines)[1] if type(size := line.get("world_size")) is int)
 
 
 def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:
@@ -260,6 +263,10 @@ def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> I
         text = f"of {world} ranks, no trace is here of {listed(absent)}: what they saw is not known"
         yield Finding(UNKNOWN, "ranks", text)
     for trace in traces:
+        restarts, _ = last_start(trace.lines)
+        if restarts:
+            text = f"the ranks were started anew {counted(restarts, 'time')}: only the last start is judged"
+            yield Finding(HARMLESS, "restarted", text)
         cut = [process.name for process in trace.processes if process.whole_from]
         if cut:
             yield Finding(

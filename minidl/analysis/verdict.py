@@ -80,6 +80,7 @@ class Bound(enum.Enum):
     SAMPLER = "sampler-bound"
     OVERHEAD = "overhead-bound"
     TOO_FEW = "too few batches to say"
+    UNSEEN = "not seen"
 
 
 KIND_OF = {
@@ -428,6 +429,9 @@ def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
 # --- The judgement ----------------------------------------------------------------------------------------------------
 def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | None = None) -> Verdict:
     """Judge `found`. params: the loader's, as its trace describes them; cpus: that it could use, if known."""
+    if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
+        sentence = "not seen what bounds the loader: observed with pinned memory, it does not show when the loop waits"
+        return Verdict(Bound.UNSEEN, sentence, (), "observe it without pin_memory, or record minidl's loader", None)
     kind, cause = _kind(found)
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:

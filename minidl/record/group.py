@@ -14,12 +14,16 @@ _HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
 
 
 def place_in_group() -> dict[str, int]:
-    """This process's rank and the number of ranks: by its process group, else by RANK and WORLD_SIZE; {} if alone."""
+    """This process's rank and the number of ranks: by its process group, else by RANK and WORLD_SIZE; {} if alone.
+
+    restart: how often torchrun has started the ranks anew before, if it has.
+    """
+    rank, size, restart = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    again = {"restart": int(restart)} if restart.isdecimal() and int(restart) else {}
     if dist.is_available() and dist.is_initialized():
-        return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), **again}
     if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) > 1:
-        return {"rank": int(rank), "world_size": int(size)}
+        return {"rank": int(rank), "world_size": int(size), **again}
     return {}
 
 

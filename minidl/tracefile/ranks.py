@@ -58,9 +58,17 @@ def _without_iterators(lines: list[Line]) -> Iterator[str]:
         yield f"not recorded: {told}"
 
 
+def last_start(lines: Iterable[Line]) -> tuple[int, list[Line]]:
+    """How often torchrun started the ranks anew, and the lines of the last start that have a rank."""
+    places = [line for line in lines if type(line.get("rank")) is int]
+    restarts = max((line["restart"] for line in places if type(line.get("restart")) is int), default=0)
+    return restarts, [line for line in places if line.get("restart", 0) == restarts]
+
+
 def _without_ranks(lines: list[Line]) -> Iterator[str]:
-    ranks = {line["process"]: line["rank"] for line in lines if type(line.get("rank")) is int}
-    size = max((line["world_size"] for line in lines if type(line.get("world_size")) is int), default=0)
+    _, places = last_start(lines)
+    ranks = {line["process"]: line["rank"] for line in places}
+    size = max((line["world_size"] for line in places if type(line.get("world_size")) is int), default=0)
     loaders = {line["process"] for line in lines if line.get("kind") == "loader"}
     recorded = {rank for process, rank in ranks.items() if process in loaders}
     missing = sorted(set(range(size)) - recorded)
@@ -88,7 +96,7 @@ def _without_ends(lines: list[Line]) -> Iterator[str]:
     if not any(line.get("kind") == "trace_end" for line in lines):
         return
     made = {line["process"] for line in lines if line.get("kind") == "loader"}
-    ranks = {line["rank"]: line["process"] for line in lines if type(line.get("rank")) is int}
+    ranks = {line["rank"]: line["process"] for line in last_start(lines)[1]}
     pids = {line["process"]: line["pid"] for line in lines if type(line.get("pid")) is int}
     killed = [rank for rank, process in sorted(ranks.items()) if process in made - over]
     if killed:

@@ -260,6 +260,7 @@ class Export:
         yield from self._slices()
         yield from self._instants()
         for lines in (
+            self._last_poll(),
             self._arrivals(),
             self._flows(),
             self._causes(),
@@ -399,6 +400,14 @@ class Export:
                     yield len(rows), args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(length[mine]))
                 else:
                     yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **AT}, columns)
+
+    def _last_poll(self) -> Iterator[str]:
+        """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""
+        if len(self.spans) < len(self.scene.spans):
+            row = self.events[-1:]
+            (pid,), (tid,) = self._where(row)
+            at = (int(row["time"][0]) - self.start) / 1000
+            yield compact({"ph": "i", "s": "t", "name": "last event", "pid": pid, "tid": tid, "ts": at})
 
     def _arrivals(self) -> Lines:
         """Return the last moments of the waits that bring a pinned batch: slices for the batch's arrow to point at.

@@ -188,6 +188,23 @@ def test_other_shares_of_several_ranks_are_mistakes(dealt: Any, told: Any, rule:
     assert rules(parallel(tmp_path, dealt, told=told), MISTAKE) == [rule]
 
 
+def test_what_ranks_saw_before_they_were_started_anew_is_not_judged(tmp_path: Path, monkeypatch: Any) -> None:
+    """torchrun --max-restarts: rank 0 had begun an epoch when rank 1 failed; both begin again, with the same seed."""
+    sampler: Any = minidl.DistributedSampler(range(32), num_replicas=2, rank=0)
+    loader = minidl.DataLoader(range(32), batch_size=4, sampler=sampler)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with minidl.trace(tmp_path / "trace"):
+        next(iter(loader))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            list(loader)
+    report = audit([read_trace(tmp_path / "trace")])
+    assert [(one.batches, one.whole) for one in report.subjects[0].passes[0]] == [(4, True), (4, True)]
+    assert (rules(report, MISTAKE), rules(report, HARMLESS)) == ([], ["restarted"])
+
+
 def test_a_forgotten_set_epoch_of_a_sampler_that_repeats_is_found(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(Repeating, "set_epoch", lambda self, epoch: None)
     report = repeating(tmp_path, 2, repeats=3, most=15)

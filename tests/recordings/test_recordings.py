@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import minidl
+from minidl.device import sim
 from minidl.recordings import __main__ as command
 from minidl.recordings import images, suite, table
 from minidl.recordings.scenes import SCENES, Recording
@@ -35,6 +36,7 @@ def test_images_are_drawn_once_and_tell_their_class(tmp_path: Path) -> None:
 
 # --- The suite --------------------------------------------------------------------------------------------------------
 def make(directory: Path, *arguments: str) -> int:
+    sim.built()  # without a compiler the test is skipped
     return command.main(["--device", "sim", "-o", str(directory), *arguments])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +22,7 @@ def no_sigchld() -> Iterator[None]:
 
 @pytest.fixture
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The simulated accelerator is torch's; no work of the test is left on it.
-
-    torch has room for one accelerator in a process: with MINIDL_TEST_GPU=1 it is the GPU, and such tests are skipped.
-    """
-    if os.environ.get("MINIDL_TEST_GPU") == "1":
-        pytest.skip("MINIDL_TEST_GPU=1: the GPU is tested")
+    """The simulated accelerator is torch's; no work of the test is left on it."""
     monkeypatch.setenv(sim.VARIABLE, "1")
     sim.load()
     yield

@@ -47,6 +47,17 @@ def test_ranks_that_were_killed_are_said_when_the_run_is_over() -> None:
     assert lacking({}, [*both, {"kind": "trace_end", "process": "a"}]) == [], "of a minidl that wrote no ends"
 
 
+def test_only_the_ranks_last_start_counts() -> None:
+    """torchrun starts all ranks anew after a failure, perhaps fewer of them; the files' order says nothing."""
+    ends = [{"kind": kind, "process": "main"} for kind in ("program_end", "trace_end")]
+    first = rank("b", 0, of=3) + rank("c", 1, of=3) + rank("d", 2, of=3)
+    again = [line | {"restart": 1} for line in rank("a", 0) + rank("e", 1, iterators=0)]
+    found = lacking({}, again + first + ends)
+    assert len(found) == 2
+    assert found[0].startswith("the process group had 2 ranks, 1 recorded; missing: 1. rank 1 joined the group")
+    assert found[1].startswith("rank 0 (pid ?) wrote no end")
+
+
 def test_no_iterator_and_why() -> None:
     (text,) = lacking({}, [{"kind": "process", "process": "a"}])
     assert text.startswith("no iterator was recorded: neither the program nor a Python process")

@@ -454,6 +454,8 @@ def test_every_event_of_the_trace_is_in_the_document(hung: Trace) -> None:
     there = Counter(EVENTS[int(c)].name for c in hung.events["code"] if EVENTS[int(c)].phase is not Phase.END)
     there["result_get"] -= made_trace.HUNG["polls"]  # they continue one wait
     assert {name: count for name, count in shown.items() if name in there} == there
+    last = max(ns(e["ts"] + e.get("dur", 0)) for e in document["traceEvents"] if "ts" in e)
+    assert last == hung.events["time"][-1] - hung.events["time"][0], "the UI's trace ends before the run does"
 
 
 def test_the_file_is_the_document_and_progress_reaches_the_end(healthy: Trace, tmp_path: Path) -> None:

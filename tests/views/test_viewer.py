@@ -505,7 +505,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")
     took, computing = (float(answers["samples"][1][name]) for name in ("the sample took, ms", "of it computing, ms"))
     assert took / 4 - 1e-6 <= computing <= took / 4
-    assert answers["waits"][0]["waited for the batch, ms"] == "7.697999"
+    assert answers["waits"][0]["waited for the batch, ms"] == "7.698"
     assert [(row["process"], row["iterator"]) for row in (answers["waits"][0], answers["blocked"][0])] == [
         ("loader", "1")
     ] * 2
