@@ -20,7 +20,7 @@ from minidl.analysis.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
-from minidl.tracefile.loaders import DataLoader, dataloaders
+from minidl.tracefile.loaders import NamedLoader, dataloaders
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
@@ -270,12 +270,12 @@ def summary(trace: Trace) -> Summary:
     )
 
 
-def _has_name(trace: Trace, one: DataLoader) -> bool:
+def _has_name(trace: Trace, one: NamedLoader) -> bool:
     there = np.unique(trace.events["loader"])
     return bool(np.isin(one.iterators, there).all()) and bool(trace.loaders[one.iterators[0]].get("dataset"))
 
 
-def _about(trace: Trace, one: DataLoader, spans: Rows) -> str:
+def _about(trace: Trace, one: NamedLoader, spans: Rows) -> str:
     """Return a DataLoader's name, and the verdict on its iterators together if there are several."""
     of_rank = f" of rank {one.rank}" if one.rank >= 0 else ""
     if len(one.iterators) == 1:

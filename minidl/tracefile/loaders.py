@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DataLoader:
+class NamedLoader:
     """One DataLoader. iterators: their numbers, in the order of their epochs. name: no two of a rank have the same."""
 
     name: str
@@ -31,7 +31,7 @@ class DataLoader:
     iterators: tuple[int, ...]
 
 
-def dataloaders(trace: Trace) -> list[DataLoader]:
+def dataloaders(trace: Trace) -> list[NamedLoader]:
     """Return the DataLoaders of a trace, by their first iterator; an iterator that says nothing is one of its own."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for number, params in sorted(trace.loaders.items()):
@@ -42,7 +42,7 @@ def dataloaders(trace: Trace) -> list[DataLoader]:
     for (rank, _, name), numbers in found.items():
         seen[rank, name] += 1
         several = f" #{seen[rank, name]}" if same[rank, name] > 1 else ""
-        out.append(DataLoader(name + several, rank, tuple(numbers)))
+        out.append(NamedLoader(name + several, rank, tuple(numbers)))
     return out
 
 
