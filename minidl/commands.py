@@ -24,6 +24,9 @@ OK, FOUND = 0, 1
 
 SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
 
+READ_AFTER_A_RUN = 64 << 20
+"""Bytes of events that `run` reads when a run has ended: about three seconds."""
+
 
 class CommandError(Exception):
     """A command cannot do what its arguments ask for; the message is all that the user sees."""
@@ -128,14 +131,19 @@ def run(arguments: Namespace) -> int:
 
 
 def _say_headline(directory: Path) -> None:
-    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run."""
+    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run.
+
+    Of a large trace only the end is read: it shows a hang or a death, and not what bounded the run.
+    """
     from minidl.analysis.headline import headline
-    from minidl.tracefile.format import TraceError
+    from minidl.analysis.live import LiveTrace
+    from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
     from minidl.tracefile.reader import read_trace
 
     with contextlib.suppress(OSError, TraceError):
-        trace = read_trace(directory)
-        if len(trace):
+        whole = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}")) <= READ_AFTER_A_RUN
+        trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
+        if len(trace) and (whole or headline(trace).kind.wrong):
             terminal.say(f"minidl: {headline(trace).sentence}")
 
 
