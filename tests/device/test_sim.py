@@ -126,9 +126,15 @@ def test_a_stream_is_asked_whether_it_is_done() -> None:
         deadline = time.monotonic() + LIMIT
         while not stream.query():
             assert time.monotonic() < deadline
+        there = torch.ones(4, device="sim")
+        stream.synchronize()
         sim.configure(kernel=FOREVER)
-        there = torch.ones(4, device="sim").add_(1)
-        assert not stream.query(), "it is computed at once, but not done in the stream's time"
+        sim.log(True)
+        there.add_(1)
+        while not sim.log(True):
+            assert time.monotonic() < deadline
+        assert not any(stream.query() for _ in range(1000)), "it is computed, but not done in the stream's time"
+        sim.log(False)
         event = reached(stream)
     sim.repair()  # ends the stream's time, which is an hour ahead
     event.synchronize()
