@@ -30,13 +30,14 @@ ORDER = (
     ("", "terminal"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
-        "join",
+        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
+        "profile join",
     ),
     (
         "record",
         "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
-        "device_stream ports session handover observed_loader observed_worker observed_channels observe clocks",
+        "device_stream ports session handover observed_loader observed_worker observed_alone observed_channels observe "
+        "clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),

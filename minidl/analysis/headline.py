@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -94,8 +95,20 @@ class Headline:
         return [self.sentence, *(f"  {text}" for text in self.evidence), *step]
 
 
+_known: WeakKeyDictionary[Trace, tuple[Rows, Headline]] = WeakKeyDictionary()
+"""The headlines that were computed, each with the events that it was computed from."""
+
+
 def headline(trace: Trace, spans: Rows | None = None) -> Headline:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already."""
+    events, found = _known.get(trace, (None, None))
+    if found is None or events is not trace.events:
+        found = _computed(trace, spans)
+        _known[trace] = trace.events, found
+    return found
+
+
+def _computed(trace: Trace, spans: Rows | None) -> Headline:
     if not len(trace):
         return Headline(What.CUT, "cut: nothing was recorded")
     found = _Inquiry(trace, trace.spans() if spans is None else spans).headline()
@@ -499,7 +512,7 @@ class _Inquiry:
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
-        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
+        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin

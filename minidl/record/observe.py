@@ -8,7 +8,7 @@ such a trace has.
 Rules of use: an iterator is recorded if a trace is on when it is made (`with minidl.trace(...)`, MINIDL_TRACE, or
 `observe(trace=...)`); otherwise, and for all other users, it is the plain context. What the loader
 decides between two calls is read from its own counters at the second (`_Loader`): it is never guessed, and may be
-stamped late. A loader without workers has no context, and so no events.
+stamped late. A loader without workers has no context: only `observed_iterators()` records it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from torch.utils.data.dataloader import DataLoader as _TorchLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchAlone
 
 from minidl import ports as plain_ports
 from minidl.dataloader import users_line
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
-from minidl.record import recorder
+from minidl.record import observed_alone, recorder
 from minidl.record.cpu_time import choose
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
@@ -108,7 +109,7 @@ DERIVED: Final[dict[str, str]] = {
 """Event -> what it is concluded from. Its place among its thread's events is right; its time may be late."""
 
 UNSEEN: Final[dict[str, str]] = {
-    "sampler_next": "the sampler is asked by the loader itself",
+    "sampler_next": "the sampler is asked by the loader itself; seen where there are no workers",
     "sample": "the dataset is asked by torch's fetcher",
     "pin": "torch's thread calls torch",
     "pin_start": "torch's thread",
@@ -231,13 +232,15 @@ _observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKe
 def observed_iterators() -> Iterator[None]:
     """While this is open, each iterator of torch's kind that has workers gets an observing context around its own.
 
+    One without workers is followed by its `_next_data` (see `observed_alone`).
     The hook is where an iterator begins, so it finds iterators of a subclass of torch's loader (torchdata's
     StatefulDataLoader), of a class that is none (fastai's), and of a loader that was bound before under its own name.
-    The trace names those that have no workers, which no context shows.
+    The trace names those that can't be followed.
     """
     base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
     plain_base, plain_multi = base.__init__, _TorchIterator.__init__
-    plain_loader = _TorchLoader.__init__
+    plain_loader, plain_alone, plain_next = _TorchLoader.__init__, _TorchAlone.__init__, _TorchAlone._next_data
+    following = observed_alone.followed(plain_next)
 
     @functools.wraps(plain_loader)
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -258,18 +261,26 @@ def observed_iterators() -> Iterator[None]:
             _left.add(self)
         plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
 
-    changes: list[tuple[Any, Any, Any]] = [
-        (base, plain_base, init_base),
-        (_TorchIterator, plain_multi, init_multi),
-        (_TorchLoader, plain_loader, init_loader),
+    @functools.wraps(plain_alone)
+    def init_alone(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        plain_alone(self, loader, *args, **kwargs)
+        if type(self)._next_data is following:
+            _begin_alone(self, loader)
+
+    changes: list[tuple[Any, str, Any, Any]] = [
+        (base, "__init__", plain_base, init_base),
+        (_TorchIterator, "__init__", plain_multi, init_multi),
+        (_TorchLoader, "__init__", plain_loader, init_loader),
+        (_TorchAlone, "__init__", plain_alone, init_alone),
+        (_TorchAlone, "_next_data", plain_next, following),
     ]
-    for kind, _, observing in changes:
-        kind.__init__ = observing
+    for kind, name, _, observing in changes:
+        setattr(kind, name, observing)
     try:
         yield
     finally:
-        for kind, plain, _ in changes:
-            kind.__init__ = plain
+        for kind, name, plain, _ in changes:
+            setattr(kind, name, plain)
 
 
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -294,12 +305,20 @@ def _around(context: Any) -> ObservedContext:
 def _begin_foreign(iterator: Any, loader: Any) -> None:
     """Prepare for an iterator that is not torch's own with workers, which finds its context in its loader."""
     if iterator._num_workers == 0:
-        _pass_over(iterator, "without workers, which is recorded of minidl's DataLoader only")
+        if type(iterator)._next_data is not _TorchAlone._next_data:
+            _pass_over(iterator, "without workers, by a class of its own")
     elif not isinstance(iterator, _TorchIterator) and not isinstance(loader.multiprocessing_context, ObservedContext):
         try:
             loader.multiprocessing_context = _around(loader.multiprocessing_context)
         except AttributeError:
             _pass_over(iterator, "by a class that no context can be given to")
+
+
+def _begin_alone(iterator: Any, loader: Any) -> None:
+    """Follow an iterator without workers, if a trace is on."""
+    ports = plain_ports.new_ports()
+    if isinstance(ports, TracedPorts):
+        observed_alone.follow(iterator, loader, ports, UNSEEN.keys() - {"sampler_next"})
 
 
 def _pass_over(iterator: Any, why: str) -> None:

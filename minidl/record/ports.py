@@ -177,8 +177,8 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
         "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # Arrow datasets have one
         "num_workers": iterator._num_workers,
-        "prefetch_factor": iterator._prefetch_factor,
-        "in_order": iterator._in_order,
+        "prefetch_factor": getattr(iterator, "_prefetch_factor", None),  # torch's iterator without workers has neither
+        "in_order": getattr(iterator, "_in_order", True),
         "persistent_workers": iterator._persistent_workers,
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,

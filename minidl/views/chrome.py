@@ -260,6 +260,7 @@ class Export:
         yield from self._slices()
         yield from self._instants()
         for lines in (
+            self._note(),
             self._last_poll(),
             self._arrivals(),
             self._flows(),
@@ -278,6 +279,7 @@ class Export:
             "first_event_ns": self.start,
             "manifest": self.trace.manifest,
             "loaders": self.trace.loaders,
+            "headline": self.scene.headline.lines(),
             "problems": self.trace.problems + self.attached.problems,
             "attachments": {one.name: one.about for one in self.trace.attachments},
             "counters": COUNTERS,
@@ -400,6 +402,18 @@ class Export:
                     yield len(rows), args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(length[mine]))
                 else:
                     yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **AT}, columns)
+
+    def _note(self) -> Lines:
+        """Return the headline as a note on the lane that it points at, or on the loader's if it points nowhere."""
+        found = self.scene.headline
+        if found.focus is None or self.scene.culprit < 0:
+            return []
+        row = self.scene.spans[self.scene.bars["span"][[self.scene.culprit]]]
+        (pid,), (tid,) = self._where(row)
+        at = us(np.array([max(found.focus.begin, found.focus.span) - self.start]))
+        args = {"evidence": "; ".join(found.evidence), "next step": found.next_step}
+        event = {"ph": "i", "s": "p", "cat": "headline", "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
+        return filled({**event, "args": args}, *at)
 
     def _last_poll(self) -> Iterator[str]:
         """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""

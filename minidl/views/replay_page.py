@@ -119,7 +119,10 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         changed.append([[change.field, change.words] for change in mine.changed])
         times.append(round(state.time * 1e6))
     lanes, spans = _spans(at, times[0], times[-1])
+    found = headline(at.trace)
     return {
+        "headline": found.sentence,
+        "wrong": found.kind.wrong,
         "title": f"iterator {at.loader} of {at.trace.path.name}",
         "total": len(at),
         "begin": begin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -380,20 +381,17 @@ def test_real_runs(name: str, kind: What, words: str) -> None:
 
 # --- The recordings ---------------------------------------------------------------------------------------------------
 RECORDINGS: dict[str, tuple[What, str]] = {
-    "worker-sigkilled": (
-        What.DIED,
-        "worker 1 (pid 19503) was killed by SIGKILL while it was waiting for a task",
-    ),
+    "worker-sigkilled": (What.DIED, r"^died: worker 1 \(pid \d+\) was killed by SIGKILL while it was "),
     "torn-message-pin-thread": (
         What.DIED,
-        "worker 1 (pid 19547) was killed by SIGKILL while it was in sample 74",
+        r"^died: worker 1 \(pid \d+\) was killed by SIGKILL while it was in sample 74",
     ),
-    "worker-sigstopped": (What.HUNG, "until its timeout passed: worker 1 (pid 19525) has not taken task 17"),
-    "shutdown-error": (What.ERROR, "ValueError: image 50 is damaged in sample 50 (task 6), worker 2"),
-    "head-of-line-in-order": (What.SLOW, "head-of-line blocking: the loop waited 44% of its time"),
-    "head-of-line-out-of-order": (What.FINE, "not input-bound"),
-    "respawn": (What.SLOW, "start-up-bound"),
-    "workers-0": (What.SLOW, "supply-bound"),
+    "worker-sigstopped": (What.HUNG, r"^hung for .*, until its timeout passed: worker 1 \(pid \d+\)"),
+    "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
+    "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
+    "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
+    "respawn": (What.SLOW, "^slow: start-up-bound"),
+    "workers-0": (What.SLOW, "^slow: supply-bound"),
 }
 
 
@@ -402,7 +400,7 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     trace = read_trace(path)
     found = headline(trace)
     kind, words = RECORDINGS.get(path.stem, (None, ""))
-    assert words in found.sentence
+    assert re.search(words, found.sentence), found.sentence
     assert found.kind is kind or (kind is None and found.kind in (What.SLOW, What.FINE))
     assert len(found.sentence) <= LONGEST
     assert "record more" not in found.next_step

@@ -930,3 +930,15 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     assert chips == ["10", "12", "11", "9"]  # the reorder buffer, worker 1's queue, worker 1
     assert "in sample 38 (task 9)" in dom
     assert "the run did not: it was killed" in dom
+
+
+def test_a_replay_has_the_headline_as_title(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
+    assert cli.main(["replay", str(tmp_path / "t"), "--html", str(tmp_path / "page.html")]) == 0
+    page = told((tmp_path / "page.html").read_text())
+    title = "hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38"
+    assert page["headline"].startswith(title)
+    assert page["wrong"]
+    capsys.readouterr()
+    assert cli.main(["replay", str(tmp_path / "t"), "--event", "3"]) == 0
+    assert capsys.readouterr().out.startswith(title)

@@ -475,12 +475,11 @@ def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
     assert [kind.__init__ for kind in kinds] == before
     assert signature == inspect.signature(before[0])
     trace = clean(tmp_path / "t")
-    assert [facts.get("observed") for facts in trace.loaders.values()] == [True, None, True]
+    assert [facts.get("observed") for facts in trace.loaders.values()] == [True, True, None, True]
     made = [facts["made_at"].split(":") for facts in trace.loaders.values()]
     assert {name for name, _ in made} == {Path(__file__).name}
-    assert len({line for _, line in made}) == 3
-    (passed,) = trace.described("passed over")
-    assert passed["iterator"] == "torch.utils.data.dataloader._SingleProcessDataLoaderIter"
+    assert len({line for _, line in made}) == 4
+    assert trace.described("passed over") == []
 
 
 @pytest.mark.live
@@ -514,6 +513,49 @@ class Stream(torch.utils.data.IterableDataset[int]):
         return iter(range(self.length) if info is None else range(info.id, self.length, info.num_workers))
 
 
+def visits(lib: Any, dataset: Any, **options: Any) -> list[Any]:
+    """What each next() of one epoch gives, and one after it; the errors as text."""
+    found: list[Any] = []
+    iterator = iter(lib.DataLoader(dataset, **options))
+    while found[-2:] != ["the end"] * 2:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            found.append("the end")
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "batches": {"dataset": wl.Numbers(5), "batch_size": 2, "collate_fn": wl.as_list},
+    "samples": {"dataset": wl.Numbers(3), "batch_size": None},
+    "a stream": {"dataset": Stream(5), "batch_size": 2, "collate_fn": wl.as_list},
+    "an error": {"dataset": wl.Failing(4, ValueError("the third"), at=(2,)), "collate_fn": wl.as_list},
+    "nothing": {"dataset": wl.Numbers(0)},
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_iterator_without_workers_is_recorded_as_minidls_but_for_its_samples(tmp_path: Path, name: str) -> None:
+    plain = visits(torch.utils.data, **ALONE[name])
+    for lib in (torch.utils.data, minidl):
+        with minidl.trace(tmp_path / lib.__name__), observed_iterators():
+            assert visits(lib, **ALONE[name]) == plain
+    torchs, ours = (clean(tmp_path / lib.__name__) for lib in (torch.utils.data, minidl))
+    names = {event.name for event in EVENTS.values()} - {"sample", "sample_index"}
+    assert order(torchs, 1, *names) == order(ours, 1, *names)
+    assert len(torchs.select("next", Phase.END)) == len(plain)
+    assert torchs.select("yield")["x"].tolist() == ours.select("yield")["x"].tolist()
+
+
+def test_an_iterator_without_workers_and_of_a_class_of_its_own_is_named(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        own_iterators.OwnSingle(DataLoader(wl.Numbers(4)))
+    (passed,) = read_trace(tmp_path / "t").described("passed over")
+    assert passed["iterator"] == "own_iterators.OwnSingle"
+
+
 @pytest.mark.live
 def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
     """torch's iterator over a stand-in whose context can't be set, as fastai has it."""
@@ -522,10 +564,9 @@ def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
         for workers in (2, 0):
             assert [b.tolist() for b in own_iterators.FastLoader(batches, workers)] == [[n, n] for n in range(6)]
     trace = clean(tmp_path / "t")
-    assert len(trace.loaders) == 1
-    assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 6
-    (text,) = lacking(trace.manifest, trace.lines)
-    assert text.startswith("not recorded: torch.utils.data.dataloader._SingleProcessDataLoaderIter iterates without")
+    assert len(trace.loaders) == 2
+    assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 12
+    assert lacking(trace.manifest, trace.lines) == []
 
 
 TRAIN = """

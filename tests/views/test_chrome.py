@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from made_trace import MIB, START, Run, made
 from oracle_trace import write_process
 
+from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description
 from minidl.tracefile.events import EVENTS, Message, Phase
@@ -601,3 +602,17 @@ def test_an_attachment_that_cannot_be_read_leaves_the_trace_as_it_is(tmp_path: P
     document = to_chrome(read_trace(path))
     assert document["traceEvents"] == to_chrome(healthy)["traceEvents"]
     assert any("line 2 is damaged" in problem for problem in document["otherData"]["problems"])
+
+
+def test_the_headline_is_a_note_on_the_lane_that_it_points_at(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
+    found, document = headline(trace), to_chrome(trace)
+    (note,) = (e for e in document["traceEvents"] if e.get("cat") == "headline")
+    assert note["name"] == found.sentence == document["otherData"]["headline"][0]
+    assert note["args"]["next step"] == found.next_step
+    assert found.focus is not None
+    assert (note["pid"], note["tid"]) == (1101, found.focus.tid)
+    assert ns(note["ts"]) == found.focus.begin - START
+    assert not [
+        e for e in to_chrome(made(tmp_path / "fine", Run(batches=3)))["traceEvents"] if e.get("cat") == "headline"
+    ]
