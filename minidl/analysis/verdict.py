@@ -12,6 +12,7 @@ fetches (`cpu_use`); of a trace without it, the next step names both cases.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -173,19 +174,32 @@ def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
     for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
         if found.batches >= FEW_BATCHES:
             break
-        more = waiting(trace, other, spans)
-        found = replace(
-            found,
-            causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
-            work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
-            consumer=found.consumer + more.consumer,
-            batches=found.batches + more.batches,
-            first=found.first + more.first,
-            uneven=found.uneven + more.uneven,
-            cpu=found.cpu + more.cpu,
-            together=found.together + 1,
-        )
+        found = _sum(found, waiting(trace, other, spans))
     return found
+
+
+def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
+    """Return one verdict on several iterators of one DataLoader, as if they had been one."""
+    each = sorted((waiting(trace, loader, spans) for loader in loaders), key=lambda one: one.total)
+    found = each.pop()
+    for more in each:
+        found = _sum(found, more)
+    return judge(found, trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest))
+
+
+def _sum(found: Waiting, more: Waiting) -> Waiting:
+    """Return `found` with the times and counts of `more` added; what blocked the line stays that of `found`."""
+    return replace(
+        found,
+        causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
+        work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
+        consumer=found.consumer + more.consumer,
+        batches=found.batches + more.batches,
+        first=found.first + more.first,
+        uneven=found.uneven + more.uneven,
+        cpu=found.cpu + more.cpu,
+        together=found.together + 1,
+    )
 
 
 # --- The waiting, split -----------------------------------------------------------------------------------------------

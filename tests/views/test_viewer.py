@@ -415,6 +415,21 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
+SEARCHED = """
+const $ = id => document.getElementById(id);
+$("query").value = "task 9";
+$("query").dispatchEvent(new Event("input"));
+const found = [];
+for (let n = parseInt($("found").textContent); n > 0; n--) {
+  $("on").click();
+  found.push(document.querySelector("#about h2").innerText);
+}
+return found;
+"""
+OPEN = """
+document.getElementById("open").click();
+return document.querySelector("#about h2").innerText.trim();
+"""
 OPEN_SLICES = """
 const done = arguments[arguments.length - 1];
 window.app.trace.engine.query("select name from slice where dur = -1").then(rows => {
@@ -486,6 +501,10 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
     browser.post("/url", url=running.url)
     browser.until("return document.getElementById('perfetto')?.href?.includes('begin=')")
+    found = browser.run(SEARCHED)
+    waits = [heading.startswith(("idle", "wait")) for heading in found]
+    assert (waits, any(waits)) == (sorted(waits), True), "the work on a task comes before the waits that brought it"
+    assert browser.run(OPEN).startswith("sample 38")
     browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
