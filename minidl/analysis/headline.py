@@ -516,7 +516,8 @@ class _Inquiry:
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
-        mine = later if len(later) and found.kind is not Bound.START_UP else mine
+        if found.kind is not Bound.START_UP and len(mine) > 1:
+            mine = later if 3 * total(later) >= total(mine) else mine[1:]
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         focus = None if longest is None else self._waited_for(longest)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)

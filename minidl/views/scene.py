@@ -261,8 +261,9 @@ class Scene:
             return -1
         spans = self.spans[self.bars["span"]]
         same = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (self.bars["code"] == spot.code)
-        found = np.flatnonzero(same & (self.bars["begin"] <= spot.span - self.start))
-        return int(found[np.argmax(self.bars["begin"][found])]) if len(found) else -1
+        at = spot.span - self.start  # of a wait that polls: of one of the polls
+        found = np.flatnonzero(same & (self.bars["begin"] <= at) & (self.bars["end"] >= at))
+        return int(found[-1]) if len(found) else -1
 
     @property
     def opening(self) -> tuple[int, int]:
