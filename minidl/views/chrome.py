@@ -207,9 +207,11 @@ class Export:
         """The lanes of threads, and of pseudo-threads: the consumers and the streams of devices."""
         consuming = self.spans[np.isin(self.spans["code"], _CONSUMES)]
         found = {(index, self._slot_of.get(loader, 0)) for index, loader in distinct(consuming, "process", "loader")}
-        out = [
-            _Lane(index, self._track(index, slot), self._lane(index, "consumer"), 0) for index, slot in sorted(found)
-        ]
+        out = []
+        for index, slot in sorted(found):
+            several = sum(process == index for process, _ in found) > 1
+            name = f"{self._line_of(slot) if several else ''} consumer".strip()
+            out.append(_Lane(index, self._track(index, slot), self._lane(index, name), 0))
         feeders = self._index_feeders()
         for index, process in enumerate(self.trace.processes):
             out.append(_Lane(index, process.pid, f"/{self.process_name(index)}", 2 if process.worker >= 0 else 1))
@@ -223,6 +225,11 @@ class Export:
                 else:
                     out.append(_Lane(index, tid, feeders.get((index, tid), thread), -1))
         return out
+
+    def _line_of(self, slot: int) -> str:
+        """Return the line of code that made the DataLoader of a slot, "train.py:12"; "" if it is not known."""
+        made_at = self.trace.loaders.get(self.scene.slots[slot].loaders[0], {}).get("made_at")
+        return str(made_at or "").rpartition("/")[2]
 
     def _lane(self, index: int, name: str) -> str:
         """Return the name of a lane that the link puts in order.

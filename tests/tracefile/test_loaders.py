@@ -13,6 +13,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import dataloaders, only
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.chrome import Export
 from minidl.views.layout import Emitters
 
 TRAIN = {"dataset": "Photos", "sampler": "RandomSampler", "made_at": "src/train.py:12", "dataloader": 1}
@@ -21,7 +22,10 @@ VAL = {"dataset": "Photos", "sampler": "SequentialSampler", "made_at": "src/trai
 
 def epochs(path: Path, *params: dict[str, Any]) -> Trace:
     """Iterators with these parameters, numbered from 1, one after the other, of an epoch and a batch each."""
-    steps = [(0, ev.EPOCH[0]), (1, ev.NEXT[0]), (8, ev.YIELD), (9, ev.NEXT[1]), (10, ev.EPOCH[1])]
+    steps = [
+        (0, ev.EPOCH[0]), (1, ev.NEXT[0]), (3, ev.YIELD), (4, ev.NEXT[1]), (5, ev.CONSUMER[0]), (9, ev.CONSUMER[1]),
+        (10, ev.EPOCH[1]),
+    ]  # fmt: skip
     events = [
         {"time": 1 + 100 * n + t, "code": c, "task": 0, "loader": n}
         for n in range(1, len(params) + 1)
@@ -42,6 +46,7 @@ def test_train_and_validation_are_told_apart_for_all_their_epochs(tmp_path: Path
         ("Photos by RandomSampler, train.py:12: iterators 1, 3", (1, 3)),
         ("Photos by SequentialSampler, train.py:13: iterators 2, 4", (2, 4)),
     ]
+    assert Export(trace).titles() == ["train.py:12 consumer 1", "train.py:13 consumer 2", "loader 100"]
     text = summary(trace).text()
     assert "Photos by RandomSampler, train.py:12: iterators 1, 3; together " in text
     assert text.index("train.py:12") < text.index("iterator 1") < text.index("train.py:13") < text.index("iterator 2")
