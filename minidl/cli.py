@@ -97,6 +97,11 @@ class Command:
 _RUN = "minidl-demo/trace-1"
 _TRACE = _arg("trace", type=Path, metavar="TRACE", help="a trace: its directory or its packed file")
 _TRACE_UNLESS_LIST = _arg("trace", type=Path, nargs="?", metavar="TRACE", help=_TRACE[1]["help"])
+_DATALOADER = _arg(
+    "--dataloader",
+    metavar="NAME",
+    help="only one DataLoader: its dataset, its sampler or its line of code, e.g. train.py:12",
+)
 _OUTPUT = _arg("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
 
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -152,12 +157,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "understand": (
         Command(commands.summary, "print where time and bytes went, and what limits the loader", f"summary {_RUN}",
-                (_TRACE,)),
+                (_TRACE, _DATALOADER)),
         Command(
             commands.timeline, "draw what each process did: as text, picture or HTML page",
             f"timeline {_RUN} --until 0.5",
             (
                 _TRACE,
+                _DATALOADER,
                 _arg("--width", type=_positive, metavar="N", help="characters per line (default: terminal width)"),
                 _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
                 _arg("--until", type=float, metavar="S", help="end S seconds after the first event"),
@@ -170,6 +176,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             commands.view, "open a trace in the browser, served by this machine", f"view {_RUN}",
             (
                 _TRACE_UNLESS_LIST,
+                _DATALOADER,
                 _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
@@ -194,6 +201,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             commands.before, "print the steps that led to a batch, in causal order", f"before {_RUN} --batch 9",
             (
                 _TRACE,
+                _DATALOADER,
                 _arg("--batch", type=_count, required=True, metavar="N", help="the batch's task number"),
                 _arg("--loader", type=_count, metavar="N", help="its iterator (default: the last that had the task)"),
                 _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last that had the task)"),
@@ -202,13 +210,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(commands.ledger, "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
-                (_TRACE,)),
+                (_TRACE, _DATALOADER)),
     ),
     "compare": (
         Command(
             commands.check, "check that a trace obeys the protocol; exit code 1 if not", f"check {_RUN}",
             (
                 _TRACE_UNLESS_LIST,
+                _DATALOADER,
                 _flag("--rules", "list the rules and exit"),
                 _flag("--json", "print the report as JSON"),
             ),
@@ -245,7 +254,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "keep and convert": (
         Command(commands.export, "write a trace as JSON for Perfetto or chrome://tracing", f"export {_RUN}",
-                (_TRACE, _OUTPUT)),
+                (_TRACE, _DATALOADER, _OUTPUT)),
         Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
         Command(
             commands.merge, "add a torch.profiler profile to a trace, or join the traces of ranks",

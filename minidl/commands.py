@@ -24,6 +24,9 @@ OK, FOUND = 0, 1
 
 SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
 
+READ_AFTER_A_RUN = 64 << 20
+"""Bytes of events that `run` reads when a run has ended: about three seconds."""
+
 
 class CommandError(Exception):
     """A command cannot do what its arguments ask for; the message is all that the user sees."""
@@ -38,13 +41,16 @@ def _prefixed(command: str, *errors: type[Exception]) -> Iterator[None]:
         raise CommandError(f"{command}: {error}") from error
 
 
-def _read(path: Path | None) -> Trace:
+def _read(path: Path | None, dataloader: str | None = None) -> Trace:
+    """Read a trace; of one DataLoader alone, if one is named."""
+    from minidl.tracefile.loaders import only
     from minidl.tracefile.reader import read_trace
 
     if path is None:
         raise CommandError("a trace is missing: `minidl demo` and `minidl run train.py` record one, and say where")
     with terminal.busy(f"reading {path}"):
-        return read_trace(path)
+        trace = read_trace(path)
+    return trace if dataloader is None else only(trace, dataloader)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -125,14 +131,19 @@ def run(arguments: Namespace) -> int:
 
 
 def _say_headline(directory: Path) -> None:
-    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run."""
+    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run.
+
+    Of a large trace only the end is read: it shows a hang or a death, and not what bounded the run.
+    """
     from minidl.analysis.headline import headline
-    from minidl.tracefile.format import TraceError
+    from minidl.analysis.live import LiveTrace
+    from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
     from minidl.tracefile.reader import read_trace
 
     with contextlib.suppress(OSError, TraceError):
-        trace = read_trace(directory)
-        if len(trace):
+        whole = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}")) <= READ_AFTER_A_RUN
+        trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
+        if len(trace) and (whole or headline(trace).kind.wrong):
             terminal.say(f"minidl: {headline(trace).sentence}")
 
 
@@ -146,7 +157,7 @@ def top(arguments: Namespace) -> int:
 def summary(arguments: Namespace) -> int:
     from minidl.analysis.summary import summary
 
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with terminal.busy("summing up"):
         text = summary(trace).text()
     print(text)
@@ -157,7 +168,7 @@ def ledger(arguments: Namespace) -> int:
     from minidl.analysis.ledger import ledger
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with terminal.busy("following the copies"):
         text = ledger(trace).text()
     print("\n".join([text, *lacking(trace.problems)]))
@@ -173,7 +184,7 @@ def timeline(arguments: Namespace) -> int:
                 f"timeline: {arguments.output}: the name has no suffix: add .png, .svg (a picture) or .html (a page)"
             )
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         text = render(
             trace,
@@ -191,7 +202,7 @@ def _page(arguments: Namespace) -> int:
     from minidl.views.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         html(trace, arguments.output, since=arguments.since, until=arguments.until, workers=workers)
     print(arguments.output)
@@ -202,7 +213,7 @@ def _picture(arguments: Namespace) -> int:
     from minidl.tracefile.files import whole
     from minidl.views.picture import timeline
 
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with _prefixed("timeline", ValueError, ImportError), terminal.busy("drawing"):
         figure = timeline(
             trace,
@@ -227,7 +238,7 @@ def view(arguments: Namespace) -> int:
     progress = terminal.counting("events written")
     with _prefixed("view", ViewerError):
         serve(
-            _read(arguments.trace),
+            _read(arguments.trace, arguments.dataloader),
             arguments.browser,
             arguments.port,
             perfetto=arguments.perfetto or bool(arguments.queries),
@@ -248,7 +259,7 @@ def before(arguments: Namespace) -> int:
     from minidl.analysis.story import story
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, arguments.dataloader)
     with _prefixed(f"before: {arguments.trace}", ValueError), terminal.busy("following the causes"):
         text = story(
             trace,
@@ -268,7 +279,7 @@ def check(arguments: Namespace) -> int:
     if arguments.rules:
         print(rules_text())
         return OK
-    return run(_read(arguments.trace), as_json=arguments.json)
+    return run(_read(arguments.trace, arguments.dataloader), as_json=arguments.json)
 
 
 def diff(arguments: Namespace) -> int:
@@ -288,7 +299,7 @@ def export(arguments: Namespace) -> int:
     from minidl.views.chrome import write_chrome
 
     target = arguments.output or _beside(arguments.trace, ".json")
-    write_chrome(_read(arguments.trace), target, terminal.counting("events written"))
+    write_chrome(_read(arguments.trace, arguments.dataloader), target, terminal.counting("events written"))
     print(target)
     return OK
 

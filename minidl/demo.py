@@ -142,7 +142,7 @@ def decode(path: Path) -> torch.Tensor:
 
 
 def augment(image: torch.Tensor) -> torch.Tensor:
-    """Crop to 70..100 %, flip, change brightness and contrast at random: float32 (3, SIDE, SIDE) in [0, 1]."""
+    """Crop to 70..100%, flip, change brightness and contrast at random: float32 (3, SIDE, SIDE) in [0, 1]."""
     side = int(min(image.shape[1:]) * random.uniform(0.7, 1.0))
     top = random.randint(0, image.shape[1] - side)
     left = random.randint(0, image.shape[2] - side)

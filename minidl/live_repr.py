@@ -36,9 +36,9 @@ def numbers(what: str, values: Iterable[int]) -> str:
     return f"{what}{'s' * (len(words) != 1)} {' '.join(words)}" if words else f"no {what}s"
 
 
-def counted(number: int, what: str) -> str:
-    """ "1 message", "3 messages"."""
-    return f"{number} {what}{'s' * (number != 1)}"
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 message", "3 messages"; many: the plural, if it is not `one` and an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def short(obj: Any) -> str:

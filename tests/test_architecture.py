@@ -30,8 +30,8 @@ ORDER = (
     ("", "terminal"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader unended tail profile "
-        "join",
+        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
+        "profile join",
     ),
     (
         "record",

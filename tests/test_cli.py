@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_trace
 import numpy as np
 import pytest
 
@@ -499,3 +500,17 @@ def test_timeline_writes_a_page(capsys: pytest.CaptureFixture[str], trace: Path,
     assert cli.main(["timeline", str(trace), "-o", str(page)]) == cli.OK
     assert page.read_text().startswith("<!doctype html>")
     assert cli.main(["timeline", str(trace), "-o", str(page), "--worker", "99"]) == cli.USAGE
+
+
+def test_of_a_large_trace_run_reads_only_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_trace.write(tmp_path / "hung", made_trace.Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
+    made_trace.write(tmp_path / "healthy", made_trace.Run(**made_trace.HEALTHY))
+    monkeypatch.setattr(commands, "READ_AFTER_A_RUN", 0)
+    for name in ("hung", "healthy"):
+        commands._say_headline(tmp_path / name)
+    assert capsys.readouterr().err.splitlines() == [
+        "minidl: hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s; "
+        "later batches that wait behind it: 2"
+    ]

@@ -482,8 +482,8 @@ class _Inquiry:
         at_work = doing(wait.row if step is None else step)
         whole = " (the file was cut)" if home.whole_until else ""
         what = (
-            f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run does{whole}; "
-            f"{home.name} was {at_work} for {duration(wait.took)}"
+            f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
+            f"still running){whole}; {home.name} was {at_work} for {duration(wait.took)}"
         )
         if wait.took <= wait.past:
             moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
@@ -512,11 +512,12 @@ class _Inquiry:
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(numbers) > 1:
             evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
-        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW):
+        if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
-        mine = later if len(later) and found.kind is not Bound.START_UP else mine
+        if found.kind is not Bound.START_UP and len(mine) > 1:
+            mine = later if 3 * total(later) >= total(mine) else mine[1:]
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         focus = None if longest is None else self._waited_for(longest)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)

@@ -16,10 +16,11 @@ import numpy as np
 from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.headline import Headline, What, headline
-from minidl.analysis.verdict import Verdict, verdict
+from minidl.analysis.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
+from minidl.tracefile.loaders import NamedLoader, dataloaders
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
@@ -206,6 +207,7 @@ class Summary:
     alive: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     attachments: list[str] = field(default_factory=list)
+    dataloaders: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
 
     def text(self) -> str:
         """The whole summary, as lines for a terminal."""
@@ -236,7 +238,9 @@ class Summary:
         groups: dict[str, list[LoaderSummary]] = {}
         for loader in self.loaders:
             groups.setdefault(repr(sorted(loader.params.items())), []).append(loader)
+        said = {numbers[0]: text for numbers, text in self.dataloaders}
         for group in groups.values():
+            yield from [said[loader.number] for loader in group if loader.number in said]
             first, longest = group[0], max(group, key=lambda one: one.waited)
             for loader in group:
                 full = len(group) < MANY_ALIKE or loader in (first, longest)
@@ -262,7 +266,22 @@ def summary(trace: Trace) -> Summary:
         alive=alive_at_end(trace, spans),
         problems=[*trace.problems, *lacking(trace.manifest, trace.lines)],
         attachments=[one.line for one in trace.attachments],
+        dataloaders=[(one.iterators, _about(trace, one, spans)) for one in dataloaders(trace) if _has_name(trace, one)],
     )
+
+
+def _has_name(trace: Trace, one: NamedLoader) -> bool:
+    there = np.unique(trace.events["loader"])
+    return bool(np.isin(one.iterators, there).all()) and bool(trace.loaders[one.iterators[0]].get("dataset"))
+
+
+def _about(trace: Trace, one: NamedLoader, spans: Rows) -> str:
+    """Return a DataLoader's name, and the verdict on its iterators together if there are several."""
+    of_rank = f" of rank {one.rank}" if one.rank >= 0 else ""
+    if len(one.iterators) == 1:
+        return f"{one.name}{of_rank}: iterator {one.iterators[0]}"
+    verdict = summed(trace, one.iterators, spans)
+    return f"{one.name}{of_rank}: iterators {', '.join(map(str, one.iterators))}; together {verdict.sentence}"
 
 
 def _machine(manifest: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ fetches (`cpu_use`); of a trace without it, the next step names both cases.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class Bound(enum.Enum):
     SAMPLER = "sampler-bound"
     OVERHEAD = "overhead-bound"
     TOO_FEW = "too few batches to say"
+    UNSEEN = "not seen"
 
 
 KIND_OF = {
@@ -172,19 +174,32 @@ def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
     for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
         if found.batches >= FEW_BATCHES:
             break
-        more = waiting(trace, other, spans)
-        found = replace(
-            found,
-            causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
-            work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
-            consumer=found.consumer + more.consumer,
-            batches=found.batches + more.batches,
-            first=found.first + more.first,
-            uneven=found.uneven + more.uneven,
-            cpu=found.cpu + more.cpu,
-            together=found.together + 1,
-        )
+        found = _sum(found, waiting(trace, other, spans))
     return found
+
+
+def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
+    """Return one verdict on several iterators of one DataLoader, as if they had been one."""
+    each = sorted((waiting(trace, loader, spans) for loader in loaders), key=lambda one: one.total)
+    found = each.pop()
+    for more in each:
+        found = _sum(found, more)
+    return judge(found, trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest))
+
+
+def _sum(found: Waiting, more: Waiting) -> Waiting:
+    """Return `found` with the times and counts of `more` added; what blocked the line stays that of `found`."""
+    return replace(
+        found,
+        causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
+        work={cause: ns + more.work[cause] for cause, ns in found.work.items()},
+        consumer=found.consumer + more.consumer,
+        batches=found.batches + more.batches,
+        first=found.first + more.first,
+        uneven=found.uneven + more.uneven,
+        cpu=found.cpu + more.cpu,
+        together=found.together + 1,
+    )
 
 
 # --- The waiting, split -----------------------------------------------------------------------------------------------
@@ -414,6 +429,9 @@ def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
 # --- The judgement ----------------------------------------------------------------------------------------------------
 def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | None = None) -> Verdict:
     """Judge `found`. params: the loader's, as its trace describes them; cpus: that it could use, if known."""
+    if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
+        sentence = "not seen what bounds the loader: observed with pinned memory, it does not show when the loop waits"
+        return Verdict(Bound.UNSEEN, sentence, (), "observe it without pin_memory, or record minidl's loader", None)
     kind, cause = _kind(found)
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:

@@ -70,6 +70,7 @@ constexpr auto kSim = c10::DeviceType::PrivateUse1;
 constexpr int kDevices = 2;
 constexpr int kStreams = 32;  // of a device; torch.Stream() gives them out in turn, as CUDA's pool does
 constexpr unsigned char kPoison = 0xFF;
+constexpr int64_t kLook = 20'000'000;  // ns after which a stream that sleeps looks whether its device has failed
 
 // What a device of 2020 does, in bytes per ns (GB/s) and ns. Python sets them by name.
 std::map<std::string, std::atomic<double>> settings = [] {
@@ -202,7 +203,8 @@ struct Queue {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool started = false;
-  int64_t free_at = 0;  // modelled: when the work that the thread has done ends; only the thread uses it
+  bool busy = false;    // the thread does a step
+  int64_t free_at = 0;  // modelled: when the work that the thread has done ends; the thread's while it is busy
 
   void put(std::function<void()> step) {
     std::lock_guard<std::mutex> guard(mutex);
@@ -223,9 +225,11 @@ struct Queue {
       std::function<void()> step;
       {
         std::unique_lock<std::mutex> lock(mutex);
+        busy = false;
         changed.wait(lock, [this] { return !work.empty(); });
         step = std::move(work.front());
         work.pop_front();
+        busy = true;
       }
       step();
     }
@@ -233,8 +237,11 @@ struct Queue {
 
   // Let the stream's time be `enqueued` or later, and sleep until then; a failed device has no more time.
   void catch_up(int64_t enqueued) {
-    free_at = states[device].failed() ? now() : std::max(free_at, enqueued);
-    if (auto ahead = free_at - now(); ahead > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(ahead));
+    free_at = std::max(free_at, enqueued);
+    for (int64_t ahead; (ahead = free_at - now()) > 0;) {
+      if (states[device].failed()) free_at = now();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(ahead, kLook)));
+    }
   }
 
   // Enqueue work that takes `least` ns or more; a copy also takes its direction's engine.
@@ -267,7 +274,8 @@ struct Queue {
     put([=, this] { free_at = std::max(free_at, mark->wait()); });
   }
   bool idle() {
-    return !started || mark()->is_reached();
+    std::lock_guard<std::mutex> guard(mutex);
+    return work.empty() && !busy && free_at <= now();
   }
   void synchronize() {
     if (started) mark()->wait();

@@ -18,7 +18,7 @@ What is simulated, and how far:
 | convolution, views, copies, `item` | operators of our own |
 | random numbers | the CPU's generator: equal seeds give the CPU's numbers |
 | priorities of streams | taken, without effect |
-| time of copies and kernels | at least what `configure` sets |
+| time of copies and kernels | what `configure` sets, or as long as the processor takes, if that is longer |
 | pinned memory | the allocator's own; its pages are not locked |
 | autocast, torch.profiler, graphs, peer access, memory pools | none |
 """

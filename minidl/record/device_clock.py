@@ -37,7 +37,7 @@ SOONEST, LATEST = 10_000_000, 1_000_000_000
 """Limits of the ns between two calibrations; within them, as long as the time since the first one."""
 
 FLUSH: Final = 5.0
-"""Seconds to wait, at a trace's end, for marks that a stream has not reached."""
+"""Seconds to wait for a device that may hang: for the marks left at a trace's end, and for one in an idle stream."""
 
 CONSUMER: Final = "compute"
 """Name of the track of a stream in which the user's code runs."""
@@ -82,13 +82,20 @@ class DeviceClock:
         for _ in range(LOOKS):
             before = self._now()
             mark = self.device.idle_mark()
-            mark.wait()
+            self._await(mark, before)
             took = self._now() - before
             if best is None or took < quickest:
                 quickest, best = took, (mark, before + took // 2)
         assert best is not None
         error = -(-quickest // 2) + RESOLUTION
         self._keep(*best, error)
+
+    def _await(self, mark: Mark, since: int) -> None:
+        """Poll a mark of an idle stream. TimeoutError if the device hangs: the run must not wait for its tracer."""
+        while not mark.done():
+            if self._now() - since > FLUSH * 1e9:
+                raise TimeoutError(f"it has done nothing for {FLUSH:g} s")
+            time.sleep(0)  # lets the device's driver run
 
     def _keep(self, mark: Mark, reference: int, error: int) -> None:
         """Emit a calibration and its drift since the last one; keep it, with the rate since the first one."""
@@ -104,6 +111,8 @@ class DeviceClock:
     def keep_time(self) -> None:
         """Calibrate if it is due; a device that has failed keeps its last calibration."""
         assert self._first is not None
+        if self._failed:
+            return
         now, first = self._now(), self._first.reference
         if now - self.calibration.reference > min(LATEST, max(SOONEST, self.calibration.reference - first)):
             try:
@@ -214,7 +223,7 @@ def flush() -> None:
             try:
                 if clock.poll(FLUSH):
                     clock.calibrate()
-                else:  # a calibration might wait for ever
+                else:
                     clock.failed(f"it had not done its work {FLUSH:g} s after the trace's end")
             except Exception as error:
                 clock.failed(str(error))

@@ -373,8 +373,9 @@ TIMED_OUT = _instant(
     "liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7")  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
-    "the task has failed; text is the error's last line",
-    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
+    "the task has failed, or its batch could not be sent or rebuilt; text is the error's last line",
+    "worker:work, transport.message:instead_of, transport.message:load_result",
+    "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
 WORKER_INIT = _span(
     86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",

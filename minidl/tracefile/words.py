@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from minidl.live_repr import counted as counted
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Field, Phase
 
@@ -38,11 +39,6 @@ def size(number: float) -> str:
 def percent(share: float) -> str:
     """Return a share of 1 as "65%"; "<1%" of one that is not 0."""
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """Return "1 event", "2 events"; many: the plural, if it is not `one` and an s."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def listed(items: Iterable[object], most: int = 8) -> str:

@@ -207,9 +207,11 @@ class Export:
         """The lanes of threads, and of pseudo-threads: the consumers and the streams of devices."""
         consuming = self.spans[np.isin(self.spans["code"], _CONSUMES)]
         found = {(index, self._slot_of.get(loader, 0)) for index, loader in distinct(consuming, "process", "loader")}
-        out = [
-            _Lane(index, self._track(index, slot), self._lane(index, "consumer"), 0) for index, slot in sorted(found)
-        ]
+        out = []
+        for index, slot in sorted(found):
+            several = sum(process == index for process, _ in found) > 1
+            name = f"{self._line_of(slot) if several else ''} consumer".strip()
+            out.append(_Lane(index, self._track(index, slot), self._lane(index, name), 0))
         feeders = self._index_feeders()
         for index, process in enumerate(self.trace.processes):
             out.append(_Lane(index, process.pid, f"/{self.process_name(index)}", 2 if process.worker >= 0 else 1))
@@ -223,6 +225,11 @@ class Export:
                 else:
                     out.append(_Lane(index, tid, feeders.get((index, tid), thread), -1))
         return out
+
+    def _line_of(self, slot: int) -> str:
+        """Return the line of code that made the DataLoader of a slot, "train.py:12"; "" if it is not known."""
+        made_at = self.trace.loaders.get(self.scene.slots[slot].loaders[0], {}).get("made_at")
+        return str(made_at or "").rpartition("/")[2]
 
     def _lane(self, index: int, name: str) -> str:
         """Return the name of a lane that the link puts in order.
@@ -260,6 +267,7 @@ class Export:
         yield from self._slices()
         yield from self._instants()
         for lines in (
+            self._note(),
             self._last_poll(),
             self._arrivals(),
             self._flows(),
@@ -278,6 +286,7 @@ class Export:
             "first_event_ns": self.start,
             "manifest": self.trace.manifest,
             "loaders": self.trace.loaders,
+            "headline": self.scene.headline.lines(),
             "problems": self.trace.problems + self.attached.problems,
             "attachments": {one.name: one.about for one in self.trace.attachments},
             "counters": COUNTERS,
@@ -401,6 +410,18 @@ class Export:
                 else:
                     yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **AT}, columns)
 
+    def _note(self) -> Lines:
+        """Return the headline as a note on the lane that it points at, or on the loader's if it points nowhere."""
+        found = self.scene.headline
+        if found.focus is None or self.scene.culprit < 0:
+            return []
+        row = self.scene.spans[self.scene.bars["span"][[self.scene.culprit]]]
+        (pid,), (tid,) = self._where(row)
+        at = us(np.array([max(found.focus.begin, found.focus.span) - self.start]))
+        args = {"evidence": "; ".join(found.evidence), "next step": found.next_step}
+        event = {"ph": "i", "s": "p", "cat": "headline", "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
+        return filled({**event, "args": args}, *at)
+
     def _last_poll(self) -> Iterator[str]:
         """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""
         if len(self.spans) < len(self.scene.spans):
@@ -453,10 +474,11 @@ class Export:
             what = {"cat": "loader", "id2": {"local": f"{kind}{at}"}, **where}
             begin_us = (left - self.start) / 1000
             yield compact({"ph": "n", "name": self.named(track, loader), **what, "ts": begin_us})
-            what["name"] = f"{kind} {number}"
+            what["name"] = f"{kind} {number}{'' if right < NEVER else f' ({FATES[Fate.OPEN]})'}"
             yield compact({"ph": "b", **what, "ts": begin_us, "args": words})
-            if right < NEVER:
-                yield compact({"ph": "e", **what, "ts": (right - self.start) / 1000, "args": {}})
+            # The UI leaves an async slice without an end out: an open one ends with the trace, and its name says so.
+            last = right if right < NEVER else int(self.events["time"][-1])
+            yield compact({"ph": "e", **what, "ts": (last - self.start) / 1000, "args": {}})
 
     def _epochs(self, rows: Rows) -> Iterator[str]:
         event, end = EVENTS[ev.EPOCH[0]], EVENTS[ev.EPOCH[1]]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.loaders import name_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -151,12 +152,18 @@ class Emitters:
         return out
 
     def _share(self, trace: Trace, homes: Sequence[tuple[int, int]], ended: Ints) -> tuple[Ints, tuple[Slot, ...]]:
-        """Give each iterator the first slot of its process that is free when it begins."""
+        """Give each iterator the first slot of its process and its DataLoader's name that is free when it begins."""
+        of = {number: name_of(params) for number, params in trace.loaders.items() if params.get("dataloader")}
         taken: list[tuple[int, list[int]]] = []  # of each slot: its process, and its iterators
         slot_of = np.zeros(len(homes), np.int64)
         for iterator in np.argsort(self.begun, kind="stable").tolist():
-            process = homes[iterator][0]
-            free = (n for n, at in enumerate(taken) if at[0] == process and ended[at[1][-1]] <= self.begun[iterator])
+            process, loader = homes[iterator]
+            free = (
+                n
+                for n, at in enumerate(taken)
+                if at[0] == process and ended[at[1][-1]] <= self.begun[iterator]
+                if of.get(homes[at[1][-1]][1]) == of.get(loader)
+            )
             number = next(free, len(taken))
             if number == len(taken):
                 taken.append((process, []))
@@ -167,8 +174,10 @@ class Emitters:
         slots = []
         for number in order:
             loaders = tuple(homes[iterator][1] for iterator in taken[number][1])
-            of = "" if rank[number] < 0 else f"rank {rank[number]} \N{MIDDLE DOT} "
-            slots.append(Slot(of + _iterators(loaders), loaders))
+            ranked = "" if rank[number] < 0 else f"rank {rank[number]} \N{MIDDLE DOT} "
+            beside = {of.get(loader) for process, loader in homes if process == taken[number][0]}
+            name = f"{of[loaders[0]]}: " if loaders[0] in of and len(beside) > 1 else ""
+            slots.append(Slot(f"{ranked}{name}{_iterators(loaders)}", loaders))
         return np.argsort(order)[slot_of], tuple(slots)
 
 

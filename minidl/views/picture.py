@@ -323,21 +323,16 @@ class _Drawing:
 
     def _caption_open(self, axes: Axes, bar: np.void, left: float, right: float) -> None:
         high = self.scene.lanes[bar["lane"]].heights[bar["row"]]
-        words = f"{caption(self.scene, bar)[0]}: {FATES[Fate(bar['fate'])]}"
+        full, short = caption(self.scene, bar)
         size = self._letters(min(6.5, 11 * high))
-        pixel = (self.scene.end - self.scene.begin) / self.scale / self.pixels
-        fits = (right - left) / pixel > _wide(words, size)
-        around = None if fits else {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.6}
-        away = (
-            left * self.scale - self.scene.begin
-            < _wide(words, size) * (self.scene.end - self.scene.begin) / self.pixels
-        )
-        if self._is_culprit(bar) or (not fits and away):  # it would lie on the lanes' names
-            return
-        axes.text(
-            left, self._middle(bar["lane"], bar["row"]), f" {words} ", fontsize=size, color=INK,
-            va="center_baseline", ha="left" if fits else "right", zorder=6, parse_math=False, bbox=around,
-        )  # fmt: skip
+        room = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels
+        said = (f"{full}: {FATES[Fate(bar['fate'])]}", full, short)
+        words = next((each for each in said if each and _wide(each, size) < room), "")
+        if words and not self._is_culprit(bar):
+            axes.text(
+                left, self._middle(bar["lane"], bar["row"]), f" {words} ", fontsize=size, color=INK,
+                va="center_baseline", ha="left", zorder=6, parse_math=False,
+            )  # fmt: skip
 
     def _captions(self, axes: Axes, bars: Rows) -> None:
         """Write captions into the bars that are wide enough."""
@@ -511,14 +506,15 @@ class _Drawing:
     # --- counters
     def _count(self, axes: Axes, name: str, unit: str) -> None:
         """Draw one counter as steps, a line for each slot."""
-        peak = 0
-        for counter in (c for c in self.counters if c.name == name):
+        peak, mine = 0, [counter for counter in self.counters if counter.name == name]
+        for counter in mine:
             times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
             before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
             values = np.concatenate([before, counter.values, counter.values[-1:]])
             colour = SLOTS[counter.slot % len(SLOTS)]
             axes.step(times, values, where="post", color=colour, linewidth=0.9, gid=f"counter {name} {counter.slot}")
-            axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
+            if len(mine) == 1:  # several on top of each other are lines only
+                axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
             peak = max(peak, int(values.max()))
         factor, word = _bytes_unit(peak) if unit == "B" else (1, unit)
         axes.set_ylim(0, max(peak, 1) * 1.12)

@@ -261,8 +261,9 @@ class Scene:
             return -1
         spans = self.spans[self.bars["span"]]
         same = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (self.bars["code"] == spot.code)
-        found = np.flatnonzero(same & (self.bars["begin"] <= spot.span - self.start))
-        return int(found[np.argmax(self.bars["begin"][found])]) if len(found) else -1
+        at = spot.span - self.start  # of a wait that polls: of one of the polls
+        found = np.flatnonzero(same & (self.bars["begin"] <= at) & (self.bars["end"] >= at))
+        return int(found[-1]) if len(found) else -1
 
     @property
     def opening(self) -> tuple[int, int]:
@@ -447,17 +448,13 @@ class _Maker:
     def _join_polls(self) -> None:
         """Draw polls that continue one wait as one bar, that of the last one: it began with the first."""
         spans = self.spans
-        polls = np.isin(spans["code"], [pair[0] for pair in POLLED])
         order = np.lexsort((spans["begin"], spans["loader"], spans["tid"], spans["process"]))
-        first = -1
-        for at, after in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
-            empty = polls[at] and spans["end"][at] >= 0 and spans["ex"][at] == Message.EMPTY
-            same = all(spans[name][at] == spans[name][after] for name in ("process", "tid", "loader", "code"))
-            if not (empty and same):
-                first = -1
-                continue
-            first = int(self.begin[at]) if first < 0 else first
-            self.begin[after], self.drawn[at] = first, False
+        rows = spans[order]
+        empty = np.isin(rows["code"], [pair[0] for pair in POLLED]) & (rows["end"] >= 0) & (rows["ex"] == Message.EMPTY)
+        goes_on = empty[:-1] & ~starts(*(rows[name] for name in ("process", "tid", "loader", "code")))[1:]
+        begins = np.append(True, ~goes_on)[: len(rows)]
+        self.begin[order] = self.begin[order][np.flatnonzero(begins)[np.cumsum(begins) - 1]]
+        self.drawn[order[:-1][goes_on]] = False
 
     def _end_with_the_successor(self) -> None:
         """End an iterator's open spans when another iterator takes over its lanes."""

@@ -216,15 +216,15 @@ def tunnel(url: str) -> str:
 class Focus:
     """What the UI opens on. Times are ns since the trace's first event.
 
-    begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES. pin: the
-    title of the thread that is kept on top, or "".
+    begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES. lane:
+    title of the worker's lane that stands above the other workers', or "".
     """
 
     begin: int
     end: int
     step: tuple[int, int] | None
     queries: tuple[str, ...]
-    pin: str = ""
+    lane: str = ""
 
 
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
@@ -232,8 +232,9 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
 
     queries: those that are asked for. Without any, the UI's lower half is free for the lanes.
 
-    The first wait of an epoch includes its workers' start, and counts only if there is no other. A worker's thread is
-    pinned, since the UI does not scroll down to what a link selects. Raises ViewerError for an unknown query.
+    The first wait of an epoch includes its workers' start, and counts only if there is no other. The worker that
+    hangs, or was waited for, comes first: the UI does not scroll to what is selected. Raises ViewerError for an unknown
+    query.
     """
     for name in queries or ():
         if name not in QUERIES:
@@ -241,10 +242,10 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
     start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
-    middle, step, pin = _telling_moment(trace, start)
+    middle, step, lane = _telling_moment(trace, start)
     size = _window(trace, 0 if step is None else step[1])
     first = max(0, min(middle - size // 2, end - start - size))
-    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()), pin)
+    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()), lane)
 
 
 def _window(trace: Trace, step: int) -> int:
@@ -263,7 +264,7 @@ def _window(trace: Trace, step: int) -> int:
 
 
 def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
-    """Return a moment, the step around it, and the thread to pin."""
+    """Return a moment, the step around it, and the worker's lane that it is about."""
     failures = trace.events[alarming(trace.events)]
     spans = trace.spans()
     idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
@@ -271,7 +272,7 @@ def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | No
     if len(hung):
         row = hung[hung["begin"].argmin()]
         begin = int(row["begin"]) - start
-        return begin, (begin, -1), _thread(trace, row)
+        return begin, (begin, -1), _lane(trace, int(row["process"]))
     if len(failures):
         return int(failures["time"][0]) - start, None, ""
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
@@ -283,15 +284,18 @@ def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | No
     begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
     # The UI zooms in on what is selected, and a short wait alone is not worth a window.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, ""
+    worked = spans[(spans["code"] == ev.FETCH[0]) & (spans["loader"] == row["loader"])]
+    worked = worked[(worked["task"] == row["end_task"]) & (worked["begin"] < row["end"])]
+    lane = _lane(trace, int(worked["process"][-1])) if len(worked) else ""
+    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, lane
 
 
-def _thread(trace: Trace, row: np.void) -> str:
+def _lane(trace: Trace, process: int) -> str:
     """Return the title of a worker's lane in the UI; "" for another process's, which is on top anyway."""
-    if trace.processes[row["process"]].worker < 0:
+    if trace.processes[process].worker < 0:
         return ""
     export = Export(trace)
-    return f"/{export.process_name(int(row['process']))} {trace.processes[row['process']].pid}"
+    return f"{export.process_name(process)} {trace.processes[process].pid}"
 
 
 @functools.cache
@@ -316,13 +320,14 @@ def deep_link(document: str, titles: list[str], shown: Focus) -> str:
     link creates a workspace, and copies the lanes into it. A process with the title of a lane is copied as well, with
     all its threads, and comes, folded, after the lanes and the counters.
     """
+    if shown.lane in titles:
+        titles = [title for title in titles if title != shown.lane]
+        titles.insert(next((n for n, title in enumerate(titles) if "worker " in title), len(titles)), shown.lane)
     patterns = [*(f"^{re.escape(title)}$" for title in titles), COUNTS]
     commands = [["CopyTracksToWorkspaceByRegex", pattern, WORKSPACE] for pattern in patterns]
     commands.append(["SwitchWorkspace", WORKSPACE])
     if len(patterns) > MOST_LISTED:
         commands.clear()
-    if shown.pin:
-        commands.append(["PinTracksByRegex", f"^{re.escape(shown.pin)}$"])
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
     step = "" if shown.step is None else f"&ts={shown.step[0]}"

@@ -442,3 +442,13 @@ def test_a_damaged_workers_number_is_judged_too(worker: int, tmp_path: Path) -> 
     events = [{"time": 10 * n, "code": c, "worker": w, "y": 2, "loader": 1} for n, (c, w) in enumerate(told, 1)]
     write_process(tmp_path, events, role="loader", loader=1)
     assert waiting(read_trace(tmp_path), 1).workers <= MOST_WORKERS
+
+
+def test_a_loader_whose_waits_are_not_seen_is_not_judged() -> None:
+    """Observed with pinned memory: torch's thread takes the batches, and nothing shows when the loop waits."""
+    found = Waiting(dict.fromkeys(Cause, 0) | {Cause.START_UP: 460}, 0, 100, 4, 1)
+    assert judge(found).kind is Bound.START_UP
+    blind = judge(found, {"unseen": ["consumer", "next"]})
+    assert blind.kind is Bound.UNSEEN
+    assert blind.sentence.startswith("not seen what bounds the loader: observed with pinned memory")
+    assert judge(found, {"unseen": "next"}).kind is Bound.START_UP, "a trace may hold anything"

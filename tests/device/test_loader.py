@@ -31,12 +31,13 @@ from minidl.device import sim
 from minidl.device import streams as streams_module
 from minidl.device.loader import DeviceLoader
 from minidl.tracefile import events as ev
+from minidl.tracefile.events import Phase
 
 FOREVER = 3600 * 10**9
 LIMIT = 20.0
 """Seconds that something may take that takes none."""
-SOON = 0.2
-"""Seconds in which a device does what nothing keeps it from doing."""
+SOON = 0.1
+"""Seconds to wait for what a guard prevents."""
 SIZE = 1000
 
 
@@ -90,13 +91,14 @@ def use_at_once(loaders: type[DeviceLoader]) -> bool:
 
 def drop_early(loaders: type[DeviceLoader]) -> bool:
     """The host drops a batch that the consumer's stream has not read yet."""
-    iterator = iter(loaders(batches(3), "sim", 2))
+    loader = loaders(batches(3), "sim", 2)
+    iterator = iter(loader)
     batch = next(iterator)
     hold(sim.current_stream())
     result = batch * 2
     del batch
     next(iterator)
-    soon(lambda: False)
+    event_in(loader._device.side).synchronize()  # type: ignore[attr-defined]
     sim.wake()
     return is_full(result, 2)
 
@@ -135,7 +137,7 @@ def fail_after_use(loaders: type[DeviceLoader]) -> bool:
         next(iterator)
     iterator = None  # type: ignore[assignment]
     gc.collect()
-    soon(lambda: False)
+    event_in(sim.current_stream()).synchronize()
     sim.wake()
     sim.synchronize()
     return is_full(total, 5)
@@ -280,11 +282,12 @@ def without(module: types.ModuleType, text: str, instead: str) -> type[DeviceLoa
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_a_program_is_right_with_the_guard_and_wrong_without(guard: str) -> None:
+def test_a_program_is_right_with_the_guard_and_wrong_without(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     *where, program = GUARDS[guard]
     assert program(DeviceLoader)
     gc.collect()
     sim.repair()
+    monkeypatch.setattr(sys.modules[__name__], "SOON", LIMIT)  # it happens, but the machine may be busy
     assert not program(without(*where))
 
 
@@ -449,10 +452,7 @@ def comparison(seed: int) -> dict[str, int]:
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
 @pytest.mark.parametrize("end", ["exhausted", "break"])
 def test_memory_is_bounded_whether_or_not_the_collector_runs(prefetch: int, end: str, collects: bool) -> None:
-    """As much as is in flight, as much again in use, the batch in the consumer's hands, and the one before.
-
-    A transform's input lives as long as its result.
-    """
+    """As many batches as are in flight, as many again in use, a transform's input, and one that is just let go."""
     size, count = 1 << 16, 300
     gc.collect()
     sim.synchronize()
@@ -464,14 +464,16 @@ def test_memory_is_bounded_whether_or_not_the_collector_runs(prefetch: int, end:
         source = (torch.full((size // 4,), float(n)).pin_memory() for n in range(count))
         for number, batch in enumerate(DeviceLoader(source, "sim", prefetch, lambda batch: batch + 1)):
             assert batch.shape == (size // 4,)
+            if number % 50 < 25:
+                sim.sleep(200_000)  # the device is behind, or ahead
             if end == "break" and number == count // 2:
                 break
         del batch
         peak = torch.accelerator.memory_stats()["active_bytes.all.peak"] - before
         pinned = sim.pinned_bytes()[1] - pinned_before
-        print(f"prefetch {prefetch}: {peak / size:g} of {2 * count} on the device, {pinned / size:g} of {count} pinned")
-        assert peak <= (2 * prefetch + 2) * 2 * size
-        assert pinned <= (2 * prefetch + 2) * size
+        print(f"prefetch {prefetch}: {peak / size:g} batches on the device, {pinned / size:g} in pinned memory")
+        assert peak <= (2 * prefetch + 2) * size
+        assert pinned <= 2 * prefetch * size
     finally:
         gc.enable()
 
@@ -488,7 +490,7 @@ def test_the_traces_times_are_those_of_the_devices_log(tmp_path: Path) -> None:
                 batch += 1
     log = sim.log(False)
     trace = minidl.read_trace(tmp_path / "t")
-    spans, error = trace.spans(), int(trace.select("clock_calibration")["y"].max())
+    spans, error = trace.spans(), 2 * int(trace.select("clock_calibration")["y"].max())  # of the two that give the rate
     side = next(stream for kind, _, stream, *_ in log if kind == "to device")
     for code, kind, on_side in (
         (ev.COPY[0], "to device", True),
@@ -543,7 +545,7 @@ def test_a_device_that_fails_is_an_error_that_names_it_and_the_trace_has_an_end(
     trace = minidl.read_trace(tmp_path / "t")
     assert not check(trace)
     assert len(trace.select("device_end")) == len(trace.select("device_start")) == 1
-    assert "sim:0: a kernel has failed" in trace.device_failure(int(trace.select("device_end")["loader"][0]))
+    assert "it failed: simulated accelerator: sim:0: a kernel has failed: unspecified" in summary(trace).text()
 
 
 @pytest.mark.parametrize("what", ["kernel", "copy"])
@@ -559,6 +561,7 @@ def test_a_device_that_hangs_is_an_error_that_names_it_and_nothing_is_lost(what:
             ):
                 values.extend(batch[0] for batch in iterator)
         sim.wake()
+        iterator._timeout = 0
         values.extend(batch[0] for batch in iterator)
     assert [float(value) for value in values] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -574,42 +577,29 @@ from minidl.device import loader, sim
 from minidl.record import device_clock
 
 loader.MP_STATUS_CHECK_INTERVAL = device_clock.FLUSH = 0.1
-what, directory = sys.argv[1:]
+device_clock.SOONEST = device_clock.LATEST = 0  # each copy calibrates
 sim.load()
 batches = [torch.full((9,), float(number)).pin_memory() for number in range(9)]
-with minidl.trace(directory), minidl.DeviceLoader(batches, "sim", timeout=0.1) as device_loader:
+with minidl.trace(sys.argv[1]), minidl.DeviceLoader(batches, "sim", timeout=0.5) as device_loader:
     for number, batch in enumerate(device_loader):
         if number == 1:
-            if what == "kernel":
-                sim.sleep(3600 * 10**9)
-            elif what == "copy":
-                with device_loader._device.side:
+            for stream in (sim.current_stream(), device_loader._device.side, device_loader._device._idle):
+                with stream:
                     sim.sleep(3600 * 10**9)
-            else:
-                sim.fail("unspecified launch failure")
         batch + 1
 """
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("what", ["kernel", "copy", "failure"])
-def test_a_program_ends_whose_device_does_not(what: str, tmp_path: Path) -> None:
-    done = wl.run(HUNG, what, tmp_path / "t")
+def test_a_program_ends_whose_device_does_not(tmp_path: Path) -> None:
+    done = wl.run(HUNG, tmp_path / "t")
     assert done.returncode == 1
-    expected = "sim:0: a kernel has failed" if what == "failure" else "DeviceLoader timed out after 0.1 seconds: sim:0"
-    assert done.stderr.splitlines()[-1].startswith("RuntimeError: ")
-    assert expected in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: DeviceLoader timed out after 0.5 seconds: sim:0")
     trace = minidl.read_trace(tmp_path / "t")
     assert not check(trace)
     assert len(trace.select("device_end")) == 1
-    waits = trace.select("host_wait")
-    assert len(waits[waits["code"] == ev.HOST_WAIT[0]]) == len(waits[waits["code"] == ev.HOST_WAIT[1]])
-    why = {
-        "kernel": "it had not done its work 0.1 s after the trace's end",
-        "copy": "it had not done its work 0.1 s after the trace's end",
-        "failure": "simulated accelerator: sim:0: a kernel has failed: unspecified launch failure",
-    }
-    assert f"it failed: {why[what]}" in summary(trace).text()
+    assert len(trace.select("host_wait", Phase.BEGIN)) == len(trace.select("host_wait", Phase.END)) >= 1
+    assert "it failed: it has done nothing for 0.1 s" in summary(trace).text()
 
 
 # --- Two devices ------------------------------------------------------------------------------------------------------

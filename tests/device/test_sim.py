@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,32 @@ def test_streams_are_ordered_by_events_alone() -> None:
     assert not held.query()
     sim.wake()
     held.synchronize()
+
+
+def test_a_stream_is_asked_whether_it_is_done() -> None:
+    stream = sim.Stream()
+    assert stream.query()
+    with stream:
+        sim.sleep(FOREVER)
+        assert not stream.query()
+        sim.wake()
+        stream.synchronize()
+        deadline = time.monotonic() + LIMIT
+        while not stream.query():
+            assert time.monotonic() < deadline
+        there = torch.ones(4, device="sim")
+        stream.synchronize()
+        sim.configure(kernel=FOREVER)
+        sim.log(True)
+        there.add_(1)
+        while not sim.log(True):
+            assert time.monotonic() < deadline
+        assert not any(stream.query() for _ in range(1000)), "it is computed, but not done in the stream's time"
+        sim.log(False)
+        event = reached(stream)
+    sim.repair()  # ends the stream's time, which is an hour ahead
+    event.synchronize()
+    assert there.tolist() == [2.0] * 4
 
 
 def test_an_event_waits_for_its_last_record_alone() -> None:

@@ -81,6 +81,7 @@ class Pen:
     def __init__(self) -> None:
         self.told: list[tuple[int, ...]] = []
         self.at: list[tuple[int, ...]] = []
+        self.failures: list[str] = []
 
     def emit(self, *values: int) -> None:
         self.told.append(values)
@@ -89,7 +90,8 @@ class Pen:
         self.at.append(values)
 
     def describe(self, kind: str, **facts: Any) -> None:
-        pass
+        if kind == "device_failed":
+            self.failures.append(facts["why"])
 
 
 def test_the_quickest_look_calibrates_and_half_of_it_is_the_error() -> None:
@@ -144,10 +146,35 @@ def test_a_failed_device_does_not_break_the_tracer() -> None:
         def done(self) -> bool:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    ticks = Ticks()
-    track = DeviceClock(ticks, Pen(), now=ticks.read).track("a", "copies")
-    track.note(Broken(0), ev.COPY[0], 1)
-    assert track.poll()
+    ticks, pen = Ticks(), Pen()
+    track = DeviceClock(ticks, pen, now=ticks.read).track("a", "copies")
+    for _ in range(2):
+        track.note(Broken(0), ev.COPY[0], 1)
+        assert track.poll()
+    assert pen.failures == ["CUDA error: an illegal memory access was encountered"]
+
+
+def test_a_device_that_hangs_is_waited_for_once_and_not_for_ever() -> None:
+    class Hanging(Ticks):
+        hangs = False
+
+        def idle_mark(self) -> TickMark:
+            mark = super().idle_mark()
+            mark.is_done = not self.hangs
+            return mark
+
+        def read(self) -> int:
+            self.now += 1_000_000_000
+            return self.now
+
+    ticks, pen = Hanging(), Pen()
+    clock = DeviceClock(ticks, pen, now=ticks.read)
+    kept, looks, ticks.hangs = clock.calibration, ticks.looks, True
+    for _ in range(3):
+        clock.keep_time()
+    assert clock.calibration is kept
+    assert pen.failures == ["it has done nothing for 5 s"]
+    assert ticks.looks == looks + 1
 
 
 def test_each_stream_of_the_consumer_has_a_track_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,3 +395,17 @@ def test_torchs_cache_of_segments_is_the_one_that_is_used() -> None:
     second = through_a_queue(Result(0, 0, tensor)).data
     assert first.data_ptr() == second.data_ptr() == tensor.data_ptr()
     assert any(isinstance(ref, StorageWeakRef) for ref in shared_cache.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "named"), [(OSError("no socket"), True), (RuntimeError("no descriptor"), True), (ValueError("x"), False)]
+)
+def test_a_batch_that_cannot_be_sent_for_lack_of_descriptors_says_so(
+    error: Exception, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lack = RuntimeError("Too many open files: raise the limit")
+    monkeypatch.setattr("minidl.transport.message.out_of_descriptors", lambda: lack)
+    sent = Envelope(Result(0, 1, None)).instead_of(None, error)
+    with pytest.raises(RuntimeError if named else ValueError, match="Too many open files" if named else "x") as raised:
+        sent.reraise()
+    assert str(error) in str(raised.value)  # with the traceback of what failed first

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from made_trace import MIB, START, Run, made
 from oracle_trace import write_process
 
+from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description
 from minidl.tracefile.events import EVENTS, Message, Phase
@@ -345,13 +346,13 @@ def test_tasks_of_two_epochs_are_not_taken_for_each_other(tmp_path: Path) -> Non
     assert max(length.values()) < 4_000_000  # an epoch takes longer
 
 
-def test_what_never_comes_back_stays_in_flight(hung: Trace) -> None:
-    flights = named(to_chrome(hung), "batch")
-    ended = {e["id2"]["local"] for e in flights if e["ph"] == "e"}
-    still = {
-        e["args"]["task"]: e["args"]["ended by"] for e in flights if e["ph"] == "b" and e["id2"]["local"] not in ended
+def test_what_never_comes_back_is_in_flight_to_the_traces_end_and_says_so(hung: Trace) -> None:
+    last = int(hung.events["time"][-1]) - START
+    lost = [e for e in named(to_chrome(hung), "batch (did not end)") if e["ph"] in "be"]
+    assert {(e["name"], ns(e["ts"])) for e in lost if e["ph"] == "e"} == {
+        (f"batch {task} (did not end)", last) for task in (9, 10, 11, 12)
     }
-    assert still == dict.fromkeys((9, 10, 11, 12), "did not end")
+    assert {e["args"]["ended by"] for e in lost if e["ph"] == "b"} == {"did not end"}
 
 
 def test_batches_given_up_with_their_epoch_end_with_it(tmp_path: Path) -> None:
@@ -601,3 +602,17 @@ def test_an_attachment_that_cannot_be_read_leaves_the_trace_as_it_is(tmp_path: P
     document = to_chrome(read_trace(path))
     assert document["traceEvents"] == to_chrome(healthy)["traceEvents"]
     assert any("line 2 is damaged" in problem for problem in document["otherData"]["problems"])
+
+
+def test_the_headline_is_a_note_on_the_lane_that_it_points_at(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
+    found, document = headline(trace), to_chrome(trace)
+    (note,) = (e for e in document["traceEvents"] if e.get("cat") == "headline")
+    assert note["name"] == found.sentence == document["otherData"]["headline"][0]
+    assert note["args"]["next step"] == found.next_step
+    assert found.focus is not None
+    assert (note["pid"], note["tid"]) == (1101, found.focus.tid)
+    assert ns(note["ts"]) == found.focus.begin - START
+    assert not [
+        e for e in to_chrome(made(tmp_path / "fine", Run(batches=3)))["traceEvents"] if e.get("cat") == "headline"
+    ]

@@ -540,3 +540,11 @@ def test_a_bar_that_did_not_end_is_never_narrow(hung: Trace) -> None:
     drawn = scene_of(hung)
     wide, _ = per_pixel(drawn.bars, 0, drawn.end * 1000, 100)
     assert (wide["fate"] == Fate.OPEN).sum() == (drawn.bars["fate"] == Fate.OPEN).sum() > 0
+
+
+def test_a_window_without_the_step_that_the_headline_is_about_has_no_culprit(tmp_path: Path) -> None:
+    """Nor another step of the same thread in its place."""
+    trace = made(tmp_path, batches=40, workers=2, step=10_000, cost=lambda task: 30_000_000 if task == 30 else 900_000)
+    assert scene_of(trace).culprit >= 0
+    first = float(trace.select("yield")["time"][10] - trace.events["time"][0]) / 1e9
+    assert scene_of(trace, until=first).culprit == -1

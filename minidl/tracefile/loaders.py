@@ -1,0 +1,78 @@
+"""Which iterators belong to one DataLoader, and what it is called: a program makes a new iterator in each epoch.
+
+Interface: `dataloaders(trace)` lists them; `only(trace, name)` is the trace of one of them alone.
+
+A DataLoader is named by its dataset, its sampler and the line of code that made it. A trace of a minidl that recorded
+no such line, or of torch's loader without `minidl run`, has the first two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidl.tracefile.format import TraceError
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLoader:
+    """One DataLoader. iterators: their numbers, in the order of their epochs. name: no two of a rank have the same."""
+
+    name: str
+    rank: int
+    iterators: tuple[int, ...]
+
+
+def dataloaders(trace: Trace) -> list[NamedLoader]:
+    """Return the DataLoaders of a trace, by their first iterator; an iterator that says nothing is one of its own."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for number, params in sorted(trace.loaders.items()):
+        known = params.get("dataloader") or -number  # 0: the number that its iterators share is not known
+        found.setdefault((_rank(params), known, name_of(params)), []).append(number)
+    same = Counter((rank, name) for rank, _, name in found)
+    out, seen = [], Counter[tuple[int, str]]()
+    for (rank, _, name), numbers in found.items():
+        seen[rank, name] += 1
+        several = f" #{seen[rank, name]}" if same[rank, name] > 1 else ""
+        out.append(NamedLoader(name + several, rank, tuple(numbers)))
+    return out
+
+
+def only(trace: Trace, name: str) -> Trace:
+    """Return the trace with the events of one DataLoader: of one whose name holds `name`, in every rank.
+
+    Raises TraceError if there is none, or several.
+    """
+    there = dataloaders(trace)
+    exact = [one for one in there if one.name == name]
+    found = exact or [one for one in there if name in one.name]
+    if len({one.name for one in found}) != 1:
+        known = "; ".join(dict.fromkeys(one.name for one in there)) or "none that says its name"
+        raise TraceError(
+            f"{trace.path}: {'several DataLoaders are' if found else 'no DataLoader is'} {name!r}: {known}"
+        )
+    numbers = [number for one in found for number in one.iterators]
+    out = copy.copy(trace)
+    out.events = trace.events[np.isin(trace.events["loader"], [0, *numbers])]
+    out.loaders = {number: trace.loaders[number] for number in numbers}
+    return out
+
+
+def _rank(params: dict[str, Any]) -> int:
+    rank = params.get("rank")
+    return rank if type(rank) is int else -1
+
+
+def name_of(params: dict[str, Any]) -> str:
+    """Return what an iterator's DataLoader is called: "Photos by RandomSampler, train.py:12", or what is known."""
+    dataset, sampler, made_at = (str(params.get(key) or "") for key in ("dataset", "sampler", "made_at"))
+    what = f"{dataset} by {sampler}" if dataset and sampler else dataset or "DataLoader"
+    return f"{what}, {PurePath(made_at).name}" if made_at else what
