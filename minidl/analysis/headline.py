@@ -64,7 +64,7 @@ class Spot:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
-    begin; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
+    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
     """
 
     loader: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import signal
@@ -20,6 +21,8 @@ from minidl.tracefile.unended import open_spans
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
 """A hang in which the loader looks round six times: 30 s."""
+
+FIELDS = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -157,8 +160,7 @@ def consumer_hangs(directory: Path, seconds: int, last: int = 20) -> Path:
         file.unlink()
     for index, process in enumerate(whole.processes):
         rows = whole.events[(whole.events["process"] == index) & (whole.events["time"] <= end)]
-        names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
-        events = [{name: int(row[name]) for name in names} for row in rows]
+        events = [{name: int(row[name]) for name in FIELDS} for row in rows]
         if process.worker >= 0:
             poll = {"loader": 1, "tid": process.pid, "worker": process.worker}
             events += [
@@ -228,9 +230,8 @@ def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:
     trace = read_trace(path)
     index = next(i for i, process in enumerate(trace.processes) if process.pid == pid)
     process = trace.processes[index]
-    names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
     rows = trace.events[trace.events["process"] == index]
-    old = [{name: int(row[name]) for name in names} for row in rows]
+    old = [{name: int(row[name]) for name in FIELDS} for row in rows]
     write_process(
         path, old + events, pid=pid, role=process.role, worker=process.worker, loader=process.loader,
         start_ns=process.start_ns,
@@ -406,4 +407,28 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     assert "record more" not in found.next_step
     if found.kind is not What.FINE:
         assert found.next_step
+        focus_of(found, trace)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed: int) -> None:
+    """Events are missing, and some are others."""
+    draw = random.Random(seed)
+    whole = made(tmp_path / "whole", **draw.choice([LONG, HUNG, HEALTHY, LONG | {"pin": True}]))
+    for index, process in enumerate(whole.processes):
+        rows = [row for row in whole.events[whole.events["process"] == index] if draw.random() > 0.1]
+        events = [{name: int(row[name]) for name in FIELDS} for row in rows[: draw.randint(0, len(rows))]]
+        for event in draw.sample(events, len(events) // 20):
+            event |= {
+                "code": draw.choice(list(ev.EVENTS)),
+                "x": draw.randint(-11, 9),
+                "worker": draw.choice([-1, 0, 9]),
+            }
+        write_process(
+            tmp_path / "t", events, pid=process.pid, role=process.role, worker=process.worker, loader=process.loader
+        )
+    trace = read_trace(tmp_path / "t")
+    found = headline(trace)
+    assert found.sentence
+    if found.focus is not None and found.focus.code:
         focus_of(found, trace)
