@@ -38,6 +38,7 @@ import torch.utils.data.dataloader
 
 import minidl
 from minidl import dataloader, terminal
+from minidl.device import sim
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
@@ -86,13 +87,14 @@ def run_script(
     observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
     align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). recording:
     further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
-    Ctrl-C. Raises RunError if the script or module cannot be loaded, TraceError if `trace` already holds a trace, or
-    if functions are to be recorded and viztracer is missing.
+    Ctrl-C. Raises RunError if the script or module cannot be loaded, or the simulated accelerator if the environment
+    asks for it; TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
     """
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     with _in_front(folder):
         program = _find_module(name) if module else _read_script(Path(name))
+        _load_sim()
         with minidl.trace(trace, **recording), contextlib.ExitStack() as stack:
             writer = current_recorder()
             assert writer is not None  # the trace has just begun
@@ -108,6 +110,15 @@ def run_script(
         for text in lacking(*words_of(trace)):
             terminal.say(f"minidl: {text}")
         return code
+
+
+def _load_sim() -> None:
+    """Load the simulated accelerator if it is asked for: later than the first backward pass were too late."""
+    try:
+        if sim.is_wanted():
+            sim.load()
+    except sim.SimError as error:
+        raise RunError(str(error)) from error
 
 
 @contextlib.contextmanager

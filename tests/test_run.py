@@ -13,6 +13,7 @@ import torch.utils.data.dataloader
 from programs import ROOT, python, write
 from torch.distributed.checkpoint.stateful import Stateful
 from workloads import kill_group
+from workloads import run as run_python
 
 import minidl
 from minidl import run
@@ -192,6 +193,24 @@ def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
         assert not isinstance(ours([1]), Stateful), "frameworks would save and load states that torch's loader has not"
     assert torch.utils.data.DataLoader is torchs
     assert torch.utils.data.dataloader.DataLoader is torchs
+
+
+@pytest.mark.live
+def test_a_script_trains_on_the_simulated_accelerator_if_the_environment_asks_for_it(
+    tmp_path: Path, simulate: None
+) -> None:
+    """Although its first backward pass is on the CPU: autograd would not know an accelerator that came after it."""
+    program = """
+        import torch
+        torch.ones(1, requires_grad=True).sum().backward()
+        device = torch.accelerator.current_accelerator()
+        weight = torch.ones(2, device=device, requires_grad=True)
+        (weight * 2).sum().backward()
+        print(device, weight.grad.tolist())
+    """
+    starts = "import sys; from minidl import cli; sys.exit(cli.main(['run', '--trace', *sys.argv[1:]]))"
+    done = run_python(starts, tmp_path / "trace", write(tmp_path / "trains.py", program), MINIDL_SIMULATE_DEVICE="1")
+    assert done.stdout == "sim [2.0, 2.0]\n", done.stderr
 
 
 @pytest.mark.live

@@ -488,8 +488,8 @@ class _Inquiry:
         at_work = doing(wait.row if step is None else step)
         whole = " (the file was cut)" if home.whole_until else ""
         what = (
-            f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run does{whole}; "
-            f"{home.name} was {at_work} for {duration(wait.took)}"
+            f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
+            f"still running){whole}; {home.name} was {at_work} for {duration(wait.took)}"
         )
         if wait.took <= wait.past:
             moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"

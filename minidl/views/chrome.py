@@ -474,10 +474,11 @@ class Export:
             what = {"cat": "loader", "id2": {"local": f"{kind}{at}"}, **where}
             begin_us = (left - self.start) / 1000
             yield compact({"ph": "n", "name": self.named(track, loader), **what, "ts": begin_us})
-            what["name"] = f"{kind} {number}"
+            what["name"] = f"{kind} {number}{'' if right < NEVER else f' ({FATES[Fate.OPEN]})'}"
             yield compact({"ph": "b", **what, "ts": begin_us, "args": words})
-            if right < NEVER:
-                yield compact({"ph": "e", **what, "ts": (right - self.start) / 1000, "args": {}})
+            # The UI leaves an async slice without an end out: an open one ends with the trace, and its name says so.
+            last = right if right < NEVER else int(self.events["time"][-1])
+            yield compact({"ph": "e", **what, "ts": (last - self.start) / 1000, "args": {}})
 
     def _epochs(self, rows: Rows) -> Iterator[str]:
         event, end = EVENTS[ev.EPOCH[0]], EVENTS[ev.EPOCH[1]]

@@ -324,7 +324,7 @@ def test_a_wait_within_the_runs_own_past_is_no_hang(tmp_path: Path, changes: dic
     found = headline(trace)
     assert found.kind is What.CUT
     assert found.sentence.startswith(
-        "cut: the recording ends after 9 batches, before the run does; loader (pid 1000) was "
+        "cut: the recording ends after 9 batches, before the run's end (killed, or still running); loader (pid 1000) "
     )
     assert "waiting for task 9 of worker 1" in found.sentence
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
@@ -295,6 +297,21 @@ def local_error() -> Exception:
     return HiddenError("never to be found")
 
 
+class Leaving:
+    """Ends the thread that pickles it."""
+
+    def __reduce__(self) -> Any:
+        sys.exit(3)
+
+
+def test_an_exit_while_a_batch_is_pickled_is_its_tasks_error_and_ends_no_reader() -> None:
+    """Else the feeder thread would end, with what it has not sent."""
+    result = pickle.loads(pickle.dumps(Envelope(Result(4, 1, Leaving()))))
+    assert (result.idx, result.worker_id) == (4, 1)
+    with pytest.raises(RuntimeError, match=r"Caught SystemExit in DataLoader worker process 1 while it pickled"):
+        result.data.reraise()
+
+
 def test_what_fails_to_be_rebuilt_says_so_in_its_place() -> None:
     got = through_a_queue(Result(4, 1, wl.Unbuildable()))
     assert isinstance(got.data, RebuildFailure)
@@ -378,3 +395,17 @@ def test_torchs_cache_of_segments_is_the_one_that_is_used() -> None:
     second = through_a_queue(Result(0, 0, tensor)).data
     assert first.data_ptr() == second.data_ptr() == tensor.data_ptr()
     assert any(isinstance(ref, StorageWeakRef) for ref in shared_cache.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "named"), [(OSError("no socket"), True), (RuntimeError("no descriptor"), True), (ValueError("x"), False)]
+)
+def test_a_batch_that_cannot_be_sent_for_lack_of_descriptors_says_so(
+    error: Exception, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lack = RuntimeError("Too many open files: raise the limit")
+    monkeypatch.setattr("minidl.transport.message.out_of_descriptors", lambda: lack)
+    sent = Envelope(Result(0, 1, None)).instead_of(None, error)
+    with pytest.raises(RuntimeError if named else ValueError, match="Too many open files" if named else "x") as raised:
+        sent.reraise()
+    assert str(error) in str(raised.value)  # with the traceback of what failed first

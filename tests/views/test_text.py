@@ -53,8 +53,8 @@ recorded
 """
 
 HUNG = """\
-cut: the recording ends after 9 batches, before the run does; loader (pid 1000)
-was waiting for task 9 of worker 1 for 6.78 ms
+cut: the recording ends after 9 batches, before the run's end (killed, or still
+running); loader (pid 1000) was waiting for task 9 of worker 1 for 6.78 ms
 
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
