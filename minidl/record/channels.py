@@ -78,14 +78,14 @@ class TracedEnvelope(Envelope):
         emit(ev.RESULT_PICKLE[1], *about, len(payload), pickler.tensors, pickler.copied_bytes)
         return load_result, (self.loader, *about, payload, pickler.tensors, pickler.shared_bytes, message.state)
 
-    def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:
+    def instead_of(self, data: Any, error: BaseException) -> ExceptionWrapper:
         sent = super().instead_of(data, error)
         if not isinstance(data, ExceptionWrapper):  # else the task's error is in the trace already
             emit_failed(error, self.loader, self.message.idx, self.message.worker_id)
         return sent
 
 
-def emit_failed(error: Exception, loader: int, task: int, worker: int) -> None:
+def emit_failed(error: BaseException, loader: int, task: int, worker: int) -> None:
     """Emit that a task has failed on its way: what it is about could not be pickled, or not rebuilt."""
     recording = active()
     if recording is not None:

@@ -41,11 +41,11 @@ class Envelope:
         data = message.index if isinstance(message, Task) else message.data
         try:
             return dumps(data, self.pickler)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a SystemExit would end the feeder thread, and nothing would be sent
             remove_unsized(error)
             return dumps(self.instead_of(data, error))
 
-    def instead_of(self, data: Any, error: Exception) -> ExceptionWrapper:
+    def instead_of(self, data: Any, error: BaseException) -> ExceptionWrapper:
         """What is sent in place of `data`, which could not be pickled."""
         message = self.message
         if isinstance(data, ExceptionWrapper):
@@ -57,7 +57,8 @@ class Envelope:
         if isinstance(error, (OSError, RuntimeError)) and (lack := out_of_descriptors()) is not None:
             lack.__cause__, error = error, lack
         wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
-        return wrapper if _picklable(wrapper) else wrapper.portable()
+        as_it_is = isinstance(error, Exception) and _picklable(wrapper)  # a SystemExit would end the loader's process
+        return wrapper if as_it_is else wrapper.portable()
 
 
 def _sure_to_pickle(index: Any) -> bool:

@@ -128,7 +128,7 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
 _UNSIZED = re.compile(r" file </(torch_(\d+)_\w+)>")
 
 
-def remove_unsized(error: Exception) -> None:
+def remove_unsized(error: BaseException) -> None:
     """Remove the segment that `error` is about, if torch has made it in this process and could not size it.
 
     It would keep its name, also after the process: with /dev/shm full, or a limit of the size of files.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
@@ -293,6 +295,21 @@ def local_error() -> Exception:
         pass
 
     return HiddenError("never to be found")
+
+
+class Leaving:
+    """Ends the thread that pickles it."""
+
+    def __reduce__(self) -> Any:
+        sys.exit(3)
+
+
+def test_an_exit_while_a_batch_is_pickled_is_its_tasks_error_and_ends_no_reader() -> None:
+    """Else the feeder thread would end, with what it has not sent."""
+    result = pickle.loads(pickle.dumps(Envelope(Result(4, 1, Leaving()))))
+    assert (result.idx, result.worker_id) == (4, 1)
+    with pytest.raises(RuntimeError, match=r"Caught SystemExit in DataLoader worker process 1 while it pickled"):
+        result.data.reraise()
 
 
 def test_what_fails_to_be_rebuilt_says_so_in_its_place() -> None:
