@@ -118,6 +118,42 @@ def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[i
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
 
 
+def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    about = {"task": 0, "worker": 0}
+    main: list[dict[str, int]] = [
+        {"code": ev.EPOCH[0], "time": 3, "y": 2, "z": 2},
+        {"code": ev.TASK_ASSIGNED, "time": 4, "x": 1, "y": 1} | about,
+        {"code": ev.INDEX_PUT, "time": 5} | about,
+        {"code": ev.NEXT[0], "time": 6, "task": 0},
+        {"code": ev.RESULT_GET[0], "time": 7} | about,
+        {"code": ev.RESULT_REBUILD[0], "time": 20} | about,
+    ]
+    stopped: list[dict[str, int]] = [
+        {"code": ev.INDEX_GET[0], "time": 3, "worker": 0},
+        {"code": ev.INDEX_GET[1], "time": 6} | about,
+        {"code": ev.FETCH[0], "time": 8} | about,
+        {"code": ev.FETCH[1], "time": 10} | about,
+        {"code": ev.RESULT_PUT, "time": 11} | about,
+        {"code": ev.RESULT_WRITE[0], "time": 12} | about,
+        {"code": ev.RESULT_WRITE[1], "time": 13} | about,
+        {"code": ev.FETCH[0], "time": 14, "task": 2, "worker": 0},
+        {"code": ev.SAMPLE[0], "time": 15, "task": 2, "worker": 0, "x": 0, "y": 7},
+    ]
+    idle = [{"code": ev.INDEX_GET[0], "time": time, "worker": 1} for time in (3, 9 * SECOND)]
+    write_process(path, main, pid=100, role="loader", loader=1)
+    write_process(path, stopped, pid=200, role="worker", worker=0, loader=1)
+    write_process(path, idle, pid=201, role="worker", worker=1, loader=1)
+    trace = read_trace(path)
+    found = headline(trace)
+    assert found.sentence == (
+        "hung for 9.00 s: worker 0 (pid 200) stands still in sample 7 (task 2); the loader needs it to hand over the "
+        "memory of task 0"
+    )
+    assert found.next_step.endswith("ps -o stat,wchan -p 200")
+    assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
+
+
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = {"task": 0, "worker": 0, "x": ev.Message.RESULT}
@@ -406,4 +442,5 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     assert "record more" not in found.next_step
     if found.kind is not What.FINE:
         assert found.next_step
-        focus_of(found, trace)
+        _, step = focus_of(found, trace)
+        assert "start-up" not in found.sentence or step in ("worker_init", "make_fetcher", "worker_start", "join")
