@@ -64,7 +64,7 @@ class Spot:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
-    begin; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
+    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
     """
 
     loader: int
@@ -282,7 +282,13 @@ class _Inquiry:
         if pinned:
             step = f"try pin_memory=False; while it hangs, py-spy dump --pid {self.trace.processes[home].pid}"
             return what, step, focus
-        quiet = self._quiet(wait, process) if number >= 0 and focus.code == ev.INDEX_GET[0] else 0
+        rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
+        quiet = self._quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0
+        if rebuilt and quiet > wait.took // 2:
+            who, row = self.trace.processes[process], self._step_at(process, wait.until)
+            at = f" {doing(row)}" if row is not None else ""
+            what = f"{who.name} stands still{at}; the loader needs it to hand over the memory of task {task}"
+            return what, f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}", focus
         if quiet > wait.took // 2:
             name = self.trace.processes[process].name
             what = f"{name} has not taken task {task}, and gave no sign of life for {duration(quiet)}: is it stopped?"
@@ -519,8 +525,21 @@ class _Inquiry:
         if found.kind is not Bound.START_UP and len(mine) > 1:
             mine = later if 3 * total(later) >= total(mine) else mine[1:]
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
-        focus = None if longest is None else self._waited_for(longest)
+        if found.kind is Bound.START_UP:
+            focus = self._start(number)
+        else:
+            focus = None if longest is None else self._waited_for(longest)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+
+    def _start(self, number: int) -> Spot | None:
+        """What took longest of what an iterator's workers do before their first batch, or of their ends."""
+        kinds = [ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]]
+        rows = self.spans[(self.spans["loader"] == number) & np.isin(self.spans["code"], kinds)]
+        rows = rows[rows["end"] >= 0]
+        if not len(rows):
+            return None
+        row = rows[np.argmax(durations(rows))]
+        return self._focus_of(row, int(row["end"]))
 
     def _waited_for(self, row: np.void) -> Spot:
         """The step that the longest wait waited for: of its task, the innermost while it lasted."""

@@ -585,6 +585,8 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
     if cause is Cause.IPC:
         return "send less, in few tensors, which cross by handle; see `minidl ledger`"
     if cause is Cause.COLLATE:
+        if found.cpu.held(cpus)[0] is Held.WAITS:
+            return "find what collation waits for (py-spy dump of a worker); more workers wait at the same time"
         own = params.get("collate_fn", "default_collate") != "default_collate"
         return "make collation cheaper" + (
             ": the collate_fn is your own, and default_collate stacks into shared memory without another copy"

@@ -315,9 +315,10 @@ class Export:
 
     def process_name(self, index: int) -> str:
         process, rank = self.trace.processes[index], self.trace.manifest.get("rank")
-        what = process.role if process.worker < 0 else f"{process.role} {process.worker}"
-        if self._is_one_of_several(index) and process.worker >= 0:
-            what += f" of iterator {process.loader}"
+        what, several = process.role, self._is_one_of_several(index)
+        if process.worker >= 0:  # short where more follows: the UI cuts long titles in their middle
+            what = f"w{process.worker}" if several or process.rank >= 0 else f"{process.role} {process.worker}"
+            what += f" of iterator {process.loader}" if several else ""
         if process.rank >= 0:
             return self.of_rank(what, index)
         return what if rank is None else f"{what} (rank {rank})"

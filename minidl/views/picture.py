@@ -114,7 +114,10 @@ class _Drawing:
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
         self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 15)))
-        self.head = 0.42 + 0.17 * len(self.sentence) + LEGEND_INCHES * -(-len(self.legend) // self.columns)
+        step = f"next step: {scene.headline.next_step}" if scene.headline.next_step else ""
+        self.step = textwrap.wrap(step, max(20, int(width * 17)))
+        self.above = 0.17 * (len(self.sentence) + len(self.step))
+        self.head = 0.42 + self.above + LEGEND_INCHES * -(-len(self.legend) // self.columns)
         self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
         self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
         self.lanes_high = max(1.0, scene.height) * self.row + 0.06
@@ -163,14 +166,15 @@ class _Drawing:
         y = 1 - 0.2 / self.high
         text(0.1 / self.width, y, self.title, fontsize=11, weight="bold", color=INK, va="center", parse_math=False)
         colour = RED if self.scene.headline.kind.wrong else INK
-        for line, words in enumerate(self.sentence):
+        lines = [(words, 9, colour) for words in self.sentence] + [(words, 8, FAINT) for words in self.step]
+        for line, (words, points, ink) in enumerate(lines):
             y2 = 1 - (0.4 + 0.17 * line) / self.high
-            text(0.1 / self.width, y2, words, fontsize=9, color=colour, va="center", parse_math=False)
+            text(0.1 / self.width, y2, words, fontsize=points, color=ink, va="center", parse_math=False)
         text(1 - RIGHT / self.width, y, facts, fontsize=7.5, color=FAINT, va="center", ha="right")
         if self.legend:
             self.figure.legend(
                 handles=self.legend, loc="upper left", ncols=self.columns, frameon=False, fontsize=7.5, labelcolor=INK,
-                bbox_to_anchor=(0.06 / self.width, 1 - (0.36 + 0.17 * len(self.sentence)) / self.high),
+                bbox_to_anchor=(0.06 / self.width, 1 - (0.36 + self.above) / self.high),
                 columnspacing=1.4, handlelength=1.6,
                 borderpad=0, labelspacing=0.4,
             )  # fmt: skip

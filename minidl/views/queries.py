@@ -63,7 +63,7 @@ own as (
   select ifnull({_arg("event", "s.arg_set_id")}, s.name) as name,
     s.process, s.thread, s.took - ifnull((select sum(iif(c.dur < 0, trace_end() - c.ts, c.dur))
     from slice c where c.parent_id = s.id), 0) as took, s.ts, s.ts + s.took as till
-  from s where s.process glob 'worker*' or s.process glob 'rank * worker*'
+  from s where s.process glob 'worker*' or s.process glob '*w[0-9]*'
 ),
 life as (select process, max(till) - min(ts) as ns from own group by process)
 select own.process as "share of a worker's time", own.thread, own.name, count() as times,

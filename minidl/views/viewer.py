@@ -322,7 +322,9 @@ def deep_link(document: str, titles: list[str], shown: Focus) -> str:
     """
     if shown.lane in titles:
         titles = [title for title in titles if title != shown.lane]
-        titles.insert(next((n for n, title in enumerate(titles) if "worker " in title), len(titles)), shown.lane)
+        titles.insert(
+            next((n for n, title in enumerate(titles) if re.search(r"\bw(orker )?\d", title)), len(titles)), shown.lane
+        )
     patterns = [*(f"^{re.escape(title)}$" for title in titles), COUNTS]
     commands = [["CopyTracksToWorkspaceByRegex", pattern, WORKSPACE] for pattern in patterns]
     commands.append(["SwitchWorkspace", WORKSPACE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import signal
@@ -20,6 +21,8 @@ from minidl.tracefile.unended import open_spans
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
 """A hang in which the loader looks round six times: 30 s."""
+
+FIELDS = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -118,6 +121,42 @@ def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[i
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
 
 
+def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    about = {"task": 0, "worker": 0}
+    main: list[dict[str, int]] = [
+        {"code": ev.EPOCH[0], "time": 3, "y": 2, "z": 2},
+        {"code": ev.TASK_ASSIGNED, "time": 4, "x": 1, "y": 1} | about,
+        {"code": ev.INDEX_PUT, "time": 5} | about,
+        {"code": ev.NEXT[0], "time": 6, "task": 0},
+        {"code": ev.RESULT_GET[0], "time": 7} | about,
+        {"code": ev.RESULT_REBUILD[0], "time": 20} | about,
+    ]
+    stopped: list[dict[str, int]] = [
+        {"code": ev.INDEX_GET[0], "time": 3, "worker": 0},
+        {"code": ev.INDEX_GET[1], "time": 6} | about,
+        {"code": ev.FETCH[0], "time": 8} | about,
+        {"code": ev.FETCH[1], "time": 10} | about,
+        {"code": ev.RESULT_PUT, "time": 11} | about,
+        {"code": ev.RESULT_WRITE[0], "time": 12} | about,
+        {"code": ev.RESULT_WRITE[1], "time": 13} | about,
+        {"code": ev.FETCH[0], "time": 14, "task": 2, "worker": 0},
+        {"code": ev.SAMPLE[0], "time": 15, "task": 2, "worker": 0, "x": 0, "y": 7},
+    ]
+    idle = [{"code": ev.INDEX_GET[0], "time": time, "worker": 1} for time in (3, 9 * SECOND)]
+    write_process(path, main, pid=100, role="loader", loader=1)
+    write_process(path, stopped, pid=200, role="worker", worker=0, loader=1)
+    write_process(path, idle, pid=201, role="worker", worker=1, loader=1)
+    trace = read_trace(path)
+    found = headline(trace)
+    assert found.sentence == (
+        "hung for 9.00 s: worker 0 (pid 200) stands still in sample 7 (task 2); the loader needs it to hand over the "
+        "memory of task 0"
+    )
+    assert found.next_step.endswith("ps -o stat,wchan -p 200")
+    assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
+
+
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = {"task": 0, "worker": 0, "x": ev.Message.RESULT}
@@ -157,8 +196,7 @@ def consumer_hangs(directory: Path, seconds: int, last: int = 20) -> Path:
         file.unlink()
     for index, process in enumerate(whole.processes):
         rows = whole.events[(whole.events["process"] == index) & (whole.events["time"] <= end)]
-        names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
-        events = [{name: int(row[name]) for name in names} for row in rows]
+        events = [{name: int(row[name]) for name in FIELDS} for row in rows]
         if process.worker >= 0:
             poll = {"loader": 1, "tid": process.pid, "worker": process.worker}
             events += [
@@ -228,9 +266,8 @@ def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:
     trace = read_trace(path)
     index = next(i for i, process in enumerate(trace.processes) if process.pid == pid)
     process = trace.processes[index]
-    names = ("time", "code", "loader", "tid", "task", "worker", "x", "y", "z")
     rows = trace.events[trace.events["process"] == index]
-    old = [{name: int(row[name]) for name in names} for row in rows]
+    old = [{name: int(row[name]) for name in FIELDS} for row in rows]
     write_process(
         path, old + events, pid=pid, role=process.role, worker=process.worker, loader=process.loader,
         start_ns=process.start_ns,
@@ -406,4 +443,29 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     assert "record more" not in found.next_step
     if found.kind is not What.FINE:
         assert found.next_step
+        _, step = focus_of(found, trace)
+        assert "start-up" not in found.sentence or step in ("worker_init", "make_fetcher", "worker_start", "join")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed: int) -> None:
+    """Events are missing, and some are others."""
+    draw = random.Random(seed)
+    whole = made(tmp_path / "whole", **draw.choice([LONG, HUNG, HEALTHY, LONG | {"pin": True}]))
+    for index, process in enumerate(whole.processes):
+        rows = [row for row in whole.events[whole.events["process"] == index] if draw.random() > 0.1]
+        events = [{name: int(row[name]) for name in FIELDS} for row in rows[: draw.randint(0, len(rows))]]
+        for event in draw.sample(events, len(events) // 20):
+            event |= {
+                "code": draw.choice(list(ev.EVENTS)),
+                "x": draw.randint(-11, 9),
+                "worker": draw.choice([-1, 0, 9]),
+            }
+        write_process(
+            tmp_path / "t", events, pid=process.pid, role=process.role, worker=process.worker, loader=process.loader
+        )
+    trace = read_trace(tmp_path / "t")
+    found = headline(trace)
+    assert found.sentence
+    if found.focus is not None and found.focus.code:
         focus_of(found, trace)

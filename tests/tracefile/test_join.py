@@ -107,7 +107,7 @@ def test_every_view_has_a_group_of_lanes_for_each_rank(joined: Trace) -> None:
     assert titles == [
         f"rank {rank} {what}"
         for rank in range(4)
-        for what in ("consumer", "loader", *(f"worker 0 of iterator {2 * rank + number}" for number in (1, 2)))
+        for what in ("consumer", "loader", *(f"w0 of iterator {2 * rank + number}" for number in (1, 2)))
     ]
     assert [f"rank {rank} · iterators" in render(joined) for rank in range(4)] == [True] * 4
     assert [f"iterator {2 * rank + 1} of rank {rank}:" in summary(joined).text() for rank in range(4)] == [True] * 4

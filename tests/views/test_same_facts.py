@@ -237,13 +237,17 @@ def test_the_viewer(trace: Trace) -> None:
 def test_the_viewers_tracks_are_the_lanes(trace: Trace) -> None:
     """A process for the loader and for each worker, in the lanes' order; in it a thread for each of its lanes."""
     drawn, document = scene_of(trace), to_chrome(trace)
-    workers = [int(m[1]) for title in Export(trace).titles() if (m := re.match(r"worker (\d+)", title))]
+    workers = [int(m[1]) for title in Export(trace).titles() if (m := re.match(r"w(?:orker )?(\d+)", title))]
     assert workers == [lane.worker for lane in drawn.lanes if lane.kind is LaneKind.WORKER]
     titles = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
     tasks: Counter[tuple[str, str, Any]] = Counter()
     for e in document["traceEvents"]:
         if e["ph"] in "XB" and e["cat"] in ("worker", "feeder") and e["name"] != "index_put":
-            tasks[titles[e["pid"]].split(" of ")[0], e["args"]["event"], e["args"].get("task")] += 1
+            tasks[
+                re.sub(r"^w(?=\d)", "worker ", titles[e["pid"]].split(" of ")[0]),
+                e["args"]["event"],
+                e["args"].get("task"),
+            ] += 1
     expected: Counter[tuple[str, str, Any]] = Counter()
     for bar in drawn.bars:
         lane, event = drawn.lanes[bar["lane"]], EVENTS[int(bar["code"])]
