@@ -86,7 +86,7 @@ class TracedEnvelope(Envelope):
 
 
 def emit_failed(error: BaseException, loader: int, task: int, worker: int) -> None:
-    """Emit that a task has failed on its way: what it is about could not be pickled, or not rebuilt."""
+    """Emit that a task has failed on its way: what it is about could not be pickled, rebuilt or pinned."""
     recording = active()
     if recording is not None:
         last_line = traceback.format_exception_only(type(error), error)[-1].strip()

@@ -25,7 +25,14 @@ from minidl.fetch import Progress
 from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder
-from minidl.record.channels import TRACED_QUEUES, TracedDoneEvent, TracedEnvelope, TracedProcess, TracedThread
+from minidl.record.channels import (
+    TRACED_QUEUES,
+    TracedDoneEvent,
+    TracedEnvelope,
+    TracedProcess,
+    TracedThread,
+    emit_failed,
+)
 from minidl.record.cpu_time import spent
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
@@ -118,7 +125,11 @@ class TracedPorts(Shared, ports.Ports):
             with spanned(self.emit, ev.PIN, *about, nbytes(result.data), int(simulated)) as end:
                 end += 0, int(simulated), 0
                 began = self.cpu()
-                pinned = pin_memory(result.data)
+                try:
+                    pinned = pin_memory(result.data)
+                except Exception as error:
+                    emit_failed(error, self.loader, *about)
+                    raise
                 end[2] = spent(began, self.cpu())
                 end[0] = nbytes(pinned)
             return pinned

@@ -128,7 +128,9 @@ def test_a_pinning_that_fails_keeps_every_rule(tmp_path: Path, monkeypatch: pyte
         for _ in range(3):
             with pytest.raises(ValueError, match="can't be pinned"):
                 next(batches)
-    assert check(read_trace(tmp_path / "trace")) == []
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    assert [trace.text(row) for row in trace.select("task_error")] == ["ValueError: can't be pinned"] * 3
 
 
 class Unpinnable:
