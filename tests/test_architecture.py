@@ -55,6 +55,7 @@ ORDER = (
     ),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
+    ("faults", "program matrix __main__"),
     ("", "commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
@@ -74,7 +75,18 @@ KNOWN_DOUBLE = {
 }
 """Class names that several modules still define. Never add one."""
 
-NOT_LOADED = {"tracefile", "record", "check", "analysis", "views", "playback", "explore", "bench", "recordings"}
+NOT_LOADED = {
+    "tracefile",
+    "record",
+    "check",
+    "analysis",
+    "views",
+    "playback",
+    "explore",
+    "bench",
+    "recordings",
+    "faults",
+}
 """Folders that a program without a trace does not load."""
 
 PURE = {"dispatcher", "driver", "live_repr", "messages", "protocol", "resume"}
