@@ -251,7 +251,8 @@ class _Inquiry:
         evidence += self._opened(focus)
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
-        evidence.append(f"last signs of life: {self._signs(focus)}")
+        during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
+        evidence.append(f"last signs of life: {self._signs(focus, during)}")
         return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
 
     def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
@@ -496,7 +497,7 @@ class _Inquiry:
         else:
             moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
         judged = self._judged()
-        evidence = (moved, f"last signs of life: {self._signs(None)}", judged.sentence)
+        evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
 
@@ -577,12 +578,12 @@ class _Inquiry:
         steps = (f"{doing(row)} since {self._at(since(self.trace, row))}" for row in rows)
         return [f"{name}: {', '.join(steps)}"] if len(rows) else []
 
-    def _signs(self, focus: Spot | None) -> str:
-        """When each process was last heard of, the one in focus first."""
+    def _signs(self, focus: Spot | None, until: int) -> str:
+        """When each process was last heard of up to a time, the one in focus first."""
         order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
         out = []
         for index in order:
-            times = self.events["time"][self.events["process"] == index]
+            times = self.events["time"][(self.events["process"] == index) & (self.events["time"] <= until)]
             seen = self._at(int(times[-1])) if len(times) else "never"
             out.append(f"{_named(self.trace.processes[index])} {seen}")
         return listed(out)

@@ -259,6 +259,7 @@ def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
         "later batches that wait behind it: 2"
     )
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
+    assert "last signs of life: worker 1 0.0" in found.evidence[-1], "while it hung, and not when it was interrupted"
 
 
 def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:

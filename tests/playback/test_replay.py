@@ -726,6 +726,8 @@ class Terminal:
             fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
             for fd in (0, 1, 2):
                 os.dup2(self.slave, fd)
+            os.close(self.master)  # else no hang-up would end it if the test is killed
+            os.close(self.slave)
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ["NO_COLOR"] = "1"
