@@ -272,6 +272,18 @@ def test_a_timeout_says_who_where_and_for_how_long(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.live
+def test_a_timeout_before_a_new_epoch_says_how_many_workers_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wl.impatient(monkeypatch)
+    with minidl.DataLoader(wl.Numbers(2), num_workers=2, timeout=1, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        assert len(list(iterator)) == 2
+        os.kill(iterator._workers[1].pid, signal.SIGSTOP)
+        # 2 where it was stopped with the result queue's lock, without which the other can't answer
+        with pytest.raises(RuntimeError, match=r"1 seconds: waited \d\.\d s for [12] of 2 workers to begin epoch 1"):
+            iter(loader)
+
+
+@pytest.mark.live
 def test_a_timeout_also_ends_the_wait_for_the_memory_of_a_worker_that_is_stopped() -> None:
     iterator: Any = iter(minidl.DataLoader(wl.Tensors(4), batch_size=2, num_workers=1, timeout=1))
     assert iterator._worker_result_queue._reader.poll(20)
