@@ -276,7 +276,9 @@ def test_collated_samples_of_every_type_come_pinned(workers: int) -> None:
 CASES = [case for case in GRID if case["in_order"]][::4]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(getattr(v, "__name__", str(v)) for v in case.values())
+)
 def test_batches_order_seeds_and_draws_are_torchs(case: dict[str, Any]) -> None:
     agree(lambda lib: epochs(lib, case | {"pin_memory": True}), what=case)
 
