@@ -13,9 +13,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from coverage import Coverage
 from holdings import Holdings
 from live import no_process
-from measured import measured_if_of_the_core
 
 from minidl.device import sim
 from minidl.record.observed_channels import joins_the_terminated
@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 TESTS = Path(__file__).parent
+CORE = Coverage(config_file=str(TESTS.parent / "pyproject.toml")).get_option("run:include")
+"""The files of the loader's core, as patterns."""
 STARTED = pytest.StashKey[list[str]]()
 GRACE = 10.0
 """Seconds that something may take to end after its test; an ending worker is not a leak."""
@@ -40,6 +42,20 @@ hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )  # how long one example takes is the machine's affair: it may be busy
 hypothesis.settings.load_profile("untimed")
+
+
+def of_the_core(test: Path) -> bool:
+    """Whether a file of tests mirrors a module of the core, as `transport/test_queues.py` does."""
+    mirrored = Path("minidl", test.parent, test.name.removeprefix("test_"))
+    return any(mirrored.match(pattern) for pattern in CORE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the core's own tests, which coverage measures; it would double the time of the rest."""
+    for item in items:
+        if of_the_core(item.path.relative_to(TESTS)):
+            item.add_marker(pytest.mark.core)
 
 
 def pytest_collection_finish() -> None:
@@ -60,7 +76,6 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a process and is not marked `live`; its fixtures count as part of it."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(measured_if_of_the_core(item.path.relative_to(TESTS)))
         if item.get_closest_marker("live") is None:
             item.stash[STARTED] = stack.enter_context(no_process(item.nodeid))
         return (yield)

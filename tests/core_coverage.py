@@ -1,9 +1,9 @@
 """Hold the loader's core to its floor of coverage: 100% of lines, 98% of branches.
 
-    coverage run -m pytest -n 2 --dist loadfile     # each process writes a file of its own
-    python tests/core_coverage.py                   # combines them, reports, fails below the floor
+    coverage run -m pytest -n 2 --dist loadfile -m core     # each process writes a file of its own
+    python tests/core_coverage.py                           # combines them, reports, fails below the floor
 
-Which files are the core stands in pyproject.toml; only the tests that mirror them are measured (support/measured.py).
+Which files are the core stands in pyproject.toml; conftest.py marks the tests that mirror them.
 A line that no test can reach has `# pragma: no cover: REASON`.
 """
 
@@ -30,7 +30,9 @@ def main() -> int:
     try:
         faults = list(shortfalls(*combined()))
     except CoverageException as error:
-        print(f"core_coverage: {error}; first run: coverage run -m pytest -n 2 --dist loadfile", file=sys.stderr)
+        print(
+            f"core_coverage: {error}; first run: coverage run -m pytest -n 2 --dist loadfile -m core", file=sys.stderr
+        )
         return 2
     print("\n".join(faults) or f"the loader's core: every line, and at least {BRANCHES:g}% of the branches")
     return 1 if faults else 0

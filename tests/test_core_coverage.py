@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from measured import NEW_PROCESSES, measured_if_of_the_core
 
 ROOT = Path(__file__).parent.parent
 script = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("core_coverage.py"))))
@@ -23,27 +20,12 @@ def report(missing: list[int], covered: int, branches: int = 100) -> dict[str, A
     }
 
 
-@pytest.mark.parametrize(
-    ("test", "measured"),
-    [
-        ("test_worker.py", True), ("transport/test_queues.py", True), ("test_run.py", False),
-        ("tracefile/test_worker.py", False),
-    ],
-)  # fmt: skip
-def test_only_what_mirrors_the_core_is_measured(test: str, measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    running = SimpleNamespace(
-        get_option={"run:include": ["minidl/worker.py", "minidl/transport/*"]}.get,
-        stop=lambda: done.append(f"stop {os.environ[NEW_PROCESSES]}"),
-        start=lambda: done.append(f"start {NEW_PROCESSES in os.environ}"),
-    )
-    coverage = SimpleNamespace(Coverage=SimpleNamespace(current=lambda: running))
-    monkeypatch.setitem(sys.modules, "coverage", coverage)  # type: ignore[arg-type]
-    monkeypatch.setenv(NEW_PROCESSES, "config")
-    with measured_if_of_the_core(Path(test)):
-        assert (os.environ.get(NEW_PROCESSES) == "config") is measured
-    assert os.environ[NEW_PROCESSES] == "config"
-    assert done == ([] if measured else ["stop config", "start False"])
+def test_the_cores_own_tests_are_marked(pytestconfig: pytest.Config) -> None:
+    (conftest,) = [p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "of_the_core")]
+    for test in ("test_worker.py", "transport/test_queues.py"):
+        assert conftest.of_the_core(Path(test))
+    for test in ("test_run.py", "tracefile/test_worker.py"):
+        assert not conftest.of_the_core(Path(test))
 
 
 def test_a_line_that_no_test_runs_is_named() -> None:

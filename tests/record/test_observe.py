@@ -382,11 +382,14 @@ def test_an_iterator_in_a_cycle_is_ended_by_the_collector(tmp_path: Path, monkey
 @pytest.mark.live
 def test_a_killed_worker(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
-        with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly"):
+        # torch's handler of SIGCHLD raises wherever the loader is; only in a get does it become "exited unexpectedly".
+        with pytest.raises(RuntimeError, match=r"worker \(pid.* (exited unexpectedly|is killed by signal)") as raised:
             list(loader(wl.At(6, 0, wl.kill_myself)))
+        in_a_get = "unexpectedly" in str(raised.value)
+        del raised  # its traceback holds the iterator
         gc.collect()
     trace = clean(tmp_path / "t")
-    assert [int(row["z"]) for row in trace.select("found_dead")] == [-signal.SIGKILL]
+    assert [int(row["z"]) for row in trace.select("found_dead")] == [-signal.SIGKILL] * in_a_get
     assert [int(row["y"]) for row in trace.select("worker_gone")] == [-signal.SIGKILL, 0]
     assert Outcome.ERROR in trace.select("next", Phase.END)["y"]
 
