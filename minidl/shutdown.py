@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from minidl import signal_handling
 from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
@@ -29,6 +30,7 @@ python_exit_status: bool | None = False
 def _set_python_exit_flag() -> None:
     global python_exit_status
     python_exit_status = True
+    signal_handling.exiting = True
 
 
 atexit.register(_set_python_exit_flag)

@@ -269,6 +269,7 @@ import atexit, sys, threading
 atexit.register(lambda: print("shut down" if kept[0]._shutdown else "left to the daemons' end"))
 
 import minidl, workloads as wl
+from minidl import worker
 
 how, pin, persistent = sys.argv[1], "pinned" in sys.argv[2], "persistent" in sys.argv[2]
 
@@ -276,6 +277,8 @@ class Big(wl.Numbers):
     def __getitem__(self, index):
         return (wl.hang() if how == "stuck" else bytes(300_000)), index
 
+if how == "early":  # the workers are ended before they have set their handlers
+    worker._set_worker_signal_handlers = lambda: None
 keys = [str(number) * 300_000 for number in range(9)] if how == "stuck" else range(1000)
 loader = minidl.DataLoader(Big(1000), None, sampler=keys, num_workers=2, pin_memory=pin, persistent_workers=persistent,
                            collate_fn=list)
@@ -303,6 +306,7 @@ if how == "thread":
         ("sys.exit", "pinned", 3),
         ("error", "plain", 1),
         ("cycle", "plain", 0),
+        ("early", "plain", 0),
         ("stuck", "plain", 0),  # and the queues to the workers are full of long indices
         ("end", "persistent and pinned", 0),
         ("thread", "persistent and pinned", 0),
