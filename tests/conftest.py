@@ -72,6 +72,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Save what coverage has measured here: what an exiting test process writes last may be lost."""
+    if (running := Coverage.current()) is not None:
+        running.save()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a process and is not marked `live`; its fixtures count as part of it."""
