@@ -145,7 +145,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
-            commands.top, "show what a running job's workers do at present", "top 4711",
+            commands.top, "show what the workers of a running job are doing now", "top 4711",
             (
                 _arg("target", metavar="DIR|PID", help="a trace's directory, or the id of a process that records one"),
                 _arg("--interval", type=_interval, default=1.0, metavar="S",
@@ -168,7 +168,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
                 _arg("--until", type=float, metavar="S", help="end S seconds after the first event"),
                 _arg("--worker", type=_count, metavar="N", help="draw only this worker"),
-                _arg("--batch", type=_count, metavar="N", help="draw only this task; in a picture: mark its path"),
+                _arg("--batch", type=_count, metavar="N", help="as text: draw only this task; in a picture: draw its path; a page draws all"),
                 _arg("-o", "--output", type=Path, metavar="FILE", help="a picture (.png, .svg) or a page (.html)"),
             ),
         ),
@@ -192,7 +192,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
                 _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
                 _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
-                _arg("--loader", type=int, metavar="N", help="which iterator (default: the one with most events)"),
+                _arg("--loader", type=int, metavar="N", help="number of the iterator (default: the headline's, else the one with most events)"),
                 _arg("--html", type=Path, metavar="FILE", help="write a page with a slider instead"),
             ),
             "Without a terminal it prints one state: the one asked for, or the last.",
@@ -202,8 +202,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _TRACE,
                 _DATALOADER,
-                _arg("--batch", type=_count, required=True, metavar="N", help="the batch's task number"),
-                _arg("--loader", type=_count, metavar="N", help="its iterator (default: the last that had the task)"),
+                _arg("--batch", type=_count, required=True, metavar="N", help="number of the batch's task, from 0 in each epoch"),
+                _arg("--loader", type=_count, metavar="N", help="number of the iterator (default: the last that had this task)"),
                 _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last that had the task)"),
                 _arg("--lines", type=_count, default=40, metavar="N",
                      help="print at most N steps; 0 = all (default: %(default)s)"),

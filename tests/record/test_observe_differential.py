@@ -102,6 +102,7 @@ class Run:
             self.unfinished.pop(int(row["loader"]), None)
             if row["z"] != Ending.EXHAUSTED:
                 self.unfinished[int(row["loader"])] = int(row["x"])
+        self.lost = {(int(row["loader"]), int(row["worker"])) for row in self.trace.select("found_dead")}
         self.yielded: set[tuple[int, int, int]] = set()  # loader, epoch, task
         epochs: collections.Counter[int] = collections.Counter()
         for row in self.trace.events:
@@ -164,6 +165,8 @@ class Run:
         code, task = int(row["code"]), int(row["task"])
         if code in (ev.INDEX_WRITE[1], ev.RESULT_WRITE[1]):
             return True  # the writer may be gone before it has told that it has written
+        if code == ev.INDEX_WRITE[0] and task < 0 and (int(row["loader"]), int(row["worker"])) in self.lost:
+            return True  # nobody waits until a dead worker's sentinel is written: the recording may end before
         if code == ev.DONE_EVENT_SEEN:
             return True  # of tasks that nobody waits for: a worker may see it, or only its own data's end, or neither
         if not self.ordered and code in _ARRIVAL:
