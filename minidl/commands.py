@@ -347,6 +347,13 @@ def explore(arguments: Namespace) -> int:
         return run(arguments)
 
 
+def faults(arguments: Namespace) -> int:
+    from minidl.faults import run
+
+    with _prefixed("faults", ValueError):
+        return run(arguments)
+
+
 def bench(arguments: Namespace) -> int:
     from minidl.bench import run
 

@@ -23,7 +23,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues"),
+    ("transport", "tensors message queues arguments"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -55,7 +55,7 @@ ORDER = (
     ),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
-    ("faults", "program matrix __main__"),
+    ("faults", "cells program runner __init__"),
     ("", "commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
