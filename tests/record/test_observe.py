@@ -384,7 +384,7 @@ def test_a_killed_worker(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         # torch's handler of SIGCHLD raises wherever the loader is; only in a get does it become "exited unexpectedly".
         with pytest.raises(RuntimeError, match=r"worker \(pid.* (exited unexpectedly|is killed by signal)") as raised:
-            list(loader(wl.At(6, 0, wl.kill_myself)))
+            list(loader(wl.At(6, 4, wl.kill_myself)))  # the first index that is sent after a batch was yielded
         in_a_get = "unexpectedly" in str(raised.value)
         del raised  # its traceback holds the iterator
         gc.collect()
