@@ -324,12 +324,13 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
             message = self.inner.get(*args, **kwargs)
         except BaseException as error:
             # A worker that dies resets its socket and then sends SIGCHLD, for which torch's handler raises anywhere.
-            old = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            blocked = False
             try:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+                blocked = signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it may raise
             finally:
                 self._got_nothing(error, worker, time.monotonic() - began)
-                signal.pthread_sigmask(signal.SIG_SETMASK, old)
+                if not blocked:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             raise
         if _is_pair(message):
             self._got(message, reading.about[2])
