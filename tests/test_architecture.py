@@ -31,12 +31,12 @@ ORDER = (
     ("evidence", "model syscalls descriptors machine processes stacks collect"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
-        "profile join",
+        "events arrays format words ranks attachments files process spans batches order reader watched loaders unended "
+        "tail profile join",
     ),
     (
         "record",
-        "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
+        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans decisions channels "
         "device_stream ports session handover observed_loader observed_worker observed_alone observed_channels observe "
         "clocks",
     ),
@@ -47,6 +47,7 @@ ORDER = (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
     ),
+    ("watch", "waits vitals dumps watcher __init__"),
     ("", "merge __init__ run demo"),
     ("startup", "sitecustomize"),
     (
@@ -88,6 +89,7 @@ NOT_LOADED = {
     "bench",
     "recordings",
     "faults",
+    "watch",
 }
 """Folders that a program without a trace does not load."""
 

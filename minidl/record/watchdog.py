@@ -1,7 +1,7 @@
 """The watchdog of a trace: its settings, its start and its end in the traced process.
 
-Interface: `settings_from_environment()` and `Watch` say when it acts; `watching(config)` has one while a trace is
-recorded.
+Interface: `settings(...)` says when it acts, `begin(recording)` starts it, `end(dog)` ends it. `answer(recording)` lets
+it ask a process for its stacks.
 
 MINIDL_HANG_AFTER=SECONDS starts it with each trace, "off" never; MINIDL_ON_HANG is "report", "raise" or "kill";
 MINIDL_HANG_STACKS=off sends no signal for stacks. It is a process (see `minidl.watch`), and no child of this one: a
@@ -18,13 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from minidl.errors import LoaderHangError
 from minidl.record import recorder, stack_dumps
 from minidl.record.recorder import TraceConfig
+from minidl.tracefile.format import TraceError
 
 ON_HANG: Final = ("report", "raise", "kill")
 RUN_SECONDS: Final = 120.0
@@ -54,26 +54,23 @@ def seconds(text: str) -> float:
     return value
 
 
-def settings_from_environment(default: float = 0.0) -> dict[str, Any]:
-    """Return the watchdog's fields of a TraceConfig. default: seconds, unless the environment has others.
+def settings(hang_after: float | None = None, on_hang: str | None = None) -> dict[str, Any]:
+    """Return the watchdog's fields of a TraceConfig; None = as the environment says, which by default is none.
 
-    Raises ValueError for what the variables do not allow.
+    Raises TraceError for what they do not allow.
     """
-    after, what, stacks = (
-        os.environ.get(f"MINIDL_{name}", "") for name in ("HANG_AFTER", "ON_HANG", "HANG_STACKS")
-    )
-    if what not in ("", *ON_HANG):
-        raise ValueError(f"MINIDL_ON_HANG is one of {', '.join(ON_HANG)}, not {what!r}")
+    after, what, stacks = (os.environ.get(f"MINIDL_{name}", "") for name in ("HANG_AFTER", "ON_HANG", "HANG_STACKS"))
     if stacks not in ("", "on", "off"):
-        raise ValueError(f"MINIDL_HANG_STACKS is 'on' or 'off', not {stacks!r}")
-    try:
-        return {
-            "hang_after": seconds(after) if after else default,
-            "on_hang": what or "report",
-            "hang_stacks": stacks != "off",
-        }
-    except ValueError as error:
-        raise ValueError(f"MINIDL_HANG_AFTER: {error}") from error
+        raise TraceError(f"MINIDL_HANG_STACKS is 'on' or 'off', not {stacks!r}")
+    if hang_after is None:
+        try:
+            hang_after = seconds(after or "off")
+        except ValueError as error:
+            raise TraceError(f"MINIDL_HANG_AFTER: {error}") from error
+    chosen = on_hang or what or "report"
+    if chosen not in ON_HANG:
+        raise TraceError(f"{'on_hang' if on_hang else 'MINIDL_ON_HANG'} is one of {', '.join(ON_HANG)}, not {chosen!r}")
+    return {"hang_after": hang_after, "on_hang": chosen, "hang_stacks": stacks != "off"}
 
 
 def answer(recording: recorder.Recorder) -> None:
@@ -132,17 +129,6 @@ class Watchdog:
         return ended
 
 
-@contextlib.contextmanager
-def watching(recording: recorder.Recorder) -> Iterator[None]:
-    """While this is open, the trace has a watchdog, if it is to have one."""
-    dog = begin(recording)
-    try:
-        yield
-    finally:
-        if dog is not None and dog.end():
-            stack_dumps.no_longer()
-
-
 def begin(recording: recorder.Recorder) -> Watchdog | None:
     """Start the watchdog of a trace, if it is to have one. A failure is said on stderr, and the run goes on."""
     if not recording.config.hang_after:
@@ -154,6 +140,12 @@ def begin(recording: recorder.Recorder) -> Watchdog | None:
         return None
     answer(recording)
     return dog
+
+
+def end(dog: Watchdog | None) -> None:
+    """End a watchdog, if there is one; then nobody asks this process for its stacks any more."""
+    if dog is not None and dog.end():
+        stack_dumps.no_longer()
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What a watchdog saw of a run: signs of life, deaths, and evidence of each hang.
 
-Interface: `watched(trace)` -> `Watched`; `description`, `sample`, `ended`, `look`, `said` and `over` make the lines.
+Interface: `watched(trace)` -> `Watched`, whose `looks` are `minidl.evidence`; `description`, `sample`, `ended`, `look`, `said` and `over` make the lines.
 
 It is an attachment of the kind "watch" (see `attachments`): JSON by the line, each line stands alone, and a damaged one
 is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from minidl.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Look:
     at: int
     evidence: dict[str, Any]
 
+    def seen(self) -> RunEvidence:
+        """Return the evidence. Raises EvidenceError if it is damaged, or of another version."""
+        return RunEvidence.from_json(json.dumps(self.evidence))
+
 
 @dataclass
 class Watched:
@@ -96,7 +101,9 @@ class Watched:
 
     def seen_alive(self) -> dict[int, int]:
         """pid -> when it was seen alive last."""
-        return {pid: one.at for one in self.samples for pid, vitals in one.processes.items() if vitals.state not in "ZX"}
+        return {
+            pid: one.at for one in self.samples for pid, vitals in one.processes.items() if vitals.state not in "ZX"
+        }
 
     def death_of(self, pid: int) -> Ended | None:
         return next((one for one in self.ended if one.pid == pid), None)

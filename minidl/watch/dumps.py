@@ -12,14 +12,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minidl.evidence.model import Frame
+from minidl.evidence.processes import memory_of
 from minidl.evidence.stacks import Stack, Stacks
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
@@ -29,6 +32,8 @@ ANSWER_SECONDS: Final = 1.0
 _HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 _MOST_BYTES: Final = 1 << 20
+_TID_AT: Final = 0x2D0 if platform.machine() == "x86_64" else 0xD0
+"""Where glibc's `struct pthread`, which a thread's ident points to, has the thread's number. What is read is checked."""
 
 
 class Answering(NamedTuple):
@@ -132,16 +137,26 @@ def _written(file: Path, before: int) -> str:
 
 
 def _by_tid(threads: list[DumpedThread], how: Answering) -> dict[int, Stack]:
-    """Give the dumped threads their numbers: a process-directed signal runs in the first thread, if that takes it."""
-    out = {}
-    known = {ident for ident in how.threads if how.threads[ident][0] == how.pid}
+    """Give the dumped threads their numbers in the kernel; a thread whose number is not to be had is left out."""
+    try:
+        tids = {int(name) for name in os.listdir(f"/proc/{how.pid}/task")}
+    except OSError:
+        return {}
+    memory, out = memory_of(how.pid), {}
     for thread in threads:
-        tid, name = how.threads.get(thread.ident, (0, thread.name))
-        if not tid and thread.current and not known:
-            tid = how.pid
-        if tid:
+        tid, name = how.threads.get(thread.ident) or (_tid_of(thread.ident, memory, tids), thread.name)
+        if not tid and thread.current:
+            tid = how.pid  # a signal to a process runs in its first thread
+        if tid in tids:
             out[tid] = Stack(thread.frames, name or thread.name)
     return out
+
+
+def _tid_of(ident: int, memory: Callable[[int, int], bytes], tids: set[int]) -> int:
+    """Read the kernel's number of a thread where glibc keeps it; 0 where that is none of the process's."""
+    data = memory(ident + _TID_AT, 4)
+    tid = int.from_bytes(data, sys.byteorder)
+    return tid if tid in tids else 0
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

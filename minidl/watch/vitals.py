@@ -1,17 +1,27 @@
 """Signs of life of a process, read from /proc: cheap, and without a signal to it.
 
-Interface: `vitals(pid)`, `exit_code(pid)` of a zombie, `shm_free()`, `OomKills`.
+Interface: `sample(pids)` of some processes, `vitals(pid)` of one, `exit_code(pid)` of a zombie, `started(pid)`.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import time
+from collections.abc import Iterable
 from typing import Final
 
-from minidl.tracefile.watched import Vitals
+from minidl.evidence.machine import read_machine
+from minidl.tracefile.watched import Sample, Vitals
 
 _TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def sample(pids: Iterable[int]) -> Sample:
+    """Sample the processes that are there, and what all of them share."""
+    machine = read_machine(_read("/proc/self/cgroup").splitlines())
+    kills = max((group.oom_kills for group in machine.cgroups), default=-1)
+    processes = {pid: one for pid in pids if (one := vitals(pid)) is not None}
+    return Sample(time.monotonic_ns(), processes, machine.shm_free, kills)
 
 
 def vitals(pid: int) -> Vitals | None:
@@ -44,25 +54,6 @@ def started(pid: int) -> int:
     """Return when a process began, in the kernel's ticks: with its id, it tells processes apart. 0 = it is gone."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[19])
-
-
-def shm_free() -> int:
-    """Bytes that /dev/shm has left; -1 = unknown."""
-    try:
-        there = os.statvfs("/dev/shm")
-    except OSError:
-        return -1
-    return there.f_bavail * there.f_frsize
-
-
-def oom_kills() -> int:
-    """Return how many processes of this cgroup the kernel has killed for memory; -1 = unknown."""
-    try:
-        group = next(line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::"))
-        lines = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().split()
-        return int(lines[lines.index("oom_kill") + 1])
-    except (OSError, ValueError, StopIteration):
-        return -1
 
 
 def _stat(pid: int) -> list[str] | None:
