@@ -15,7 +15,7 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -76,7 +76,7 @@ def no_longer() -> None:
         os.unlink(was.file.name)
 
 
-def free_signal(taken: Iterable[int] = ()) -> int | None:
+def free_signal() -> int | None:
     """Return a real-time signal that this process neither handles nor ignores nor blocks; None if there is none.
 
     The middle of the range: libraries take the ends.
@@ -84,11 +84,11 @@ def free_signal(taken: Iterable[int] = ()) -> int | None:
     masks = _masks(Path("/proc/self/status"))
     if masks is None:
         return None
-    first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
+    first: int = signal.SIGRTMIN
+    last: int = signal.SIGRTMAX
     middle = (first + last) // 2
     for signum in [*range(middle, last), *range(first, middle)]:
-        used = signum in taken or masks >> (signum - 1) & 1
-        if not used and signal.getsignal(signum) is signal.SIG_DFL:
+        if not masks >> (signum - 1) & 1 and signal.getsignal(signum) is signal.SIG_DFL:
             return signum
     return None
 

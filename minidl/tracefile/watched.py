@@ -1,6 +1,7 @@
 """What a watchdog saw of a run: signs of life, deaths, and evidence of each hang.
 
-Interface: `watched(trace)` -> `Watched`, whose `looks` are `minidl.evidence`; `description`, `sample`, `ended`, `look`, `said` and `over` make the lines.
+Interface: `watched(trace)` -> `Watched`, whose `looks` hold evidence (see `minidl.evidence`); `description`, `sample`,
+`ended`, `look`, `said` and `over` make the lines.
 
 It is an attachment of the kind "watch" (see `attachments`): JSON by the line, each line stands alone, and a damaged one
 is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
@@ -101,9 +102,8 @@ class Watched:
 
     def seen_alive(self) -> dict[int, int]:
         """pid -> when it was seen alive last."""
-        return {
-            pid: one.at for one in self.samples for pid, vitals in one.processes.items() if vitals.state not in "ZX"
-        }
+        samples = [(pid, vitals, one.at) for one in self.samples for pid, vitals in one.processes.items()]
+        return {pid: at for pid, vitals, at in samples if vitals.state not in "ZX"}
 
     def death_of(self, pid: int) -> Ended | None:
         return next((one for one in self.ended if one.pid == pid), None)
@@ -111,8 +111,8 @@ class Watched:
     @property
     def until(self) -> int:
         """The last moment that anything was seen at; 0 = none."""
-        last = [one.at for one in (*self.samples[-1:], *self.ended[-1:], *self.looks[-1:])]
-        return max(last, default=0)
+        last: list[Sample | Ended | Look] = [*self.samples[-1:], *self.ended[-1:], *self.looks[-1:]]
+        return max((one.at for one in last), default=0)
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------

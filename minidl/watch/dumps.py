@@ -33,7 +33,7 @@ _HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 _MOST_BYTES: Final = 1 << 20
 _TID_AT: Final = 0x2D0 if platform.machine() == "x86_64" else 0xD0
-"""Where glibc's `struct pthread`, which a thread's ident points to, has the thread's number. What is read is checked."""
+"""Where glibc's `struct pthread`, which a thread's ident points to, has its number. What is read is checked."""
 
 
 class Answering(NamedTuple):

@@ -42,7 +42,7 @@ def vitals(pid: int) -> Vitals | None:
 
 
 def exit_code(pid: int) -> int | None:
-    """Return how a zombie ended, as multiprocessing's exitcode; None if it is no zombie, or its parent has reaped it."""
+    """Return how a zombie ended, as multiprocessing's exitcode; None if it is none, or was reaped."""
     fields = _stat(pid)
     if fields is None or fields[0] not in "ZX":
         return None

@@ -122,7 +122,7 @@ class Watcher:
             self.processes.clear()  # the trace was deleted: nothing is left to be done
             return
         for name in names:
-            stem, dot, kind = name.partition(".")
+            stem, _, kind = name.partition(".")
             if kind == "meta.jsonl" and stem not in self.stems:
                 self.stems.add(stem)
                 self._watch(int(stem.split("-")[0]), stem)
@@ -263,7 +263,7 @@ class _Reader:
 
 
 class _Open:
-    """A stall that lasts. due: seconds of waiting at which the next look is taken; child: the look that runs, 0 = none."""
+    """A stall that lasts. due: seconds of waiting at the next look; child: the look that runs, 0 = none."""
 
     def __init__(self, stall: Stall, due: float) -> None:
         self.stall, self.due = stall, due
