@@ -31,7 +31,7 @@ ORDER = (
     ("evidence", "model syscalls descriptors machine processes stacks collect"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader watched loaders unended "
+        "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
         "tail profile join",
     ),
     (
@@ -47,8 +47,8 @@ ORDER = (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
     ),
-    ("watch", "waits vitals dumps watcher __init__"),
     ("", "merge __init__ run demo"),
+    ("watch", "waits vitals dumps watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",

@@ -84,12 +84,11 @@ def free_signal() -> int | None:
     masks = _masks(Path("/proc/self/status"))
     if masks is None:
         return None
-    first: int = signal.SIGRTMIN
-    last: int = signal.SIGRTMAX
+    first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
     middle = (first + last) // 2
     for signum in [*range(middle, last), *range(first, middle)]:
         if not masks >> (signum - 1) & 1 and signal.getsignal(signum) is signal.SIG_DFL:
-            return signum
+            return int(signum)
     return None
 
 

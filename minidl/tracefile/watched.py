@@ -1,7 +1,8 @@
 """What a watchdog saw of a run: signs of life, deaths, and evidence of each hang.
 
-Interface: `watched(trace)` -> `Watched`, whose `looks` hold evidence (see `minidl.evidence`); `description`, `sample`,
-`ended`, `look`, `said` and `over` make the lines.
+Interface: `read(attachments)` -> `Watched`, whose `looks` hold evidence (see `minidl.evidence`); a trace's is
+`Trace.watched`. `description`, `sample`, `ended`, `look`, `said` and `over` make the lines, `moved` those of a joined
+trace.
 
 It is an attachment of the kind "watch" (see `attachments`): JSON by the line, each line stands alone, and a damaged one
 is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
@@ -10,15 +11,12 @@ is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from minidl.evidence.model import RunEvidence
 from minidl.tracefile import attachments
-
-if TYPE_CHECKING:
-    from minidl.tracefile.reader import Trace
 
 KIND: Final = "watch"
 
@@ -150,10 +148,10 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
-def watched(trace: Trace) -> Watched:
-    """Return what the watchdogs of a trace saw; nothing here raises for what is in a file."""
+def read(files: Iterable[attachments.Attachment]) -> Watched:
+    """Read the attachments of this kind; nothing here raises for what is in a file."""
     out = Watched(complete=True)
-    found = [one for one in trace.attachments if one.kind == KIND and one.about]
+    found = [one for one in files if one.about]
     for attachment in found:
         after = attachment.about.get("hang_after_s")
         out.hang_after_s = max(out.hang_after_s, float(after) if isinstance(after, (int, float)) else 0.0)
@@ -196,6 +194,25 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
     elif "note" not in content:
         return content["end"] is True
     return False
+
+
+def moved(
+    content: dict[str, Any], pid: Callable[[int], int], loader: Callable[[int], int], time: Callable[[int], int]
+) -> dict[str, Any]:
+    """Return a line with the numbers and times of a joined trace. Evidence keeps those of its own machine."""
+    out = dict(content)
+    if "processes" in out:
+        out["processes"] = {str(pid(int(one))): values for one, values in out["processes"].items()}
+    if "ended" in out:
+        out["ended"] = pid(out["ended"])
+    if "stall" in out:
+        about = out["stall"]
+        moved = {"loader": loader(about["loader"]), "pid": pid(about["pid"]), "since": time(about["since"])}
+        out["stall"] = about | moved
+    for name in ("sample", "at"):
+        if name in out:
+            out[name] = time(out[name])
+    return out
 
 
 def _vitals(values: Sequence[Any]) -> Vitals:
