@@ -101,7 +101,6 @@ class Watchdog:
                 [sys.executable, "-S", "-c", _BOOT, json.dumps(given)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=_environment(),
                 pass_fds=(theirs.fileno(),),
@@ -121,7 +120,9 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self.mine.settimeout(_END_SECONDS)
             self.mine.sendall(b"end")
-            ended = self.mine.recv(1) == b""
+            while self.mine.recv(4096):  # what it had to say, until it closes its end
+                pass
+            ended = True
         if self._raises and ended:
             with contextlib.suppress(ValueError):
                 signal.signal(self._raises, signal.SIG_DFL)

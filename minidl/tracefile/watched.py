@@ -19,6 +19,7 @@ from minidl.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 
 KIND: Final = "watch"
+NEXT, START, SHUTDOWN = "next", "start", "shutdown"
 
 
 class Vitals(NamedTuple):
@@ -58,7 +59,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Stall:
-    """A wait that took too long. what: "next", "start" or "shutdown"; pid: of the process that waits."""
+    """A wait that took too long. what: NEXT, START or SHUTDOWN; pid: of the process that waits."""
 
     loader: int
     what: str
@@ -67,7 +68,7 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class Look:
+class StallLook:
     """Evidence of one moment of a stall. number: from 1, in its stall; evidence: as `minidl.evidence` writes it."""
 
     stall: Stall
@@ -90,7 +91,7 @@ class Watched:
     hang_after_s: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[StallLook] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     complete: bool = False
     damaged: int = 0
@@ -109,7 +110,7 @@ class Watched:
     @property
     def until(self) -> int:
         """The last moment that anything was seen at; 0 = none."""
-        last: list[Sample | Ended | Look] = [*self.samples[-1:], *self.ended[-1:], *self.looks[-1:]]
+        last: list[Sample | Ended | StallLook] = [*self.samples[-1:], *self.ended[-1:], *self.looks[-1:]]
         return max((one.at for one in last), default=0)
 
 
@@ -188,7 +189,7 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
         if not isinstance(evidence, dict):
             raise TypeError("evidence that is no object")
         stall = Stall(int(about["loader"]), str(about["what"]), _time(about["since"]), int(about["pid"]))
-        out.looks.append(Look(stall, int(content["look"]), _time(content["at"]), evidence))
+        out.looks.append(StallLook(stall, int(content["look"]), _time(content["at"]), evidence))
     elif "said" in content:
         out.said.append(str(content["said"]))
     elif "note" not in content:

@@ -11,28 +11,29 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
+from minidl.tracefile.watched import NEXT, SHUTDOWN, START
 
-NEXT, START, SHUTDOWN, NOTHING = "next", "start", "shutdown", ""
+_NOTHING = ""
 
 _AFTER: Final[dict[int, str]] = {
     ev.WORKER_START[0]: START,
     ev.WORKER_START[1]: START,
     ev.RESUME_PUT: START,
     ev.EPOCH[0]: START,
-    ev.EPOCH[1]: NOTHING,
+    ev.EPOCH[1]: _NOTHING,
     ev.NEXT[0]: NEXT,
-    ev.NEXT[1]: NOTHING,
-    ev.YIELD: NOTHING,
-    ev.CONSUMER[0]: NOTHING,
+    ev.NEXT[1]: _NOTHING,
+    ev.YIELD: _NOTHING,
+    ev.CONSUMER[0]: _NOTHING,
     ev.SHUTDOWN[0]: SHUTDOWN,
-    ev.SHUTDOWN[1]: NOTHING,
+    ev.SHUTDOWN[1]: _NOTHING,
 }
 """What an iterator does after an event: it waits for one of these, or for nothing."""
 
 _CODES: Final = np.array(sorted(_AFTER), np.uint16)
 
 
-class Wait(NamedTuple):
+class OpenWait(NamedTuple):
     """An iterator that waits. what: NEXT, START or SHUTDOWN; since: ns, CLOCK_MONOTONIC."""
 
     loader: int
@@ -45,7 +46,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.longest = 0
-        self._now: dict[int, Wait] = {}
+        self._now: dict[int, OpenWait] = {}
 
     def take(self, rows: Rows, *, gap: bool = False) -> None:
         """Follow events. gap: some before these were not read, so that an older wait may have ended."""
@@ -59,7 +60,7 @@ class Waits:
         if before is not None and before.what == NEXT and what != NEXT:
             self.longest = max(self.longest, time - before.since)
         if what:
-            self._now[loader] = Wait(loader, what, time)
+            self._now[loader] = OpenWait(loader, what, time)
 
-    def open(self) -> list[Wait]:
+    def open(self) -> list[OpenWait]:
         return list(self._now.values())

@@ -24,7 +24,7 @@ from typing import Any, Final
 import minidl
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
-from minidl.tracefile.watched import Ended, Stall
+from minidl.tracefile.watched import NEXT, SHUTDOWN, START, Ended, Stall
 from minidl.watch.vitals import exit_code, sample, started
 
 TICK: Final = 1.0
@@ -42,7 +42,9 @@ MOST_LOOKS: Final = 8
 MOST_LOOKS_OF_A_RUN: Final = 64
 MOST_BYTES: Final = 32 << 20
 MOST_EVENTS: Final = 8192
+MOST_TEXT: Final = 4000
 KILL_SECONDS: Final = 5.0
+_SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
 
 
 class Watcher:
@@ -54,6 +56,8 @@ class Watcher:
     ) -> None:  # fmt: skip
         self.directory, self.main_pid, self.channel = directory, main_pid, channel
         self.hang_after, self.on_hang, self.stacks, self.raises = hang_after, on_hang, stacks, raises
+        self.stderr = os.dup(2)  # the run's own; the alarm is all that is written to it
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)
         self.begun = time.monotonic()
         self.processes: dict[int, _Watched] = {}
         self.stems: set[str] = set()  # of the processes' files, as far as they have been found
@@ -95,8 +99,9 @@ class Watcher:
         for pid, process in list(self.processes.items()):
             if not process.is_there():
                 self._ended(pid, process)
-        for stall in self.stalls.values():
-            stall.reap()
+        for known in self.stalls.values():
+            if known.reap():
+                self._act(known.stall)
         return False
 
     def _finish(self) -> None:
@@ -136,7 +141,7 @@ class Watcher:
             if process.fd >= 0:
                 self.poll.register(process.fd, select.POLLIN)
         if stem:
-            self.processes[pid].readers.append(_Reader(self.directory, stem, pid))
+            self.processes[pid].readers.append(_WaitReader(self.directory, stem, pid))
 
     def _ended(self, pid: int, process: _Watched) -> None:
         self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
@@ -177,7 +182,7 @@ class Watcher:
         if os.fstat(self.fd).st_size < MOST_BYTES:
             known.looks += 1
             self.looks += 1
-            known.said = known.said or alarm
+            known.said, known.acts = known.said or alarm, alarm
             known.child = self._fork_look(known, alarm)
 
     def _next_look(self, waited: float, looks: int) -> float:
@@ -187,16 +192,33 @@ class Watcher:
         return self.hang_after if looks >= EARLY_LOOKS else min(waited * 2, self.hang_after)
 
     def _fork_look(self, known: _Open, alarm: bool) -> int:
-        pids = list(self.processes)
         child = os.fork()
         if child:
             return child
         try:
-            _Looking(self, known, pids).look(alarm)
+            _Glance(self, known, list(self.processes)).take(alarm)
         except BaseException as error:  # whatever it is, this process ends here
             self.write(watched.said(f"a look has failed: {type(error).__name__}: {error}"))
         finally:
             os._exit(0)
+
+    def _act(self, stall: Stall) -> None:
+        """Do what was asked for when the loader hangs."""
+        if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.what != SHUTDOWN:
+            os.kill(self.main_pid, self.raises)
+        elif self.on_hang == "kill":
+            self._kill(signal.SIGTERM, self.main_pid)
+            self._kill(signal.SIGKILL, *(self.processes.keys() - {self.main_pid}))
+            until = time.monotonic() + KILL_SECONDS
+            while self.processes[self.main_pid].is_there() and time.monotonic() < until:
+                time.sleep(0.05)
+            self._kill(signal.SIGKILL, self.main_pid)
+
+    def _kill(self, signum: int, *pids: int) -> None:
+        for pid in pids:
+            if self.processes[pid].is_there():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signum)
 
 
 class _Watched:
@@ -204,7 +226,7 @@ class _Watched:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.readers: list[_Reader] = []  # of its files: it has more than one if it has recorded twice
+        self.readers: list[_WaitReader] = []  # of its files: it has more than one if it has recorded twice
         self.started = started(pid)
         try:
             self.fd = os.pidfd_open(pid)
@@ -216,7 +238,7 @@ class _Watched:
         return bool(self.started) and started(self.pid) == self.started and exit_code(self.pid) is None
 
 
-class _Reader:
+class _WaitReader:
     """Reads the new events of one process, if it iterates over a loader."""
 
     def __init__(self, directory: Path, stem: str, pid: int) -> None:
@@ -268,12 +290,17 @@ class _Open:
     def __init__(self, stall: Stall, due: float) -> None:
         self.stall, self.due = stall, due
         self.looks = 0
-        self.said = False
+        self.said = False  # the alarm was given
+        self.acts = False  # it was, and what is to be done then is still to be done
         self.child = 0
 
-    def reap(self) -> None:
-        if self.child and os.waitpid(self.child, os.WNOHANG)[0]:
-            self.child = 0
+    def reap(self) -> bool:
+        """Return whether the look that the alarm was for has just ended."""
+        if not self.child or not os.waitpid(self.child, os.WNOHANG)[0]:
+            return False
+        self.child = 0
+        first, self.acts = self.acts, False
+        return first
 
     def stop(self) -> None:
         """End the look that runs: its stall, or the run, is over."""
@@ -283,22 +310,23 @@ class _Open:
             self.child = 0
 
 
-class _Looking:
+class _Glance:
     """One look at a stall, in a process of its own."""
 
     def __init__(self, watcher: Watcher, known: _Open, pids: list[int]) -> None:
         self.watcher, self.stall, self.number = watcher, known.stall, known.looks
         self.pids = pids
 
-    def look(self, alarm: bool) -> None:
-        """Write evidence; with `alarm`, say what is wrong, and do what was asked for."""
-        evidence = self._evidence()
-        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), evidence))
+    def take(self, alarm: bool) -> None:
+        """Write evidence; with `alarm`, also say what is wrong."""
+        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), self._evidence()))
         if alarm:
             text = self._sentence()
             self.watcher.write(watched.said(text))
-            self._say(f"minidl: {text}\n")
-            self._act(text)
+            with contextlib.suppress(OSError):
+                os.write(self.watcher.stderr, f"minidl: {text}\n".encode("utf-8", "backslashreplace"))
+            if self.watcher.on_hang == "raise":
+                self.watcher.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
 
     def _evidence(self) -> dict[str, Any]:
         from minidl.evidence.collect import collect, with_stacks
@@ -313,37 +341,12 @@ class _Looking:
 
     def _sentence(self) -> str:
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
-        place = self.watcher.directory
-        what = {"next": "waits for a batch", "start": "starts", "shutdown": "shuts down"}.get(self.stall.what, "waits")
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
-            cause = _cause(place)
-        start = f"iterator {self.stall.loader} of pid {self.stall.pid} {what} since {waited:.0f} s"
-        return f"{start}: {cause or 'its evidence is in the trace'}; next: minidl doctor {place}"
-
-    def _say(self, text: str) -> None:
-        """Write to the run's stderr, wherever that goes now; this process does not keep it open."""
-        with contextlib.suppress(OSError):
-            fd = os.open(f"/proc/{self.watcher.main_pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
-            try:
-                os.write(fd, text.encode("utf-8", "backslashreplace"))
-            finally:
-                os.close(fd)
-
-    def _act(self, text: str) -> None:
-        on_hang, main = self.watcher.on_hang, self.watcher.main_pid
-        if on_hang == "raise" and self.stall.pid == main and self.watcher.raises:
-            self.watcher.channel.send(text.encode("utf-8", "replace")[:4000])
-            os.kill(main, self.watcher.raises)
-        elif on_hang == "kill":
-            self._signal(signal.SIGTERM)
-            time.sleep(KILL_SECONDS)
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, signum: int) -> None:
-        for pid in sorted(self.pids, key=lambda pid: pid == self.watcher.main_pid):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signum)
+            cause = _cause(self.watcher.directory)
+        start = f"iterator {self.stall.loader} of pid {self.stall.pid} {_SINCE[self.stall.what]} for {waited:.0f} s"
+        next_step = f"next: minidl doctor {self.watcher.directory}"
+        return f"{start}: {cause or 'what its processes do is in the trace'}; {next_step}"
 
 
 def _cause(directory: Path) -> str:

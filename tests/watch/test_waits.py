@@ -9,7 +9,8 @@ import pytest
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import RECORD
-from minidl.watch.waits import NEXT, SHUTDOWN, START, Wait, Waits
+from minidl.tracefile.watched import NEXT, SHUTDOWN, START
+from minidl.watch.waits import OpenWait, Waits
 
 
 def rows(*events: tuple[int, int], loader: int = 1) -> Any:
@@ -34,7 +35,7 @@ def rows(*events: tuple[int, int], loader: int = 1) -> Any:
 def test_what_an_iterator_waits_for(code: int, what: str) -> None:
     waits = Waits()
     waits.take(rows((code, 7)))
-    assert waits.open() == [Wait(1, what, 7)]
+    assert waits.open() == [OpenWait(1, what, 7)]
 
 
 @pytest.mark.parametrize("code", [ev.NEXT[1], ev.YIELD, ev.CONSUMER[0], ev.EPOCH[1], ev.SHUTDOWN[1]])
@@ -48,14 +49,14 @@ def test_polls_and_samples_are_no_progress() -> None:
     waits = Waits()
     waits.take(rows((ev.NEXT[0], 7)))
     waits.take(rows((ev.RESULT_GET[0], 8), (ev.RESULT_GET[1], 9), (ev.SAMPLER_NEXT[0], 10), (ev.FOUND_DEAD, 11)))
-    assert waits.open() == [Wait(1, NEXT, 7)]
+    assert waits.open() == [OpenWait(1, NEXT, 7)]
 
 
 def test_iterators_are_told_apart() -> None:
     waits = Waits()
     waits.take(rows((ev.NEXT[0], 7)))
     waits.take(rows((ev.NEXT[0], 8), (ev.YIELD, 9), loader=2))
-    assert waits.open() == [Wait(1, NEXT, 7)]
+    assert waits.open() == [OpenWait(1, NEXT, 7)]
 
 
 def test_after_a_gap_an_older_wait_is_unknown() -> None:
