@@ -28,6 +28,7 @@ ORDER = (
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
+    ("evidence", "model syscalls descriptors machine processes stacks collect"),
     (
         "tracefile",
         "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
@@ -77,6 +78,7 @@ KNOWN_DOUBLE = {
 """Class names that several modules still define. Never add one."""
 
 NOT_LOADED = {
+    "evidence",
     "tracefile",
     "record",
     "check",
