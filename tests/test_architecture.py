@@ -207,11 +207,12 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
+    "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
+    "notebooks": "course exercises notebooks",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",
