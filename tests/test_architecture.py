@@ -36,8 +36,8 @@ ORDER = (
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
-        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared sampling device_clock "
+        "spans decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
         "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),

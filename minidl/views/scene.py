@@ -414,7 +414,7 @@ class _Maker:
         self.edge = min(last + max(1, round(last * EDGE)), NEVER) if is_open.any() else last
         self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
-        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        self.lived: Ints = np.minimum(np.array(alive_until(trace), np.int64) - self.start, last)
         self._end_with_the_enclosing()
         self._end_with_the_process()
         stopped = [line["process"] for line in trace.described("trace_end")]
