@@ -134,6 +134,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _flag("--view", "follow the run in the browser while it lasts (of several ranks: the first)"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
                 _flag("--functions", "also record the functions that workers call (needs viztracer)"),
                 _flag("--functions-main", "also record the functions that the script's own process calls"),
@@ -178,6 +179,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _TRACE_UNLESS_LIST,
                 _DATALOADER,
                 _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
+                _arg("--along", action="store_true", help=argparse.SUPPRESS),  # until stdin ends: for run --view
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
                      help="open Perfetto with the result of this query; may be repeated"),
