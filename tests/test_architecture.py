@@ -18,7 +18,7 @@ from minidl.tracefile.events import EVENTS, Event
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles messages errors worker_info containers live_repr"),
+    ("", "articles references messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
@@ -28,6 +28,7 @@ ORDER = (
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
+    ("evidence", "model syscalls descriptors machine processes stacks collect"),
     (
         "tracefile",
         "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
@@ -54,6 +55,7 @@ ORDER = (
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
         "ablations __init__",
     ),
+    ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("faults", "program matrix __main__"),
@@ -77,6 +79,7 @@ KNOWN_DOUBLE = {
 """Class names that several modules still define. Never add one."""
 
 NOT_LOADED = {
+    "evidence",
     "tracefile",
     "record",
     "check",
@@ -87,6 +90,7 @@ NOT_LOADED = {
     "bench",
     "recordings",
     "faults",
+    "companion",
 }
 """Folders that a program without a trace does not load."""
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -98,66 +93,3 @@ def opened(page: Path, profile: Path) -> tuple[str, dict[str, str | None]]:
 
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-# --- Driven ---------------------------------------------------------------------------------------------------------
-DRIVER = shutil.which("chromedriver")
-DRIVEN = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-needs_driver = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
-ASK = """
-const done = arguments[arguments.length - 1];
-window.app.trace.engine.query(arguments[0]).then(rows => {
-  const found = [];
-  for (const it = rows.iter({}); it.valid(); it.next())
-    found.push(Object.fromEntries(rows.columns().map(name => [name, String(it.get(name))])));
-  done(found);
-}, error => done(String(error)));
-"""
-
-
-class Browser:
-    """A headless Chromium, driven over WebDriver's HTTP interface."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self.root = f"http://127.0.0.1:{port}/session"
-        options = {"binary": CHROMIUM, "args": [*DRIVEN.split(), f"--user-data-dir={profile}"]}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 60_000}}
-        self.root += "/" + self.post("", capabilities={"alwaysMatch": wanted})["sessionId"]
-
-    def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=90) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script: str) -> Any:
-        return self.post("/execute/sync", script=script, args=[])
-
-    def ask(self, sql: str) -> list[dict[str, str]]:
-        """The rows of a query's answer."""
-        rows = self.post("/execute/async", script=ASK, args=[sql])
-        assert isinstance(rows, list), rows
-        return rows
-
-    def until(self, script: str) -> None:
-        deadline = time.monotonic() + 90
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"the page never got so far: {script}"
-            time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def driven(profile: Path) -> Iterator[Browser]:
-    """A browser, until the block ends."""
-    with subprocess.Popen(
-        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as driver:
-        try:
-            assert driver.stdout is not None
-            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
-            yield Browser(port, profile)
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)

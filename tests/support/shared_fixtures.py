@@ -8,7 +8,7 @@ from pathlib import Path
 import made_trace
 import pytest
 import workloads
-from pages import Browser, driven
+from browser import Browser, driven
 
 from minidl.device import sim
 from minidl.tracefile.reader import Trace

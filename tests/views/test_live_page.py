@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import made_trace
 import pytest
-from pages import Browser, Read, needs_driver
+from browser import Browser, needs_driver
+from pages import Read
 
 from minidl.analysis import live
 from minidl.tracefile.process import ProcessLife

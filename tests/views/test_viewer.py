@@ -20,9 +20,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
+from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
-from pages import Browser, Read, needs_driver
+from pages import Read
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
@@ -408,7 +409,6 @@ def test_serving_opens_the_browser_on_the_link(
     assert not listens(port_of(led[0]))
 
 
-LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
 SEARCHED = """
 const $ = id => document.getElementById(id);
 $("query").value = "task 9";
