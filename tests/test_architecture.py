@@ -31,14 +31,14 @@ ORDER = (
     ("evidence", "model syscalls descriptors machine processes stacks collect"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
-        "profile join",
+        "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
+        "tail profile join",
     ),
     (
         "record",
-        "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
-        "device_stream ports session handover observed_loader observed_worker observed_alone observed_channels observe "
-        "clocks",
+        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
+        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
@@ -49,6 +49,7 @@ ORDER = (
         "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
+    ("watch", "waits vitals dumps watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -90,6 +91,7 @@ NOT_LOADED = {
     "bench",
     "recordings",
     "faults",
+    "watch",
     "companion",
 }
 """Folders that a program without a trace does not load."""
@@ -206,11 +208,12 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
+    "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
+    "notebooks": "course exercises notebooks",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",
