@@ -28,7 +28,7 @@ ORDER = (
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("evidence", "model syscalls descriptors machine processes stacks collect"),
+    ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
         "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
