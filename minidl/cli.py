@@ -269,6 +269,23 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "teach": (
+        Command(
+            commands.companion, "read the articles beside the code: a page, or one section in the terminal",
+            "companion 1 §2.4.4 --language ru",
+            (
+                _arg("what", nargs="*", metavar="WHAT",
+                     help="print a section (1 §2.4.4, shutdown), the rows of a file, function or event, or drift"),
+                _arg("--language", choices=("en", "ru", "zh"), default="en",
+                     help="of what is printed (default: %(default)s); the page has all three"),
+                _arg("-o", "--output", type=Path, default=Path("minidl-companion.html"), metavar="FILE",
+                     help="where to write the page (default: %(default)s)"),
+                _flag("--serve", "serve the page on this machine instead, and open it in the browser"),
+                _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
+                _arg("--compare", type=Path, metavar="DIR",
+                     help="print what moved in another torch, whose package folder this is"),
+            ),
+            "Also: minidl companion reorder_store, minidl companion dispatcher.py, minidl companion drift.",
+        ),
         Command(commands.events, "list all events: meaning, fields, code here and in torch", "events"),
         Command(
             commands.explore, "explore all interleavings of the protocol, and what each guard prevents",

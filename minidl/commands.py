@@ -321,6 +321,13 @@ def merge(arguments: Namespace) -> int:
 
 
 # --- Teach ------------------------------------------------------------------------------------------------
+def companion(arguments: Namespace) -> int:
+    from minidl.companion import run
+
+    with _prefixed("companion", ValueError):
+        return run(arguments)
+
+
 def events(arguments: Namespace) -> int:
     from minidl.tracefile.events import EVENTS
 

@@ -18,7 +18,7 @@ from minidl.tracefile.events import EVENTS, Event
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles messages errors worker_info containers live_repr"),
+    ("", "articles references messages errors worker_info containers live_repr"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
@@ -54,6 +54,7 @@ ORDER = (
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
         "ablations __init__",
     ),
+    ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("faults", "program matrix __main__"),
@@ -88,6 +89,7 @@ NOT_LOADED = {
     "bench",
     "recordings",
     "faults",
+    "companion",
 }
 """Folders that a program without a trace does not load."""
 
@@ -203,11 +205,12 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
+    "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
+    "notebooks": "course exercises notebooks",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

@@ -11,13 +11,10 @@ content security policy allows the page's own script and style, by their hashes,
 
 from __future__ import annotations
 
-import ast
 import base64
-import functools
 import gzip
 import hashlib
 import html as markup
-import importlib.util
 import json
 import os
 import re
@@ -30,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
+from minidl.references import source_line
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
@@ -213,53 +211,6 @@ def _fields(event: Event) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def source_line(reference: str, package: str) -> str:
-    """Return where a "module:function" of the event table is: "minidl/fetch.py:61 fetch"; without a line if not found.
-
-    Several lines if several classes have such a method: which one runs depends on the loader. package: "minidl", or
-    "torch" for torch.utils.data; a module "multiprocessing.*" is torch's or, if torch has none, Python's.
-    """
-    module, _, name = reference.partition(":")
-    for home, rest in _homes(module, package):
-        folder = _folder(home)
-        lines = _lines(folder.joinpath(*rest).with_suffix(".py")).get(name) if folder else None
-        if lines:
-            return f"{'/'.join([*home.split('.'), *rest])}.py:{', '.join(map(str, lines))} {name}"
-    return reference
-
-
-def _homes(module: str, package: str) -> list[tuple[str, list[str]]]:
-    """Return the packages that the module may be in, and its path in each."""
-    first, *rest = module.split(".")
-    if package != "torch" and first != "multiprocessing":
-        return [(package, [first, *rest])]
-    if first == "multiprocessing":
-        return [("torch.multiprocessing", rest), ("multiprocessing", rest)]
-    return [("torch.utils.data", [first, *rest])]
-
-
-@functools.cache
-def _folder(package: str) -> Path | None:
-    """Return the folder of an installed package without importing more than its parents."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    return Path(places[0]) if places else None
-
-
-@functools.cache
-def _lines(source: Path) -> dict[str, list[int]]:
-    """Return the lines of each function and class that a file defines; {} if it cannot be read."""
-    try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, SyntaxError):
-        return {}
-    out: dict[str, list[int]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            out.setdefault(node.name, []).append(node.lineno)
-    return out
-
-
 _NAMED = [code for code, event in EVENTS.items() if is_named(event)]
 
 
@@ -357,9 +308,10 @@ def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
     )
 
 
-def framed(name: str, holes: dict[str, str]) -> str:
-    """Return `frame.html` with the style, body and script of the page `name`, and with its holes filled."""
-    frame, own = (files("minidl.views").joinpath(each).read_text(encoding="utf-8") for each in ("frame.html", name))
+def framed(name: str, holes: dict[str, str], package: str = "minidl.views") -> str:
+    """Return `frame.html` with the style, body and script of the page `name` of `package`, and its holes filled."""
+    places = (("minidl.views", "frame.html"), (package, name))
+    frame, own = (files(where).joinpath(each).read_text(encoding="utf-8") for where, each in places)
     parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
     assert parts is not None
     page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))

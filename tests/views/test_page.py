@@ -20,11 +20,12 @@ from oracle_trace import write_process
 from pages import EVIL, Parsed, Read, needs_chromium, opened
 from pictures import artists, drawn_bars
 
+from minidl.references import source_line
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import FORMAT_VERSION
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.page import Page, html, source_line
+from minidl.views.page import Page, html
 from minidl.views.picture import timeline
 from minidl.views.scene import FADING, NEVER, Scene, scene_of
 
