@@ -42,7 +42,9 @@ ORDER = (
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
+    ("doctor", "diagnosis places case chain rules diagnose"),
     ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
+    ("doctor", "examine"),
     (
         "views",
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
@@ -83,6 +85,7 @@ NOT_LOADED = {
     "record",
     "check",
     "analysis",
+    "doctor",
     "views",
     "playback",
     "explore",

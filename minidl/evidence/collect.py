@@ -72,6 +72,13 @@ def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) 
     return tuple(one for one in locks if (one.device, one.inode) in files)
 
 
+def holders_for(pids: Iterable[int]) -> list[int]:
+    """The processes, here or elsewhere, that hold a file lock which one of these waits for."""
+    locks = read_locks(lambda what, error: None)
+    wanted = {one.number for one in locks if one.waits and one.pid in set(pids)}
+    return [one.pid for one in locks if one.number in wanted and not one.waits and one.pid > 0]
+
+
 def is_python(process: SeenProcess) -> bool:
     """Whether a process runs Python, as far as its program's name says."""
     try:
@@ -82,7 +89,8 @@ def is_python(process: SeenProcess) -> bool:
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys([main, *children_of(main), *others]))
+    found = [main, *children_of(main), *others]
+    return list(dict.fromkeys([*found, *holders_for(found)]))
 
 
 def _cgroups(pids: Iterable[int]) -> list[str]:

@@ -131,8 +131,6 @@ def _same_call(thread: SeenThread) -> bool:
     if now is None or then is None:
         return False
     return (now.name, now.fds, now.address) == (then.name, then.fds, then.address)
-        now is not None and then is not None and (now.name, now.fds, now.address) == (then.name, then.fds, then.address)
-    )
 
 
 _WRITES: Final = frozenset(("write", "writev", "pwrite64", "sendto", "sendmsg", "connect", "sendfile"))
@@ -255,15 +253,16 @@ def _file_lock(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, 
 
 
 def _lock_holders(process: SeenProcess, file: Descriptor, locks: tuple[FileLock, ...], ends: _Ends) -> Iterable[Holder]:
+    """Who holds a file's lock. A lock by flock belongs to an open file, which a fork shares: its taker may be gone."""
     held = [one for one in locks if (one.device, one.inode) == (file.device, file.inode) and not one.waits]
-    seen = set()
+    keepers = [pid for pid in ends.keepers[file.device, file.inode] if pid != process.pid] if held else []
+    for pid in keepers:
+        taker = next((one.pid for one in held if one.kind != "POSIX" and one.pid > 0), pid)
+        passed = f", which process {taker} took and passed on" if taker != pid else ""
+        yield Holder(pid, why=f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}")
     for one in held:
-        if one.pid != process.pid or one.kind == "FLOCK":
-            seen.add(one.pid)
+        if one.pid not in keepers and one.pid > 0 and (one.kind == "POSIX" or not keepers) and one.pid != process.pid:
             yield Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)")
-    for pid in ends.keepers[file.device, file.inode]:
-        if pid not in seen and held:
-            yield Holder(pid, why="has the open file that holds it, inherited or passed on")
 
 
 # --- Descriptors ------------------------------------------------------------------------------------------------------
