@@ -51,6 +51,16 @@ def _interval(text: str) -> float:
     return seconds
 
 
+def _seconds_or_off(text: str) -> float:
+    try:
+        seconds = 0.0 if text == "off" else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'off' nor a number of seconds")
+    return seconds
+
+
 def _port(text: str) -> int:
     number = _count(text)
     if number > 65535:
@@ -134,6 +144,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _arg("--hang-after", type=_seconds_or_off, metavar="S",
+                     help="when no batch comes for S seconds, record evidence and say so; or 'off' (default: 120)"),
+                _arg("--on-hang", choices=("report", "raise", "kill"),
+                     help="then only report it (the default), raise LoaderHangError, or kill the run"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
                 _flag("--functions", "also record the functions that workers call (needs viztracer)"),
                 _flag("--functions-main", "also record the functions that the script's own process calls"),

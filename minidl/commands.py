@@ -115,6 +115,8 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 align_clocks=arguments.align_clocks,
                 detail=arguments.detail,
+                hang_after=_hang_after(arguments.hang_after),
+                on_hang=arguments.on_hang,
                 cpu_time={"auto": None, "on": True, "off": False}[arguments.cpu_time],
                 functions=arguments.functions,
                 functions_main=arguments.functions_main,
@@ -128,6 +130,13 @@ def run(arguments: Namespace) -> int:
         elif arguments.trace is None:
             directory.rmdir()
     return code
+
+
+def _hang_after(asked: float | None) -> float | None:
+    """Return when `run` calls a wait a hang: as asked, else as MINIDL_HANG_AFTER says (None), else a generous time."""
+    from minidl.record.watchdog import RUN_SECONDS
+
+    return RUN_SECONDS if asked is None and not os.environ.get("MINIDL_HANG_AFTER") else asked
 
 
 def _say_headline(directory: Path) -> None:

@@ -31,14 +31,14 @@ ORDER = (
     ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
-        "profile join",
+        "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
+        "tail profile join",
     ),
     (
         "record",
-        "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
-        "device_stream ports session handover observed_loader observed_worker observed_alone observed_channels observe "
-        "clocks",
+        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
+        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
@@ -50,6 +50,7 @@ ORDER = (
         "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),
+    ("watch", "waits vitals dumps watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -92,6 +93,7 @@ NOT_LOADED = {
     "bench",
     "recordings",
     "faults",
+    "watch",
     "companion",
 }
 """Folders that a program without a trace does not load."""

@@ -20,6 +20,9 @@ from minidl.evidence.processes import Unseen, children_of, first_look, read_proc
 from minidl.evidence.stacks import Stack, Stacks, spied
 from minidl.evidence.stacks import py_spy as py_spy_program
 
+_THEMSELVES = "the processes themselves"
+_NO_STACKS = "Python stacks: "
+
 
 def collect(
     main: int,
@@ -46,9 +49,7 @@ def collect(
     why: dict[int, str] = {}
     given.update(spied(wanted, why.__setitem__))
     found = [_with_stacks(process, given.get(process.pid, {}), why.get(process.pid, "")) for process in found]
-    sources = [
-        name for name, there in (("the processes themselves", stacks), ("py-spy", set(given) & set(wanted))) if there
-    ]
+    sources = [name for name, there in ((_THEMSELVES, stacks), ("py-spy", set(given) & set(wanted))) if there]
     return RunEvidence(
         moment=moment,
         interval=interval,
@@ -112,7 +113,7 @@ def _boot() -> str:
 
 def _with_stacks(process: SeenProcess, stacks: dict[int, Stack], why: str) -> SeenProcess:
     threads = tuple(_with_stack(thread, stacks.get(thread.tid)) for thread in process.threads)
-    missing = (f"Python stacks: {why}",) if why else ()
+    missing = (f"{_NO_STACKS}{why}",) if why else ()
     return replace(process, threads=threads, not_seen=process.not_seen + missing)
 
 
@@ -120,3 +121,19 @@ def _with_stack(thread: SeenThread, stack: Stack | None) -> SeenThread:
     if stack is None:
         return thread
     return replace(thread, stack=stack.frames, gil=stack.gil, python_name=stack.thread_name)
+
+
+def with_stacks(evidence: RunEvidence, stacks: Stacks) -> RunEvidence:
+    """Add stacks that some processes gave themselves after they were looked at."""
+    processes = tuple(
+        replace(
+            process,
+            threads=tuple(_with_stack(thread, stacks[process.pid].get(thread.tid)) for thread in process.threads),
+            not_seen=tuple(text for text in process.not_seen if not text.startswith(_NO_STACKS)),
+        )
+        if process.pid in stacks
+        else process
+        for process in evidence.processes
+    )
+    sources = [evidence.stacks] * bool(evidence.stacks) + [_THEMSELVES] * bool(stacks)
+    return replace(evidence, processes=processes, stacks=" and ".join(sources))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracefile import watched
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
@@ -45,6 +46,7 @@ from minidl.tracefile.format import (
 from minidl.tracefile.order import Order
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
+from minidl.tracefile.watched import Watched
 from minidl.tracefile.words import counted, duration
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ class Trace:
         self.threads: dict[tuple[int, int], str] = {}
         self.strings: dict[tuple[int, int], str] = {}
         self.loaders: dict[int, dict[str, Any]] = {}
-        self.attachments: list[Attachment] = sorted(files.attachments, key=lambda one: one.name)
+        attached = sorted(files.attachments, key=lambda one: one.name)
+        self.attachments: list[Attachment] = [one for one in attached if one.kind != watched.KIND]
+        self._watches = [one for one in attached if one.kind == watched.KIND]
         self.lines: list[dict[str, Any]] = []
         self._files = Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
@@ -306,6 +310,11 @@ class Trace:
         return min(cut, default=int(np.iinfo(np.int64).max))
 
     @cached_property
+    def watched(self) -> Watched:
+        """What the trace's watchdogs saw: signs of life, deaths, evidence of hangs; false if there was none."""
+        return watched.read(self._watches)
+
+    @cached_property
     def order(self) -> Order:
         """What happened before what, by sequence numbers and messages; see `order.Order`. Made when first asked."""
         return Order(self.events, self.processes)
@@ -403,7 +412,7 @@ class Trace:
         for index, process in enumerate(self.processes):
             if process.header is not None:
                 yield process.file + EVENTS_SUFFIX, events_file(process.header, self._rows_of(index))
-        yield from packed(self.attachments)
+        yield from packed(sorted((*self.attachments, *self._watches), key=lambda one: one.name))
 
     def _rows_of(self, index: int) -> Rows:
         """Return all that the process recorded, with the codes that this minidl does not know."""
