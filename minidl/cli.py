@@ -169,6 +169,18 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
             "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
         ),
+        Command(
+            commands.doctor, "say why a job hangs: one that runs, recorded or not, or one that ended", "doctor 4711",
+            (
+                _arg("target", metavar="TRACE|DIR|PID", help="a trace, or the id of a process that runs a DataLoader"),
+                _flag("--json", "print the diagnosis as JSON"),
+                _flag("--no-py-spy", "read no Python stacks, even if py-spy is installed"),
+                _arg("--seconds", type=_interval, default=3.5, metavar="S",
+                     help="between two looks at a process that may only be slow (default: %(default)s)"),
+            ),
+            "It changes nothing in the processes that it looks at. With py-spy (pip install minidl[doctor]) it also\n"
+            "reads their Python stacks. Exit code 1: it found a hang, a death or an error.",
+        ),
     ),
     "understand": (
         Command(commands.summary, "print where time and bytes went, and what limits the loader", f"summary {_RUN}",

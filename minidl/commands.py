@@ -190,6 +190,16 @@ def top(arguments: Namespace) -> int:
     return run(arguments)
 
 
+def doctor(arguments: Namespace) -> int:
+    from minidl.doctor.diagnosis import WRONG
+    from minidl.doctor.examine import examine
+
+    with terminal.busy(f"looking at {arguments.target}"):
+        found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
+    print(found.to_json() if arguments.json else found.text())
+    return FOUND if found.state in WRONG else OK
+
+
 # --- Understand -------------------------------------------------------------------------------------------------------
 def summary(arguments: Namespace) -> int:
     from minidl.analysis.summary import summary

@@ -24,6 +24,7 @@ import numpy as np
 
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, verdict
+from minidl.doctor.case import Told
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -83,13 +84,17 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What held the loader up. next_step: what helps in this case, "" if nothing has to be done."""
+    """What held the loader up. next_step: what helps in this case, "" if nothing has to be done.
+
+    told: the last wait, for the doctor; None if the last thing that happened was none.
+    """
 
     kind: What
     sentence: str
     evidence: tuple[str, ...] = ()
     next_step: str = ""
     focus: Spot | None = None
+    told: Told | None = None
 
     def lines(self) -> list[str]:
         """The headline for a terminal."""
@@ -120,7 +125,8 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     sentence = plain(found.sentence)
     if len(sentence) > LONGEST:
         sentence = sentence[: LONGEST - 3] + "..."
-    return Headline(found.kind, sentence, tuple(map(plain, found.evidence)), plain(found.next_step), found.focus)
+    evidence = tuple(map(plain, found.evidence))
+    return Headline(found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told)
 
 
 _NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
@@ -264,7 +270,32 @@ class _Inquiry:
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
         evidence.append(f"last signs of life: {self._signs(focus, during)}")
-        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
+        told = self._told(wait, state, focus, tuple(evidence))
+        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus, told)
+
+    def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
+        """The wait, as the doctor asks for it."""
+        processes, number = self.trace.processes, focus.worker
+        home, made_by = processes[int(wait.row["process"])], self._process_of(focus.loader, number)
+        mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
+        step = self._step_at(focus.process, wait.until)
+        return Told(
+            hung=wait.hung,
+            since=wait.begin,
+            seconds=wait.took / 1e9,
+            past=wait.past / 1e9,
+            pid=home.pid,
+            tid=int(wait.row["tid"]),
+            task=-1 if state.waiting_for is None else state.waiting_for,
+            worker=number if wait.for_data else -1,
+            worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
+            sample=self._sample(focus),
+            step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
+            own_code=not wait.for_data,
+            numbers={process.pid: process.worker for process in mine},
+            ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
+            facts=tuple((text, "trace") for text in evidence),
+        )
 
     def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
         """The loader in the wait; of one that was ended, before all that its end did."""
@@ -520,7 +551,10 @@ class _Inquiry:
         judged = self._judged()
         evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
-        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
+        shot, state = self._state(wait)
+        waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
+        told = self._told(wait, state, waited, ())
+        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until), told)
 
     def _running(self, waits: list[_Wait]) -> Headline:
         """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""

@@ -91,7 +91,7 @@ class LiveTrace:
             if name.endswith(SIDE_SUFFIX):
                 with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
                     files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
-        until = begun if _is_here(_parsed(manifest)) else None
+        until = begun if is_here(_parsed(manifest)) else None
         lives = {stem: life(*parts_of(stem)) for stem in files.side}
         for stem in files.side:
             files.events[stem] = self._new_events(stem, lives[stem], until)
@@ -123,7 +123,7 @@ class LiveTrace:
         return False
 
     def _by_pid(self, trace: Trace, lives: Mapping[str, ProcessLife]) -> dict[int, ProcessLife]:
-        if not _is_here(trace.manifest):
+        if not is_here(trace.manifest):
             return {}
         first, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
         found = {first: life(first, begun)} if isinstance(first, int) and isinstance(begun, int) else {}
@@ -200,7 +200,7 @@ def _parsed(manifest: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_here(manifest: Mapping[str, object]) -> bool:
+def is_here(manifest: Mapping[str, object]) -> bool:
     """Whether the trace's clock and process ids mean something here: the same machine (or container), not restarted."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -221,6 +221,17 @@ def find_trace(target: str | os.PathLike[str]) -> Path:
     if name.isdecimal():
         return _trace_of(int(name))
     raise TraceError(f"{name}: there is no such file or directory: give a trace's directory, or the id of a process")
+
+
+def records_trace(pid: int) -> bool:
+    """Whether a process, or a child of it, records a trace that can be read. Raises TraceError if there is no pid."""
+    try:
+        _trace_of(pid)
+    except TraceError:
+        if not os.path.exists(f"/proc/{pid}"):
+            raise
+        return False
+    return True
 
 
 def _trace_of(pid: int) -> Path:
