@@ -280,7 +280,7 @@ class _Inquiry:
         mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
         step = self._step_at(focus.process, wait.until)
         return Told(
-            hung=wait.hung,
+            hung=wait.is_hang(self.trace.seen > 0),
             since=wait.begin,
             seconds=wait.took / 1e9,
             past=wait.past / 1e9,
