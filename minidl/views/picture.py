@@ -396,7 +396,7 @@ class _Drawing:
             if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS or self._is_culprit(bar):
                 continue
             look = paint(int(bar["code"]))
-            spare = 30 if bar["simulated"] or look.waits else 0  # some of a pattern stays visible
+            spare = 30 if look.waits else 8 if bar["simulated"] else 0  # some of a pattern stays visible
             words = next((w for w in caption(scene, bar) if w and _wide(w, size) + spare < room), None)
             if words is None:
                 continue
