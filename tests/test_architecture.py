@@ -28,7 +28,7 @@ ORDER = (
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("evidence", "model syscalls descriptors machine processes stacks collect"),
+    ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
         "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
@@ -42,10 +42,13 @@ ORDER = (
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
-    ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
+    ("doctor", "diagnosis places case chain rules diagnose"),
+    ("analysis", "device_use ledger cpu_use verdict live recent now headline summary story diff audit top"),
+    ("doctor", "examine"),
     (
         "views",
-        "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
+        "colours layout scene template attached chrome text page picture queries live_page viewer replay_page "
+        "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
     ("watch", "waits vitals dumps watcher"),
@@ -84,6 +87,7 @@ NOT_LOADED = {
     "record",
     "check",
     "analysis",
+    "doctor",
     "views",
     "playback",
     "explore",

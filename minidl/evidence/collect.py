@@ -1,4 +1,4 @@
-"""Look at processes: `collect(main)` -> `RunEvidence`.
+"""FirstLook at processes: `collect(main)` -> `RunEvidence`.
 
 Rules of use: it changes nothing in what it looks at, needs no privilege, and takes `interval` seconds and some ms for
 each process. py_spy=False: it starts no other program. A process that looks at itself gives its own stacks.
@@ -32,7 +32,7 @@ def collect(
     py_spy: bool = True,
     stacks: Stacks | None = None,
 ) -> RunEvidence:
-    """Look twice at a process, all its children, and other processes.
+    """FirstLook twice at a process, all its children, and other processes.
 
     interval: seconds between the looks. stacks: those that the processes gave themselves, which py-spy need not read.
     """
@@ -73,6 +73,13 @@ def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) 
     return tuple(one for one in locks if (one.device, one.inode) in files)
 
 
+def holders_for(pids: Iterable[int]) -> list[int]:
+    """The processes, here or elsewhere, that hold a file lock which one of these waits for."""
+    locks = read_locks(lambda what, error: None)
+    wanted = {one.number for one in locks if one.waits and one.pid in set(pids)}
+    return [one.pid for one in locks if one.number in wanted and not one.waits and one.pid > 0]
+
+
 def is_python(process: SeenProcess) -> bool:
     """Whether a process runs Python, as far as its program's name says."""
     try:
@@ -83,7 +90,8 @@ def is_python(process: SeenProcess) -> bool:
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys([main, *children_of(main), *others]))
+    found = [main, *children_of(main), *others]
+    return list(dict.fromkeys([*found, *holders_for(found)]))
 
 
 def _cgroups(pids: Iterable[int]) -> list[str]:

@@ -188,7 +188,7 @@ def test_the_exception_that_ends_a_program_is_in_its_trace(tmp_path: Path, comma
     trace = read_trace(tmp_path / "trace")
     (line,) = trace.described("uncaught")
     assert line["error"] == "KeyError: 'no\\nsuch'"
-    assert any(at.startswith(f"{tmp_path / 'keeps.py'}:") for at in line["at"])
+    assert "keeps.py:" in line["at"][0]
     (text,) = [text for text in how_ended(trace) if "KeyError" in text]
     assert text in summary(trace).text()
 
