@@ -20,11 +20,12 @@ from oracle_trace import write_process
 from pages import EVIL, Parsed, Read, needs_chromium, opened
 from pictures import artists, drawn_bars
 
+from minidl.references import source_line
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import FORMAT_VERSION
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.page import Page, html, source_line
+from minidl.views.page import Page, html
 from minidl.views.picture import timeline
 from minidl.views.scene import FADING, NEVER, Scene, scene_of
 
@@ -229,7 +230,10 @@ def test_it_refers_to_nothing_outside(healthy: Trace) -> None:
         assert not {"src", "href", "action", "srcset", "data", "style"} & attributes.keys(), f"<{tag} {attributes}>"
         assert not [name for name in attributes if name.startswith("on")]
     code = Parsed(page).inside["script"] + Parsed(page).inside["style"]
-    forbidden = r"\beval\b|new Function|fetch\(|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML|insertAdjacentHTML|document\.write|localStorage"  # noqa: E501
+    forbidden = (  # a page of a run that goes on asks its own server for "live": the policy of others forbids it
+        r"\beval\b|new Function|fetch\((?!\"live\", )|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML"
+        r"|insertAdjacentHTML|document\.write|localStorage"
+    )
     assert re.findall(forbidden, code) == []
 
 

@@ -7,14 +7,12 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
+from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
@@ -233,7 +232,7 @@ def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: p
     monkeypatch.setattr(Export, "write", slowly)
     with Viewer(trace) as started:
         assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
-        document = started._server.document  # type: ignore[union-attr]
+        document = started._server.served.document()  # type: ignore[union-attr]
         assert going.wait(60)
         document._stopped = True
         stopping.set()
@@ -410,10 +409,6 @@ def test_serving_opens_the_browser_on_the_link(
     assert not listens(port_of(led[0]))
 
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
-LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
 SEARCHED = """
 const $ = id => document.getElementById(id);
 $("query").value = "task 9";
@@ -439,64 +434,8 @@ window.app.trace.engine.query("select name from slice where dur = -1").then(rows
 """
 
 
-ASK = """
-const done = arguments[arguments.length - 1];
-window.app.trace.engine.query(arguments[0]).then(rows => {
-  const found = [];
-  for (const it = rows.iter({}); it.valid(); it.next())
-    found.push(Object.fromEntries(rows.columns().map(name => [name, String(it.get(name))])));
-  done(found);
-}, error => done(String(error)));
-"""
-
-
-class Browser:
-    """A headless Chromium, driven over WebDriver's HTTP interface."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self.root = f"http://127.0.0.1:{port}/session"
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 60_000}}
-        self.root += "/" + self.post("", capabilities={"alwaysMatch": wanted})["sessionId"]
-
-    def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=90) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script: str) -> Any:
-        return self.post("/execute/sync", script=script, args=[])
-
-    def ask(self, sql: str) -> list[dict[str, str]]:
-        """The rows of a query's answer."""
-        rows = self.post("/execute/async", script=ASK, args=[sql])
-        assert isinstance(rows, list), rows
-        return rows
-
-    def until(self, script: str) -> None:
-        deadline = time.monotonic() + 90
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"the page never got so far: {script}"
-            time.sleep(0.1)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with subprocess.Popen(
-        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as driver:
-        try:
-            assert driver.stdout is not None
-            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
-            yield Browser(port, tmp_path / "profile")
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
-
-
 @pytest.mark.live
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
+@needs_driver
 def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
     browser.post("/url", url=running.url)
     browser.until("return document.getElementById('perfetto')?.href?.includes('begin=')")
