@@ -50,12 +50,28 @@ class Options:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is to be found. who: "main", "worker 2", "rank 1", "run" (all of it); where: words of the place, any of
-    which does; what: kinds of cause in the doctor's words, any of which is right."""
+    """What is to be found, in the doctor's words.
 
-    who: str
-    where: tuple[str, ...]
-    what: tuple[str, ...]
+    role: "worker", "loop" (the process that iterates), "" = any; worker, sample: -1 = any. steps: where, any of which
+    is right, () = any. causes: kinds of cause, the best first; any of them is right.
+    """
+
+    role: str
+    worker: int
+    sample: int
+    steps: tuple[str, ...]
+    causes: tuple[str, ...]
+
+    def words(self) -> str:
+        """Who, where and what, for a person."""
+        who = f"worker {self.worker}" if self.worker >= 0 else self.role or "any process"
+        where = f"sample {self.sample}" if self.sample >= 0 else " or ".join(self.steps) or "any place"
+        return f"{who}, {where}: {' or '.join(self.causes)}"
+
+
+def in_sample(*causes: str) -> Callable[[Options], Truth]:
+    """The truth of a case whose fault is in the sample `at`."""
+    return lambda options: Truth("worker", options.worker, options.at, ("sample",), causes)
 
 
 @dataclass(frozen=True)
@@ -64,8 +80,7 @@ class Case:
     lab made it up); fix: what helps.
 
     truth: what is to be found; None for a healthy program. ours: the same on minidl's loader, where it differs. ends:
-    whether the program ends by itself, by loader. simulated: what stands in for something else. spoken: what it prints
-    last before it stands still, "" if that is any batch.
+    whether the program ends by itself, by loader. simulated: what stands in for something else.
     """
 
     theme: str

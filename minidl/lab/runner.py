@@ -28,7 +28,7 @@ from minidl.lab.case import Options
 BOUND: Final = 120.0
 """Seconds after which a program that does anything at all is ended."""
 
-QUIET: Final = 4.0
+QUIET: Final = 6.0
 """Seconds without a word from which on a program stands still, if it does not compute."""
 
 BUSY_QUIET: Final = 12.0
@@ -56,7 +56,8 @@ class Mode(enum.Enum):
 def program_of(name: str) -> str:
     """The program of a case, without the docstring and the row, whose lines are left empty."""
     spec = importlib.util.find_spec(f"minidl.lab.cases.{name}")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     source = Path(spec.origin).read_text()
     lines = source.split("\n")
     for node in ast.parse(source).body:
@@ -113,6 +114,14 @@ class Run:
                     cpu = cpu_seconds(self.process.pid) - 0.3 * (now - since)  # judge the seconds from here on
         return False
 
+    def wait_for_end(self, bound: float = BOUND) -> bool:
+        """Wait until it has ended; whether it has after at most `bound` seconds."""
+        try:
+            self.process.wait(bound)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def wait_for_words(self, words: str, bound: float = BOUND) -> bool:
         """Wait until it has printed `words` or has ended; whether it has printed them."""
         deadline = time.monotonic() + bound
@@ -124,7 +133,8 @@ class Run:
 
     def kill(self) -> None:
         """Kill all its processes at once, as kill -9 of the group does, and put away the shared memory they leave."""
-        members = list(session(self.process.pid))
+        members = session(self.process.pid)
+        semaphores = {path for pid in members for path in _semaphores(pid)}
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -132,7 +142,7 @@ class Run:
         deadline = time.monotonic() + 20
         while session(self.process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
-        for left in (left for pid in members for left in SHM.glob(f"torch_{pid}_*")):
+        for left in (*semaphores, *(left for pid in members for left in SHM.glob(f"torch_{pid}_*"))):
             left.unlink(missing_ok=True)
 
 
@@ -166,6 +176,15 @@ def running(name: str, options: Options, mode: Mode) -> Iterator[Run]:
 def session(leader: int) -> list[int]:
     """The processes of a session that live."""
     return [pid for pid, fields in _stats() if int(fields[3]) == leader and fields[0] not in "ZX"]
+
+
+def _semaphores(pid: int) -> set[Path]:
+    """The named semaphores that a process has mapped; a spawned worker's still have their names."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {Path(line.split()[-1]) for line in lines if line.split()[-1].startswith(f"{SHM}/sem.")}
 
 
 def cpu_seconds(leader: int) -> float:

@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 from typing import Final
 
-from minidl.lab import cases as package
 from minidl.lab.case import Case
 
 THEMES: Final = (
@@ -28,8 +27,7 @@ THEMES: Final = (
 @functools.cache
 def cases() -> dict[str, Case]:
     """All cases by name, sorted by theme."""
-    found = {
-        module.name: importlib.import_module(f"{package.__name__}.{module.name}").CASE
-        for module in pkgutil.iter_modules(package.__path__)
-    }
+    package = importlib.import_module("minidl.lab.cases")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    found = {name: importlib.import_module(f"{package.__name__}.{name}").CASE for name in names}
     return dict(sorted(found.items(), key=lambda item: (THEMES.index(item[1].theme), item[0])))

@@ -14,7 +14,7 @@ CASE = Case(
     title="workers fill a queue that the loop empties too late",
     users_see="Small datasets work. With the whole one, the first epoch hangs after the same number of samples.",
     fix="Empty the queue in the loop; or send the statistics with the samples.",
-    truth=lambda o: Truth("worker", ("sample",), ("blocked-semaphore", "blocked-queue", "cycle")),
+    truth=lambda o: Truth("worker", -1, -1, ("sample",), ("bounded-queue", "cycle")),
     lookalikes=("permits_of_two_loaders", "lock_of_a_dead_process"),
 )
 

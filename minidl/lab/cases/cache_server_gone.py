@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -19,7 +19,7 @@ CASE = Case(
     users_see="The loader hangs, and the log of the cache process ends with an out-of-memory kill.",
     thread="https://github.com/python/cpython/issues/88304",
     fix="get(timeout=...), and check that the server lives each time it passes.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("waits-for-peer", "blocked-queue")),
+    truth=in_sample("nobody-answers", "empty-queue"),
     simulated="the cache process kills itself",
     lookalikes=("sample_stuck",),
 )

@@ -14,7 +14,7 @@ CASE = Case(
     title="a program that decodes a sample does not end",
     users_see="Video training stops at some file. The worker is asleep, and ffmpeg is among the processes.",
     fix="subprocess.run(..., timeout=...), and -nostdin or stdin=DEVNULL.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("waits-for-child",)),
+    truth=lambda o: Truth("", -1, -1, (), ("child-process", "cycle")),
     simulated="`cat` on an open pipe stands in for a decoder that waits for input",
     methods=ANY_METHOD,
     lookalikes=("sample_stuck",),

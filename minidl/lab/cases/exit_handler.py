@@ -15,7 +15,7 @@ CASE = Case(
     users_see="The last line was printed, and the job does not end. It costs its time limit.",
     thread="https://github.com/wandb/wandb/issues/12079",
     fix="Wait with a timeout in exit handlers.",
-    truth=lambda o: Truth("main", ("finish", "exit"), ("own-code", "exit-handler")),
+    truth=lambda o: Truth("loop", -1, -1, ("exit",), ("nobody-answers",)),
     methods=ANY_METHOD,
     lookalikes=("worker_ignores_sigterm", "queue_of_the_loop"),
 )

@@ -16,7 +16,7 @@ CASE = Case(
     users_see="The run hangs at a random step; each time the stack shows another line of the dataset.",
     thread="https://github.com/wandb/wandb/issues/12079",
     fix="Let the finalizer ask whether it is in the process that made the object; gc.freeze() before the fork.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}", "__del__"), ("fork-threads",)),
+    truth=lambda o: Truth("worker", o.worker, o.at, ("signal-handler",), ("thread-missing-after-fork",)),
     lookalikes=("threads_lost_at_fork", "sample_stuck"),
 )
 

@@ -1,4 +1,4 @@
-"""The script takes a lock so that it runs once. It does so at its top level, and a spawned worker imports the script."""
+"""The script takes a lock at its top level, so that it runs once. A spawned worker imports the script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASE = Case(
     users_see="With fork all is well. With spawn the first batch never comes, and no line of the dataset runs.",
     thread="https://github.com/pytorch/pytorch/issues/167387",
     fix="Move what has effects below `if __name__ == '__main__':`.",
-    truth=lambda o: Truth("worker 0", ("import", "<module>", "spawn"), ("blocked-file-lock",)),
+    truth=lambda o: Truth("", -1, -1, (), ("file-lock", "cycle")),
     methods=("spawn", "forkserver"),
     workers=(1, 2),
     lookalikes=("lock_of_the_main_process", "slow_import"),

@@ -1,4 +1,4 @@
-"""The scheduler ends the job: SIGTERM to every process of the group. The workers go first, and the main process raises."""
+"""The scheduler ends the job: SIGTERM to every process of the group. The workers go first; the main process raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
     users_see="Killed by signal: Terminated, in several workers at once. Somebody suspects the data.",
     thread="https://github.com/pytorch/pytorch/issues/5736",
     fix="No fault of the data: see the scheduler's log for the time limit or the preemption.",
-    truth=lambda o: Truth("run", ("",), ("killed", "terminated")),
+    truth=lambda o: Truth("", -1, -1, (), ("died",)),
     simulated="the program signals its own group",
     ends=True,
     lookalikes=("worker_killed",),

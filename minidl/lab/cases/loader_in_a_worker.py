@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="an error that ends the run",
@@ -14,7 +14,7 @@ CASE = Case(
     users_see="AssertionError: daemonic processes are not allowed to have children",
     thread="https://github.com/pytorch/pytorch/issues/15950",
     fix="num_workers=0 for the inner loader.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("exception",)),
+    truth=in_sample("error"),
     ends=True,
     lookalikes=("sample_raises",),
 )

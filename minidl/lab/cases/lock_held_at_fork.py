@@ -16,7 +16,7 @@ CASE = Case(
     users_see="Sometimes the first batch never comes; it depends on the moment at which the workers start.",
     thread="https://github.com/pytorch/pytorch/issues/130610",
     fix="Start the threads after the workers, or use multiprocessing_context='forkserver'.",
-    truth=lambda o: Truth("worker 0", ("sample",), ("fork-lock",)),
+    truth=lambda o: Truth("worker", 0, 0, ("sample",), ("lock-held-at-fork",)),
     lookalikes=("threads_lost_at_fork", "lock_of_the_main_process"),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -17,7 +17,7 @@ CASE = Case(
     users_see="All workers hang in Lock.acquire, and no process that is there holds the lock.",
     thread="https://github.com/python/cpython/issues/88304",
     fix="Lock a file (flock): its lock ends with its process. Acquire with a timeout.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("dead-lock-holder", "blocked-semaphore")),
+    truth=in_sample("dead-lock-holder", "permit-lost", "semaphore"),
     simulated="the process kills itself",
     lookalikes=("sample_stuck", "permits_of_two_loaders"),
 )

@@ -15,7 +15,7 @@ CASE = Case(
     title="two workers lock two files in opposite orders",
     users_see="The run stops at a random step, sooner with more workers. All are asleep.",
     fix="Lock the files in one order, by name; or write to a file of your own and rename it.",
-    truth=lambda o: Truth("worker 0", ("sample",), ("cycle",)),
+    truth=lambda o: Truth("worker", -1, -1, ("sample",), ("cycle",)),
     workers=(2, 3),
     lookalikes=("lock_of_the_main_process",),
 )

@@ -12,10 +12,10 @@ from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
 CASE = Case(
     theme="fork in a program with threads",
     title="OpenMP's threads are not there in a forked worker",
-    users_see="Evaluation on the CPU, then training: the first batch never comes, once set_num_threads is in the worker.",
+    users_see="Evaluation on the CPU, then training: no batch comes, once set_num_threads is in the worker.",
     thread="https://github.com/pytorch/pytorch/issues/75147",
     fix="Leave one thread to each worker (the default), or use multiprocessing_context='spawn'.",
-    truth=lambda o: Truth("worker 0", ("sample",), ("fork-threads",)),
+    truth=lambda o: Truth("worker", 0, 0, ("sample",), ("thread-missing-after-fork",)),
     lookalikes=("threads_lost_at_fork", "heavy_augmentation"),
 )
 

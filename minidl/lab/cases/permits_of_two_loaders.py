@@ -14,7 +14,7 @@ CASE = Case(
     title="two loaders wait for each other's permits",
     users_see="zip(labelled, unlabelled) hangs. Each loader works alone.",
     fix="A budget for each loader; or give a permit back when the sample is read, not when its batch is consumed.",
-    truth=lambda o: Truth("main", ("",), ("cycle", "blocked-semaphore")),
+    truth=lambda o: Truth("", -1, -1, (), ("cycle", "semaphore", "permit-lost")),
     workers=(1, 2),
     lookalikes=("lock_of_a_dead_process",),
 )
@@ -37,10 +37,11 @@ def main(options: Options) -> None:
     in_flight = 2 * options.workers * options.batch_size
     permits = context.Semaphore(in_flight * (4 if options.fixed else 1))
     labelled = iter(DataLoader(Budgeted(options, permits), **options.loading))
+    unlabelled = DataLoader(Budgeted(options, permits), **options.loading)
     next(labelled)
     for _ in range(options.batch_size):
         permits.release()
-    for number, (one, other) in enumerate(zip(labelled, DataLoader(Budgeted(options, permits), **options.loading))):
+    for number, (one, other) in enumerate(zip(labelled, unlabelled, strict=False)):
         for _ in range(len(one) + len(other)):
             permits.release()
         step(number)

@@ -1,4 +1,4 @@
-"""A batch's object is pickled lazily: it reads its data then, in the feeder thread of the worker, and the read hangs."""
+"""A batch holds an object that reads its data when it is pickled: in the feeder thread, and the read hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
     title="an object's __reduce__ does not return",
     users_see="The worker seems to be idle: its main thread waits for a task. The batch that it made never arrives.",
     fix="Read the data in __getitem__; let __reduce__ and __getstate__ only return what is there.",
-    truth=lambda o: Truth(f"worker {o.worker}", ("__reduce__", "feeder", "pickl"), ("blocked-read",)),
+    truth=lambda o: Truth("worker", o.worker, -1, ("pickle",), ("fifo",)),
     methods=ANY_METHOD,
     lookalikes=("result_not_picklable", "sample_stuck"),
 )

@@ -15,7 +15,7 @@ CASE = Case(
     title="the training loop waits for its logging thread",
     users_see="The loader is blamed, since the progress bar is on it. Batches are ready.",
     fix="Let the thread tell its error; put with a timeout.",
-    truth=lambda o: Truth("main", ("step", "log_step"), ("own-code", "blocked-queue")),
+    truth=lambda o: Truth("loop", -1, -1, ("consumer", "other"), ("bounded-queue", "nobody-answers")),
     methods=ANY_METHOD,
     lookalikes=("sample_stuck", "slow_step", "rank_waits_for_rank"),
 )

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="several ranks",
@@ -19,7 +19,7 @@ CASE = Case(
     users_see="The watchdog's traceback is of all_reduce, on every rank but one. That one says nothing.",
     thread="https://github.com/Lightning-AI/litData/issues/823",
     fix="Look at the rank that is in its loader, not at those that are in the collective.",
-    truth=lambda o: Truth(f"rank 1 worker {o.worker}", (f"sample {o.at}",), ("blocked-read",)),
+    truth=in_sample("fifo"),
     workers=(1, 1),
     lookalikes=("ranks_of_unequal_length", "queue_of_the_loop"),
 )
@@ -51,7 +51,7 @@ def rank(number: int, options: Options) -> None:
 
 def main(options: Options) -> None:
     os.mkfifo("photo.raw")
-    mp.spawn(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
+    start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
@@ -18,7 +18,7 @@ CASE = Case(
     users_see="The job hangs near the end of an epoch, in a collective; NCCL's watchdog says so after 10 minutes.",
     thread="https://github.com/pytorch/pytorch/issues/33148",
     fix="DistributedSampler pads; drop_last; or `with Join([model]):`.",
-    truth=lambda o: Truth("rank 1", ("all_reduce", "collective"), ("collective", "own-code")),
+    truth=lambda o: Truth("loop", -1, -1, ("consumer", "other"), ("collective",)),
     workers=(1, 1),
     lookalikes=("rank_waits_for_rank",),
 )
@@ -40,7 +40,7 @@ def rank(number: int, options: Options) -> None:
 
 
 def main(options: Options) -> None:
-    mp.spawn(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
+    start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

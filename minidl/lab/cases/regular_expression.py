@@ -7,14 +7,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
     title="a regular expression never ends, with the GIL kept",
     users_see="The progress bar stops with one worker at 100 % CPU, and not even faulthandler or SIGTERM gets through.",
     fix="Write the expression without nested repetition; bound the length of the text.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("keeps-gil", "computing")),
+    truth=in_sample("keeps-the-gil", "computing"),
     methods=ANY_METHOD,
     lookalikes=("retries_for_ever", "heavy_augmentation"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -14,7 +14,7 @@ CASE = Case(
     users_see="The progress bar stops, and one worker has 100 % CPU.",
     thread="https://github.com/pytorch/pytorch/issues/7238",
     fix="Bound the number of tries; then raise an error that names the sample, or give another one.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("computing",)),
+    truth=in_sample("computing"),
     methods=ANY_METHOD,
     lookalikes=("regular_expression", "heavy_augmentation"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="an error that ends the run",
@@ -15,7 +15,7 @@ CASE = Case(
     users_see="KeyError: Caught KeyError in DataLoader worker process 1. Which sample it was, it does not say.",
     thread="https://github.com/pytorch/pytorch/issues/7238",
     fix="Handle the sample that the verdict names, or leave it out.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("exception",)),
+    truth=in_sample("error"),
     ends=True,
     methods=ANY_METHOD,
     lookalikes=("worker_killed", "accelerator_in_a_fork"),

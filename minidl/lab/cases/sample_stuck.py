@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -18,7 +18,7 @@ CASE = Case(
     users_see="The progress bar stops. No error, no CPU use; Ctrl-C shows the main process in queue.get.",
     thread="https://github.com/pytorch/pytorch/issues/96629",
     fix="Read with a deadline, and leave out what is no regular file; timeout= makes the loader raise an error.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("blocked-read",)),
+    truth=in_sample("fifo"),
     methods=ANY_METHOD,
     lookalikes=("worker_stopped", "result_not_picklable", "stalled_download"),
 )

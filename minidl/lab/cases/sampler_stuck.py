@@ -16,7 +16,7 @@ CASE = Case(
     title="a sampler does not give the next index",
     users_see="All workers are idle, and next(loader) does not return. The dataset is blamed.",
     fix="Let the sampler compute its order at the start, or give its request a deadline.",
-    truth=lambda o: Truth("main", ("sampler", "__iter__"), ("blocked-read",)),
+    truth=lambda o: Truth("loop", -1, -1, ("sampler",), ("fifo",)),
     methods=ANY_METHOD,
     lookalikes=("sample_stuck", "result_not_picklable"),
 )

@@ -16,7 +16,7 @@ CASE = Case(
     users_see="unable to write to file </torch_...>, or: killed by signal: Bus error. It might be possible that ...",
     thread="https://github.com/pytorch/pytorch/issues/5040",
     fix="docker run --shm-size=8g; budget workers x prefetch_factor x bytes of a batch.",
-    truth=lambda o: Truth(f"worker {o.at % o.workers}", ("batch", "task", "collate", "sample"), ("shared-memory", "exception")),
+    truth=lambda o: Truth("worker", o.at % o.workers, -1, (), ("error",)),
     simulated="a limit on the size of files stands in for a small /dev/shm: shared memory counts as a file",
     ends=True,
     lookalikes=("worker_killed", "out_of_descriptors"),

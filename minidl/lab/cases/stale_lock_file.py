@@ -1,4 +1,4 @@
-"""A file says that somebody is downloading. Whoever wrote it was killed last week, and each worker waits for its end."""
+"""A file says that a download runs. Whoever wrote it was killed last week; each worker waits for its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASE = Case(
     title="worker_init_fn polls for the end of a download that nobody does",
     users_see="After a crash, no run of this job gets its first batch any more, until a .lock file is deleted.",
     fix="Use a lock that ends with its process (flock), or write a pid into the file and check it; bound the wait.",
-    truth=lambda o: Truth("worker 0", ("worker_init_fn", "prepare"), ("polling",)),
+    truth=lambda o: Truth("worker", 0, -1, ("init",), ("sleep",)),
     methods=ANY_METHOD,
     lookalikes=("lock_of_the_main_process", "long_preparation"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -17,7 +17,7 @@ CASE = Case(
     users_see="Training on a bucket stops after some hours. The network is up; a restart helps.",
     thread="https://github.com/pytorch/pytorch/issues/96629",
     fix="Give the client a timeout, and try again a bounded number of times.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("blocked-network",)),
+    truth=in_sample("socket"),
     methods=ANY_METHOD,
     lookalikes=("sample_stuck", "slow_storage"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="fork in a program with threads",
@@ -17,7 +17,7 @@ CASE = Case(
     users_see="A worker hangs at its first log line. logging's own locks are made new at a fork, the stream's is not.",
     thread="https://github.com/python/cpython/issues/50970",
     fix="Open the log in each worker; or log through a queue; or start the workers before the threads.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("fork-lock",)),
+    truth=in_sample("lock-held-at-fork"),
     simulated="a slow raw stream stands in for a slow network file system",
     lookalikes=("lock_held_at_fork",),
 )
@@ -34,7 +34,7 @@ class SlowDisk(io.RawIOBase):
         return len(text)
 
 
-LOG = io.BufferedWriter(SlowDisk(), 64)  # type: ignore[arg-type]
+LOG = io.BufferedWriter(SlowDisk(), 64)
 
 
 class Photos(Pictures):

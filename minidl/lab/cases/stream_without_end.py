@@ -16,7 +16,7 @@ CASE = Case(
     title="a stream waits for samples that nobody produces any more",
     users_see="Every epoch hangs at its last batch.",
     fix="One sentinel for each worker; or get(timeout=...) and a look at the producer.",
-    truth=lambda o: Truth("worker", ("__iter__", "next", "sample"), ("waits-for-peer", "blocked-queue")),
+    truth=lambda o: Truth("worker", -1, -1, ("iterate", "sample"), ("nobody-answers", "empty-queue")),
     lookalikes=("cache_server_gone",),
 )
 

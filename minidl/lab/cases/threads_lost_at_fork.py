@@ -15,7 +15,7 @@ CASE = Case(
     users_see="dataset[0] works in the notebook, and afterwards the loader hangs at its first batch.",
     thread="https://github.com/huggingface/tokenizers/issues/187",
     fix="Make the pool in the worker, at its first use; or use multiprocessing_context='forkserver'.",
-    truth=lambda o: Truth("worker 0", ("sample",), ("fork-threads",)),
+    truth=lambda o: Truth("worker", 0, 0, ("sample",), ("thread-missing-after-fork",)),
     lookalikes=("lock_held_at_fork",),
 )
 

@@ -1,4 +1,4 @@
-"""A worker is killed while it writes a large result. The loop runs in a thread, has read the head, and waits for the rest."""
+"""A worker is killed in the write of a large result. The loop, in a thread, read the head and waits for the rest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CASE = Case(
     users_see="After an out-of-memory kill the job hangs, and even timeout= does not fire. In a script it raised.",
     thread="https://github.com/pytorch/pytorch/issues/21554",
     fix="Send less through the pipe (tensors go through shared memory); minidl's loader gives such a message up.",
-    truth=lambda o: Truth("worker 0", ("result", "message", "batch", "task"), ("torn-message", "killed")),
-    ours=lambda o: Truth("worker 0", ("",), ("killed",)),
+    truth=lambda o: Truth("", -1, -1, (), ("torn-message",)),
+    ours=lambda o: Truth("worker", 0, -1, (), ("died",)),
     ends_ours=True,
     simulated="the worker kills itself, in place of the out-of-memory killer",
     workers=(1, 2),

@@ -14,7 +14,7 @@ CASE = Case(
     title="an object's __setstate__ does not return in the main process",
     users_see="The workers are idle and healthy; the main process hangs inside queue.get, below pickle.loads.",
     fix="Connect at the first use, with a timeout, and not in __setstate__.",
-    truth=lambda o: Truth("main", ("__setstate__",), ("blocked-network",)),
+    truth=lambda o: Truth("loop", -1, -1, ("unpickle",), ("socket",)),
     methods=ANY_METHOD,
     lookalikes=("result_not_picklable", "sample_stuck"),
 )

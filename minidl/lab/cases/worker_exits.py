@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a process that dies",
@@ -16,7 +16,7 @@ CASE = Case(
     users_see="RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly, with no other word.",
     thread="https://github.com/pytorch/pytorch/issues/8976",
     fix="Run the sample alone with num_workers=0, and see what ends the process.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("exited",)),
+    truth=in_sample("died"),
     ends=True,
     methods=ANY_METHOD,
     lookalikes=("worker_killed", "worker_segfault"),

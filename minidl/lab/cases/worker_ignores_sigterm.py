@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="the end of a program",
@@ -16,7 +16,7 @@ CASE = Case(
     users_see="'Training finished' is on the screen, and the program does not end.",
     thread="https://github.com/pytorch/pytorch/issues/39570",
     fix="Leave SIGTERM alone in workers; close the iterator yourself. minidl's loader kills such a worker at last.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}", "shutdown", "join"), ("join", "sleeping", "blocked")),
+    truth=in_sample("sleep"),
     ours=lambda o: None,
     ends_ours=True,
     at=(16, 30),

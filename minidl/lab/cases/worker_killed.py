@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a process that dies",
@@ -17,7 +17,7 @@ CASE = Case(
     users_see="RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
     thread="https://github.com/pytorch/pytorch/issues/8976",
     fix="Look for oom_kill in the cgroup's memory.events; fewer workers, smaller samples, prefetch_factor=1.",
-    truth=lambda o: Truth(f"worker {o.worker}", (f"sample {o.at}",), ("killed",)),
+    truth=in_sample("died"),
     simulated="the worker kills itself, in place of the out-of-memory killer",
     ends=True,
     methods=ANY_METHOD,

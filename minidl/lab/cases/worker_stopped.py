@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
 
 CASE = Case(
     theme="a sample that never comes",
@@ -18,7 +18,7 @@ CASE = Case(
     users_see="The run stands still. is_alive() says True, terminate() does nothing.",
     thread="https://github.com/pytorch/pytorch/issues/165832",
     fix="kill -CONT PID; find out who sends SIGSTOP.",
-    truth=lambda o: Truth(f"worker {o.worker}", ("",), ("stopped",)),
+    truth=in_sample("stopped"),
     simulated="the worker sends the signal to itself; in the field somebody else does",
     lookalikes=("sample_stuck",),
 )
