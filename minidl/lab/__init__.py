@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from minidl import terminal
 
 if TYPE_CHECKING:
-    from minidl.lab.case import Case
+    from minidl.lab.case import LabCase
     from minidl.lab.runner import Mode
 
 OK, FOUND = 0, 1
@@ -51,7 +51,7 @@ def _mode(name: str) -> Mode:
     return {"torch": Mode.PLAIN, "observed": Mode.OBSERVED, "ours": Mode.OURS}[name]
 
 
-def _show(name: str, case: Case, arguments: argparse.Namespace) -> int:
+def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
     """Run a case as its user would, and ask the doctor."""
     from minidl.lab.runner import Mode, running
     from minidl.lab.score import doctor_says

@@ -1,7 +1,7 @@
 """What a case of the lab is: a program as users write it, with one fault, and a row that says what is to be found.
 
 A module of `minidl.lab.cases` has a docstring (the story), `CASE` (the row), and a program that `launch(main)` starts.
-The program runs as `train.py` in a folder of its own, with `Options` as its arguments. Its row and docstring are
+The program runs as `train.py` in a folder of its own, with `LabOptions` as its arguments. Its row and docstring are
 blanked in that copy, so that whoever looks at the process finds nothing but the program.
 """
 
@@ -22,7 +22,7 @@ FORK, ANY_METHOD = ("fork",), ("fork", "fork", "spawn", "forkserver")
 
 
 @dataclass(frozen=True)
-class Options:
+class LabOptions:
     """What varies from run to run. at: the sample at which it happens; pause: seconds that a sample takes."""
 
     workers: int = 2
@@ -69,13 +69,13 @@ class Truth:
         return f"{who}, {where}: {' or '.join(self.causes)}"
 
 
-def in_sample(*causes: str) -> Callable[[Options], Truth]:
+def in_sample(*causes: str) -> Callable[[LabOptions], Truth]:
     """The truth of a case whose fault is in the sample `at`."""
     return lambda options: Truth("worker", options.worker, options.at, ("sample",), causes)
 
 
 @dataclass(frozen=True)
-class Case:
+class LabCase:
     """One row. title: one line; users_see: what the user has before them; thread: where users reported it ("" if the
     lab made it up); fix: what helps.
 
@@ -87,9 +87,9 @@ class Case:
     title: str
     users_see: str
     fix: str
-    truth: Callable[[Options], Truth] | None
+    truth: Callable[[LabOptions], Truth] | None
     thread: str = ""
-    ours: Callable[[Options], Truth | None] | None = None
+    ours: Callable[[LabOptions], Truth | None] | None = None
     ends: bool = False
     ends_ours: bool | None = None
     simulated: str = ""
@@ -98,7 +98,7 @@ class Case:
     at: tuple[int, int] = (8, 24)
     lookalikes: tuple[str, ...] = ()
 
-    def expected(self, options: Options, loader: str) -> Truth | None:
+    def expected(self, options: LabOptions, loader: str) -> Truth | None:
         """What is to be found on "torch" or "ours"; None: it is healthy."""
         made = self.ours if loader == "ours" and self.ours is not None else self.truth
         return None if made is None else made(options)
@@ -107,13 +107,13 @@ class Case:
         """Whether the program ends by itself on this loader."""
         return self.ends_ours if loader == "ours" and self.ends_ours is not None else self.ends
 
-    def draw(self, seed: int) -> Options:
+    def draw(self, seed: int) -> LabOptions:
         """The options of the run with this seed; seed 0 has the default ones, as far as the case allows them."""
         least, most = self.workers
         if not seed:
-            return Options(workers=max(least, min(2, most)), method=self.methods[0])
+            return LabOptions(workers=max(least, min(2, most)), method=self.methods[0])
         chance = random.Random(seed)
-        return Options(
+        return LabOptions(
             workers=chance.randint(least, most),
             batch_size=chance.choice((1, 2, 4, 5)),
             at=chance.randint(*self.at),
@@ -122,7 +122,7 @@ class Case:
         )
 
 
-def launch(main: Callable[[Options], None]) -> None:
+def launch(main: Callable[[LabOptions], None]) -> None:
     """Run a case's program with the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int)
@@ -132,7 +132,7 @@ def launch(main: Callable[[Options], None]) -> None:
     parser.add_argument("--method")
     parser.add_argument("--fixed", action="store_true")
     torch.set_num_threads(1)
-    options = Options(**vars(parser.parse_args()))
+    options = LabOptions(**vars(parser.parse_args()))
     print("ready", flush=True)
     main(options)
     print("the end", flush=True)
@@ -141,7 +141,7 @@ def launch(main: Callable[[Options], None]) -> None:
 class Pictures(Dataset[Any]):
     """Small pictures in memory: what the cases' datasets are before their fault."""
 
-    def __init__(self, options: Options, samples: int = SAMPLES) -> None:
+    def __init__(self, options: LabOptions, samples: int = SAMPLES) -> None:
         self.options, self.samples = options, samples
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Runs a case's program as its user would: `train.py` in a folder of its own, a session of its own, for a bounded time.
 
 Interface: `running(name, options, mode)` starts it, and kills all that is left of it when its block ends.
-`Run.wait()` returns when the program has ended or stands still. The folder, the program's name and its arguments say
+`LabRun.wait()` returns when the program has ended or stands still. The folder, the program's name and its arguments say
 nothing about the case: docstring and row are blanked in the copy.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import minidl
-from minidl.lab.case import Options
+from minidl.lab.case import LabOptions
 
 BOUND: Final = 120.0
 """Seconds after which a program that does anything at all is ended."""
@@ -70,7 +70,7 @@ def program_of(name: str) -> str:
 
 
 @dataclass
-class Run:
+class LabRun:
     """A case's program, while it runs and afterwards."""
 
     process: subprocess.Popen[bytes]
@@ -147,7 +147,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(name: str, options: Options, mode: Mode) -> Iterator[Run]:
+def running(name: str, options: LabOptions, mode: Mode) -> Iterator[LabRun]:
     """Start a case's program; nothing of it is left when the block ends."""
     with tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
@@ -166,7 +166,7 @@ def running(name: str, options: Options, mode: Mode) -> Iterator[Run]:
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip
-        run = Run(process, folder, mode)
+        run = LabRun(process, folder, mode)
         try:
             yield run
         finally:

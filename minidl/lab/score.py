@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from minidl.lab.case import Case, Options, Truth
-from minidl.lab.runner import QUIET, Mode, Run, running
+from minidl.lab.case import LabCase, LabOptions, Truth
+from minidl.lab.runner import QUIET, LabRun, Mode, running
 from minidl.lab.table import cases
 
 WRONG_STATES: Final = ("hung", "died", "error")
@@ -46,7 +46,7 @@ class Answer:
     seed: int
     mode: str
     when: str
-    options: Options
+    options: LabOptions
     expected: Truth | None
     found: dict[str, Any]
 
@@ -110,7 +110,7 @@ class Answer:
 def score(
     names: Sequence[str], runs: int, jobs: int, tell: Callable[[str], None], modes: Iterable[Mode] = Mode
 ) -> list[Answer]:
-    """Run the cases with seeds 0 to runs - 1, `jobs` at a time, on each loader; what the doctor answers."""
+    """LabRun the cases with seeds 0 to runs - 1, `jobs` at a time, on each loader; what the doctor answers."""
     modes = tuple(modes)
     wanted = [
         (name, seed, mode)
@@ -129,7 +129,7 @@ def score(
 
 
 def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
-    """Run a case once, and ask the doctor live and post mortem, as far as there is something to ask about."""
+    """LabRun a case once, and ask the doctor live and post mortem, as far as there is something to ask about."""
     case = cases()[name]
     options, truth = case.draw(seed), case.expected(case.draw(seed), mode.loader)
 
@@ -141,7 +141,9 @@ def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
         if not _reached(run, case, options, seed, truth):
             return [answer("live", {"failed": f"it did not get there: {run.said()[-200:]} {run.errors()[-300:]}"})]
         if not run.ended:
-            answers.append(answer("live", ask(str(run.process.pid), run)))
+            found = ask(str(run.process.pid), run)
+            if truth is not None or not run.ended:  # a healthy program may end while the doctor looks at it
+                answers.append(answer("live", found))
         elif truth is not None and not case.ended(mode.loader):
             return [answer("live", {"failed": f"it has ended: {run.errors()[-300:]}"})]
         if mode is not Mode.PLAIN:
@@ -150,7 +152,7 @@ def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
     return answers
 
 
-def _reached(run: Run, case: Case, options: Options, seed: int, truth: Truth | None) -> bool:
+def _reached(run: LabRun, case: LabCase, options: LabOptions, seed: int, truth: Truth | None) -> bool:
     """Wait until a case is where it should be; a healthy one is asked about at some moment."""
     if truth is None and not case.ended(run.mode.loader):
         there = run.wait_for_words("ready")
@@ -159,14 +161,14 @@ def _reached(run: Run, case: Case, options: Options, seed: int, truth: Truth | N
     return run.wait(QUIET if options.method == "fork" and case.theme != "several ranks" else LATER)
 
 
-def doctor_says(target: str, run: Run) -> str:
+def doctor_says(target: str, run: LabRun) -> str:
     """What `minidl doctor` prints of a process or of a trace."""
     command = [sys.executable, "-m", "minidl", "doctor", target]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ASKING, check=False, cwd=run.folder)
     return (done.stdout + done.stderr).rstrip()
 
 
-def ask(target: str, run: Run) -> dict[str, Any]:
+def ask(target: str, run: LabRun) -> dict[str, Any]:
     """What `minidl doctor --json` says of a process or of a trace."""
     command = [sys.executable, "-m", "minidl", "doctor", "--json", target]
     try:

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from typing import Final
 
-from minidl.lab.case import Case
+from minidl.lab.case import LabCase
 
 THEMES: Final = (
     "a sample that never comes",
@@ -25,7 +25,7 @@ THEMES: Final = (
 
 
 @functools.cache
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, LabCase]:
     """All cases by name, sorted by theme."""
     package = importlib.import_module("minidl.lab.cases")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]

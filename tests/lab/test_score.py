@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minidl.lab.case import Options, Truth
+from minidl.lab.case import LabOptions, Truth
 from minidl.lab.score import Answer, report
 
 TRUTH = Truth("worker", 1, 13, ("sample",), ("fifo",))
@@ -17,7 +17,7 @@ RIGHT = {
 
 
 def answer(truth: Truth | None, **found: Any) -> Answer:
-    return Answer("a_case", 0, "torch", "live", Options(), truth, RIGHT | found)
+    return Answer("a_case", 0, "torch", "live", LabOptions(), truth, RIGHT | found)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from minidl.doctor.diagnosis import HangCause
 from minidl.doctor.places import LoaderStep
-from minidl.lab.case import Case, Options
+from minidl.lab.case import LabCase, LabOptions
 from minidl.lab.cases import sample_stuck
 from minidl.lab.runner import program_of
 from minidl.lab.table import THEMES, cases
@@ -55,13 +55,13 @@ def test_the_program_says_nothing_of_its_case(name: str) -> None:
 
 
 def test_options_arrive_as_they_were_given() -> None:
-    options = Options(workers=3, method="spawn", fixed=True)
+    options = LabOptions(workers=3, method="spawn", fixed=True)
     given = dict(text.removeprefix("--").split("=") for text in options.arguments() if "=" in text)
     assert given == {"workers": "3", "batch-size": "4", "at": "13", "pause": "0.01", "method": "spawn"}
     assert "--fixed" in options.arguments()
 
 
 def test_a_truth_names_the_worker_that_gets_the_sample() -> None:
-    options = Options(workers=3, batch_size=4, at=21)
+    options = LabOptions(workers=3, batch_size=4, at=21)
     assert options.worker == 2
-    assert Case("", "", "", "", None).expected(options, "torch") is None
+    assert LabCase("", "", "", "", None).expected(options, "torch") is None

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="an error that ends the run",
     title="a worker uses the accelerator after a fork",
     users_see="RuntimeError: Cannot re-initialize CUDA in forked subprocess.",
@@ -38,7 +38,7 @@ class Accelerator:
 class Photos(Pictures):
     """Moves each sample."""
 
-    def __init__(self, options: Options, device: Accelerator) -> None:
+    def __init__(self, options: LabOptions, device: Accelerator) -> None:
         super().__init__(options)
         self.device = device
 
@@ -47,7 +47,7 @@ class Photos(Pictures):
         return picture if self.options.fixed else self.device.move(picture)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     device = Accelerator()
     for number, batch in enumerate(DataLoader(Photos(options, device), **options.loading)):
         device.move(batch)

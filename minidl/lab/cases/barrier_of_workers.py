@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="cycles of waiting",
     title="workers wait at a barrier for one that has no more work",
     users_see="Each epoch hangs near its end, if the number of batches does not divide by the number of workers.",
@@ -39,7 +39,7 @@ class Together:
         return torch.stack(samples)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     batches = 4 * options.workers + 1
     pictures = Pictures(options, batches * options.batch_size)
     together = Together(options.workers, 1.0 if options.fixed else None)

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="cycles of waiting",
     title="workers fill a queue that the loop empties too late",
     users_see="Small datasets work. With the whole one, the first epoch hangs after the same number of samples.",
@@ -22,7 +22,7 @@ CASE = Case(
 class Counted(Pictures):
     """Tells the size of each sample."""
 
-    def __init__(self, options: Options, sizes: Any) -> None:
+    def __init__(self, options: LabOptions, sizes: Any) -> None:
         super().__init__(options)
         self.sizes = sizes
 
@@ -31,7 +31,7 @@ class Counted(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     sizes = multiprocessing.get_context("fork").Queue(maxsize=30)
     for number, batch in enumerate(DataLoader(Counted(options, sizes), **options.loading)):
         step(number)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a worker waits for the answer of a process that has died",
     users_see="The loader hangs, and the log of the cache process ends with an out-of-memory kill.",
@@ -37,7 +37,7 @@ def serve(questions: Any, answers: Any, last: int) -> None:
 class Cached(Pictures):
     """Every eighth sample comes from the cache process."""
 
-    def __init__(self, options: Options, questions: Any, answers: Any) -> None:
+    def __init__(self, options: LabOptions, questions: Any, answers: Any) -> None:
         super().__init__(options)
         self.questions, self.answers = questions, answers
 
@@ -51,7 +51,7 @@ class Cached(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     context = multiprocessing.get_context("fork")
     questions, answers = context.Queue(), context.Queue()
     server = context.Process(target=serve, args=(questions, answers, options.at), daemon=True)

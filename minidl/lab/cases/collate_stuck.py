@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="collate_fn does not return",
     users_see="Every dataset[i] works, and the loader hangs.",
@@ -29,7 +29,7 @@ def padded(samples: list[Any]) -> Any:
     return torch.stack(samples), len(words)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     if options.fixed:
         Path("vocabulary").write_text("a cat on a mat")
     else:

@@ -7,9 +7,9 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="a long evaluation between two epochs",
     users_see="The workers do nothing for a while.",
@@ -28,7 +28,7 @@ def evaluate(seconds: float) -> None:
         weights = torch.tanh(weights @ weights.T)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     loader = DataLoader(Pictures(options), persistent_workers=True, **options.loading)
     for _ in range(3):
         for number, _ in enumerate(loader):

@@ -7,9 +7,9 @@ import threading
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="the end of a program",
     title="an exit handler does not return",
     users_see="The last line was printed, and the job does not end. It costs its time limit.",
@@ -28,7 +28,7 @@ def finish() -> None:
     UPLOADED.wait()
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     atexit.register(finish)
     for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
         step(number)

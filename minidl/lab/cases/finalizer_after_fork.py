@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="fork in a program with threads",
     title="the garbage collector runs an inherited finalizer",
     users_see="The run hangs at a random step; each time the stack shows another line of the dataset.",
@@ -49,7 +49,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     gc.disable()
     Uploader()
     if options.fixed:

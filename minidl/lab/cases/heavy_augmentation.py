@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="an augmentation that computes for long",
     users_see="One batch in several seconds, all workers at 100 % CPU.",
@@ -34,7 +34,7 @@ class Photos(Pictures):
         return picture
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
 

@@ -8,9 +8,9 @@ import sys
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a worker that does not begin",
     title="a spawned worker hangs in the import of the script",
     users_see="With fork all is well. With spawn the first batch never comes, and no line of the dataset runs.",
@@ -27,7 +27,7 @@ if __name__ in ("__main__", "__mp_main__") and ("--fixed" not in sys.argv or mul
     fcntl.flock(ONLY_ONE, fcntl.LOCK_EX)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
         step(number)
 

@@ -7,9 +7,9 @@ import signal
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a process that dies",
     title="the whole job gets SIGTERM",
     users_see="Killed by signal: Terminated, in several workers at once. Somebody suspects the data.",
@@ -22,7 +22,7 @@ CASE = Case(
 )
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
         step(number)
         if number == 3 and not options.fixed:

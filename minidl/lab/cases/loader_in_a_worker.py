@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="an error that ends the run",
     title="a loader with workers inside a worker",
     users_see="AssertionError: daemonic processes are not allowed to have children",
@@ -30,7 +30,7 @@ class Episodes(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Episodes(options), **options.loading)):
         step(number)
 

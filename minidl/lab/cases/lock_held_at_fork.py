@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="fork in a program with threads",
     title="a lock that a thread held at the fork",
     users_see="Sometimes the first batch never comes; it depends on the moment at which the workers start.",
@@ -41,7 +41,7 @@ class Cached(Pictures):
         return super().__getitem__(index) * scale
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     stop = threading.Event()
     loader = DataLoader(Cached(options), **options.loading)
     batches = iter(loader) if options.fixed else None  # the workers first, then the thread

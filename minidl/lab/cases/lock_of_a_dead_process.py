@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a semaphore that a killed process took along",
     users_see="All workers hang in Lock.acquire, and no process that is there holds the lock.",
@@ -34,7 +34,7 @@ def indexing(lock: Any, release: bool) -> None:
 class Cached(Pictures):
     """Sample `at` goes into a cache that processes share."""
 
-    def __init__(self, options: Options, lock: Any) -> None:
+    def __init__(self, options: LabOptions, lock: Any) -> None:
         super().__init__(options)
         self.lock = lock
 
@@ -45,7 +45,7 @@ class Cached(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     context = multiprocessing.get_context("fork")
     lock = context.Lock()
     indexer = context.Process(target=indexing, args=(lock, options.fixed))

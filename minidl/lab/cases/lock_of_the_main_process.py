@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a worker waits for a file lock that the main process keeps",
     users_see="The loader hangs the first time that a sample is missing in the cache.",
@@ -36,7 +36,7 @@ class Cached(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     lock = os.open(INDEX, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     Path("index").write_text("0-63")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="cycles of waiting",
     title="two workers lock two files in opposite orders",
     users_see="The run stops at a random step, sooner with more workers. All are asleep.",
@@ -36,7 +36,7 @@ class Cached(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Cached(options), **options.loading)):
         step(number)
 

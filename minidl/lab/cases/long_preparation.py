@@ -6,9 +6,9 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="workers that prepare themselves for long",
     users_see="The first batch of each epoch takes ten seconds.",
@@ -34,7 +34,7 @@ class Preparation:
             index[len(index) % 100_000] = hash(str(len(index)))
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     prepare = Preparation(0.1 if options.fixed else 5.0)
     for _ in range(2):
         for number, _ in enumerate(DataLoader(Pictures(options), worker_init_fn=prepare, **options.loading)):

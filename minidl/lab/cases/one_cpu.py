@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="all workers on one CPU",
     users_see="Eight CPUs in the machine, and one of them is busy.",
@@ -33,7 +33,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     if not options.fixed:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):

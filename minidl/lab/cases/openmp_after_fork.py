@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="fork in a program with threads",
     title="OpenMP's threads are not there in a forked worker",
     users_see="Evaluation on the CPU, then training: no batch comes, once set_num_threads is in the worker.",
@@ -32,7 +32,7 @@ def more_threads(worker_id: int) -> None:
     torch.set_num_threads(2)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     torch.set_num_threads(2)
     print("a first look:", float(Photos(options)[0].sum()) > 0, flush=True)
     initialize = None if options.fixed else more_threads

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a process that dies",
     title="no file descriptors are left",
     users_see="RuntimeError: received 0 items of ancdata, or OSError: Too many open files.",
@@ -29,7 +29,7 @@ class Detections(Pictures):
         return [super(Detections, self).__getitem__(index) for _ in range(16)]
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (110, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     kept = []
     for number, batch in enumerate(DataLoader(Detections(options), **options.loading)):

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="cycles of waiting",
     title="two loaders wait for each other's permits",
     users_see="zip(labelled, unlabelled) hangs. Each loader works alone.",
@@ -23,7 +23,7 @@ CASE = Case(
 class Budgeted(Pictures):
     """Takes a permit for each sample; the loop gives it back."""
 
-    def __init__(self, options: Options, permits: Any) -> None:
+    def __init__(self, options: LabOptions, permits: Any) -> None:
         super().__init__(options)
         self.permits = permits
 
@@ -32,7 +32,7 @@ class Budgeted(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     context = multiprocessing.get_context("fork")
     in_flight = 2 * options.workers * options.batch_size
     permits = context.Semaphore(in_flight * (4 if options.fixed else 1))

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a result that is lost on its way",
     title="an object's __reduce__ does not return",
     users_see="The worker seems to be idle: its main thread waits for a task. The batch that it made never arrives.",
@@ -38,7 +38,7 @@ class Photos(Pictures):
         return Lazy(Path("photo.raw")) if index == self.options.at else super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     if options.fixed:
         Path("photo.raw").write_bytes(b"pixels")
     else:

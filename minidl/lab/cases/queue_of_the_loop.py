@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch
 
-CASE = Case(
+CASE = LabCase(
     theme="the program's own code",
     title="the training loop waits for its logging thread",
     users_see="The loader is blamed, since the progress bar is on it. Batches are ready.",
@@ -30,7 +30,7 @@ def write_metrics(metrics: queue.Queue[Any], broken: bool) -> None:
         print("batch", number, flush=True)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     metrics: queue.Queue[Any] = queue.Queue(maxsize=2)
     loader = iter(DataLoader(Pictures(options), **options.loading))
     threading.Thread(target=write_metrics, args=(metrics, not options.fixed), daemon=True).start()

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="several ranks",
     title="a rank waits for another rank's worker",
     users_see="The watchdog's traceback is of all_reduce, on every rank but one. That one says nothing.",
@@ -28,7 +28,7 @@ CASE = Case(
 class Photos(Pictures):
     """On rank 1, sample `at` is a pipe that nobody writes to."""
 
-    def __init__(self, options: Options, rank: int) -> None:
+    def __init__(self, options: LabOptions, rank: int) -> None:
         super().__init__(options)
         self.rank = rank
 
@@ -38,7 +38,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def rank(number: int, options: Options) -> None:
+def rank(number: int, options: LabOptions) -> None:
     """Train as one of two ranks."""
     dist.init_process_group("gloo", init_method=f"file://{Path('meeting').absolute()}", rank=number, world_size=2)
     for batch, pictures in enumerate(DataLoader(Photos(options, number), **options.loading)):
@@ -49,7 +49,7 @@ def rank(number: int, options: Options) -> None:
     dist.destroy_process_group()
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     os.mkfifo("photo.raw")
     start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
 

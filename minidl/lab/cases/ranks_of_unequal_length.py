@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="several ranks",
     title="ranks with unequal numbers of batches",
     users_see="The job hangs near the end of an epoch, in a collective; NCCL's watchdog says so after 10 minutes.",
@@ -24,7 +24,7 @@ CASE = Case(
 )
 
 
-def rank(number: int, options: Options) -> None:
+def rank(number: int, options: LabOptions) -> None:
     """Train as one of two ranks; then wait for the end of the others, as a job's last barrier does."""
     dist.init_process_group("gloo", init_method=f"file://{Path('meeting').absolute()}", rank=number, world_size=2)
     samples = 32 if options.fixed else 24 + 16 * number
@@ -39,7 +39,7 @@ def rank(number: int, options: Options) -> None:
     dist.destroy_process_group()
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a regular expression never ends, with the GIL kept",
     users_see="The progress bar stops with one worker at 100 % CPU, and not even faulthandler or SIGTERM gets through.",
@@ -32,7 +32,7 @@ class Captions(Pictures):
         return len(match.group()) if match else 0
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Captions(options), **options.loading)):
         step(number)
 

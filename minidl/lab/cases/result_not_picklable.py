@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a result that is lost on its way",
     title="a batch that cannot be pickled is dropped",
     users_see="The loader hangs after a traceback of queues.py, _feed, that scrolled away. All workers are idle.",
@@ -42,7 +42,7 @@ class Photos(Pictures):
         return photo
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), collate_fn=list, **options.loading)):
         step(number)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="an error that ends the run",
     title="a sample raises an exception",
     users_see="KeyError: Caught KeyError in DataLoader worker process 1. Which sample it was, it does not say.",
@@ -33,7 +33,7 @@ class Photos(Pictures):
         return super().__getitem__(index), LABELS.get(name, -1) if self.options.fixed else LABELS[name]
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a read of one sample does not return",
     users_see="The progress bar stops. No error, no CPU use; Ctrl-C shows the main process in queue.get.",
@@ -36,7 +36,7 @@ class Photos(Pictures):
         return pixels.reshape(3, 16, 16).float()
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     photos = Photos(options)
     Path("photos").mkdir()
     for index in range(len(photos)):

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="the program's own code",
     title="a sampler does not give the next index",
     users_see="All workers are idle, and next(loader) does not return. The dataset is blamed.",
@@ -25,7 +25,7 @@ CASE = Case(
 class Curriculum(Sampler[int]):
     """Reads its order from a file that another process writes."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LabOptions) -> None:
         self.options = options
 
     def __iter__(self) -> Iterator[int]:
@@ -38,7 +38,7 @@ class Curriculum(Sampler[int]):
         return 64
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     os.mkfifo("order")
     loading: dict[str, Any] = options.loading
     for number, _ in enumerate(DataLoader(Pictures(options), sampler=Curriculum(options), **loading)):

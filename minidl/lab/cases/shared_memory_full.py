@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a process that dies",
     title="shared memory is exhausted",
     users_see="unable to write to file </torch_...>, or: killed by signal: Bus error. It might be possible that ...",
@@ -35,7 +35,7 @@ def small_memory(worker_id: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     start = None if options.fixed else small_memory
     loading = options.loading | {"batch_size": 1}
     for number, _ in enumerate(DataLoader(Photos(options), worker_init_fn=start, **loading)):

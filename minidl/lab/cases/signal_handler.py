@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="the program's own code",
     title="a signal handler waits for the code that it interrupted",
     users_see="Jobs that get the scheduler's warning hang until they are killed, and write no checkpoint.",
@@ -32,7 +32,7 @@ def save_checkpoint() -> None:
         print("checkpoint of step", STATE.get("step"), flush=True)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     wanted = threading.Event()
 
     def on_warning(signum: int, frame: Any) -> None:

@@ -7,9 +7,9 @@ from multiprocessing.util import Finalize
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="workers that take long to end",
     users_see="A pause after each epoch.",
@@ -32,7 +32,7 @@ class Caches:
         Finalize(None, time.sleep, (self.seconds,), exitpriority=10)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     caches = Caches(0.1 if options.fixed else 3.0)
     for _ in range(3):
         for number, _ in enumerate(DataLoader(Pictures(options), worker_init_fn=caches, **options.loading)):

@@ -7,9 +7,9 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="spawned workers with a slow import",
     users_see="Ten seconds at the begin of each epoch without a batch.",
@@ -25,7 +25,7 @@ if __name__ == "__mp_main__" and "--fixed" not in sys.argv:
     time.sleep(6)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for _ in range(2):
         for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
             step(number)

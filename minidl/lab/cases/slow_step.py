@@ -6,9 +6,9 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="a training step of three seconds",
     users_see="The workers idle, and somebody sets num_workers=32.",
@@ -25,7 +25,7 @@ def train(number: int, seconds: float) -> None:
     step(number)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
         train(number, 0.1 if options.fixed else 3.0)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="healthy but slow",
     title="samples from a slow disk",
     users_see="2 s for a batch, and the accelerator idles.",
@@ -29,7 +29,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a worker that does not begin",
     title="worker_init_fn polls for the end of a download that nobody does",
     users_see="After a crash, no run of this job gets its first batch any more, until a .lock file is deleted.",
@@ -28,7 +28,7 @@ def prepare(worker_id: int) -> None:
         time.sleep(0.2)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     LOCK.write_text("")
     if options.fixed:
         LOCK.unlink()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a server does not answer, and the download has no timeout",
     users_see="Training on a bucket stops after some hours. The network is up; a restart helps.",
@@ -26,7 +26,7 @@ CASE = Case(
 class Bucket(Pictures):
     """Samples in a cache, but one that is to be downloaded."""
 
-    def __init__(self, options: Options, port: int) -> None:
+    def __init__(self, options: LabOptions, port: int) -> None:
         super().__init__(options)
         self.port = port
 
@@ -42,7 +42,7 @@ class Bucket(Pictures):
             return torch.zeros(3, 16, 16)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # nobody calls accept: the kernel does the handshake
         for number, _ in enumerate(DataLoader(Bucket(options, server.getsockname()[1]), **options.loading)):
             step(number)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="fork in a program with threads",
     title="a log stream that was being written at the fork",
     users_see="A worker hangs at its first log line. logging's own locks are made new at a fork, the stream's is not.",
@@ -52,7 +52,7 @@ def chatter(stop: threading.Event) -> None:
         LOG.write(b"loss 0.1, accuracy 0.9, learning rate 0.001 and more such figures in a long line\n")
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=chatter, args=(stop,), daemon=True)
     thread.start()

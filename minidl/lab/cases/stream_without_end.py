@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from minidl.lab.case import Case, Options, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a stream waits for samples that nobody produces any more",
     users_see="Every epoch hangs at its last batch.",
@@ -40,7 +40,7 @@ def produce(records: Any, sentinels: int) -> None:
         records.put(None)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     context = multiprocessing.get_context("fork")
     records = context.Queue()
     producer = context.Process(target=produce, args=(records, options.workers if options.fixed else 0))

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="fork in a program with threads",
     title="a thread pool whose threads the fork did not copy",
     users_see="dataset[0] works in the notebook, and afterwards the loader hangs at its first batch.",
@@ -23,7 +23,7 @@ CASE = Case(
 class Photos(Pictures):
     """Decodes on a pool."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LabOptions) -> None:
         super().__init__(options)
         self.pool = ThreadPoolExecutor(max_workers=1)
 
@@ -31,7 +31,7 @@ class Photos(Pictures):
         return self.pool.submit(super().__getitem__, index).result()
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     photos = Photos(options)
     if not options.fixed:
         print("a first look:", tuple(photos[0].shape), flush=True)

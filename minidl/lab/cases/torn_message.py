@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from minidl.lab.case import Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a result that is lost on its way",
     title="a worker is killed in the middle of a message",
     users_see="After an out-of-memory kill the job hangs, and even timeout= does not fire. In a script it raised.",
@@ -22,7 +22,7 @@ CASE = Case(
     ours=lambda o: Truth("worker", 0, -1, (), ("died",)),
     ends_ours=True,
     simulated="the worker kills itself, in place of the out-of-memory killer",
-    workers=(1, 2),
+    workers=(1, 1),
     lookalikes=("worker_killed",),
 )
 
@@ -43,14 +43,14 @@ class Texts(Pictures):
         return bytes(8_000_000)
 
 
-def train(options: Options) -> None:
+def train(options: LabOptions) -> None:
     """The loop. SIGCHLD's handler, which raises an error when a worker dies, runs in the main thread alone."""
     for number, _ in enumerate(DataLoader(Texts(options), collate_fn=list, **options.loading)):
         step(number)
         time.sleep(2 if number == 0 else 0)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     training = threading.Thread(target=train, args=(options,))
     training.start()
     training.join()

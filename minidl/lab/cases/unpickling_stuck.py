@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, Truth, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a result that is lost on its way",
     title="an object's __setstate__ does not return in the main process",
     users_see="The workers are idle and healthy; the main process hangs inside queue.get, below pickle.loads.",
@@ -36,7 +36,7 @@ class Annotation:
 class Labelled(Pictures):
     """Sample `at` has a label of the other kind."""
 
-    def __init__(self, options: Options, port: int) -> None:
+    def __init__(self, options: LabOptions, port: int) -> None:
         super().__init__(options)
         self.port = port
 
@@ -44,7 +44,7 @@ class Labelled(Pictures):
         return Annotation(self.port if index == self.options.at and not self.options.fixed else 0)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         labelled = Labelled(options, server.getsockname()[1])
         for number, _ in enumerate(DataLoader(labelled, collate_fn=list, **options.loading)):

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="the end of a program",
     title="a worker does not end, and the main process joins it",
     users_see="'Training finished' is on the screen, and the program does not end.",
@@ -35,7 +35,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     started = time.monotonic()
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import ANY_METHOD, Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a process that dies",
     title="native code crashes in a worker",
     users_see="RuntimeError: DataLoader worker (pid 4711) is killed by signal: Segmentation fault.",
@@ -33,7 +33,7 @@ class Photos(Pictures):
         return super().__getitem__(index)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.lab.case import Case, Options, Pictures, in_sample, launch, step
+from minidl.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
 
-CASE = Case(
+CASE = LabCase(
     theme="a sample that never comes",
     title="a worker is stopped by a signal",
     users_see="The run stands still. is_alive() says True, terminate() does nothing.",
@@ -41,7 +41,7 @@ def resume() -> None:
     os.kill(int(Path("pid").read_text()), signal.SIGCONT)
 
 
-def main(options: Options) -> None:
+def main(options: LabOptions) -> None:
     loader = iter(DataLoader(Photos(options), **options.loading))
     if options.fixed:
         while not Path("pid").exists():
