@@ -128,7 +128,7 @@ def test_a_long_wait_that_the_window_has_lost_still_counts(tmp_path: Path) -> No
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveTrace:
     """A reader of a run that is there."""
     made_trace.write(tmp_path / "t", made_trace.Run(**HUNG))
-    monkeypatch.setattr(live, "_is_here", lambda manifest: True)
+    monkeypatch.setattr(live, "is_here", lambda manifest: True)
     monkeypatch.setattr(live, "life", lambda pid, start: ProcessLife.ALIVE)
     monkeypatch.setattr(live.time, "monotonic_ns", lambda: made_trace.START + 3600 * SECOND)
     return LiveTrace(tmp_path / "t", most=50)

@@ -44,7 +44,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     made = Run(tmp_path / "trace")
-    monkeypatch.setattr(live, "_is_here", lambda manifest: True)
+    monkeypatch.setattr(live, "is_here", lambda manifest: True)
     monkeypatch.setattr(live, "life", lambda pid, start: made.lives)
     monkeypatch.setattr(live.time, "monotonic_ns", lambda: made.now)
     monkeypatch.setattr(live_page, "EVERY", 0.0)  # each request looks again
