@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import Case, LoopThread
+from minidl.doctor.case import Case, LoopThread, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -112,7 +112,7 @@ def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
     pin = _pin_thread(case, link.pid)
     if pin is not None:
         return [(link.pid, pin, "pins the batch")], False
-    workers = case.workers_of(link.pid)
+    workers = case.workers_of(link.pid, _queue(case, link))
     number = _awaited(case, link)
     if number in workers:
         return _in_worker(case, workers[number], f"has to make {_batch(case)}")
@@ -129,6 +129,18 @@ def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
         if found and found[0][1] != pid:
             return found, False
     return [], bool(workers)
+
+
+def _queue(case: Case, link: Link) -> str:
+    """The result queue that a loop waits at; with a pin thread, that thread does."""
+    for tid in (link.tid, *(t.tid for t in case.processes[link.pid].threads if _pins(case.place(link.pid, t.tid)))):
+        if found := case.queue_at(link.pid, tid):
+            return found
+    return ""
+
+
+def _pins(place: ThreadPlace) -> bool:
+    return LoaderStep.PIN in (place.step, *place.outer)
 
 
 def _batch(case: Case) -> str:
@@ -163,7 +175,7 @@ def _pin_thread(case: Case, pid: int) -> int | None:
     process = case.processes.get(pid)
     for thread in process.threads if process is not None else ():
         place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
-        if place.step is LoaderStep.PIN or (LoaderStep.PIN in place.outer and place.step is not LoaderStep.NEXT):
+        if _pins(place) and place.step is not LoaderStep.NEXT:
             polls = wait is not None and wait.bounded and wait.kind is Blocked.PIPE_READ
             if not polls and not (wait is not None and wait.kind is Blocked.MOVES):
                 return thread.tid
@@ -208,23 +220,18 @@ def _joined_thread(case: Case, link: Link) -> _Next:
     for frame in link.place.inside[:4]:
         name = frame.function.rpartition(".")[2]
         if frame.file.endswith("threading.py") and name in ("join", "_wait_for_tstate_lock"):
-            wanted = _address(frame.variables.get("self", ""))
+            wanted = address(frame.variables.get("self", ""))
             process = case.processes[link.pid]
             for thread in process.threads:
                 bottoms = [f for f in thread.stack or () if f.function.rpartition(".")[2] == "_bootstrap_inner"]
                 if (
                     wanted
                     and thread.tid != link.tid
-                    and any(_address(f.variables.get("self", "")) == wanted for f in bottoms)
+                    and any(address(f.variables.get("self", "")) == wanted for f in bottoms)
                 ):
                     named = f" {thread.python_name}" if thread.python_name else ""
                     return [(link.pid, thread.tid, f"is the thread{named} that it joins")]
     return []
-
-
-def _address(text: str) -> str:
-    found = re.search(r"0x[0-9a-f]+", text)
-    return found[0] if found else ""
 
 
 def _joined_process(case: Case, link: Link) -> _Next:

@@ -55,21 +55,23 @@ def _nobody_has_it(case: Case, chain: Chain) -> Judgement | None:
     torn = _bytes_waiting(case, loop)
     told = case.told
     task = f"task {told.task}" if told and told.task >= 0 else "the batch"
-    worker = case.name(chain.end.pid) if chain.end.pid in case.workers else "every worker"
+    named = chain.end.pid in case.workers
+    worker = case.name(chain.end.pid) if named else "every worker"
+    idle = "is idle" if named else "waits for a batch, and all its workers are idle"
     facts = [
         EvidenceLine(f"{worker} waits for a task, and its feeder has nothing to send", f"stacks of {chain.end.pid}")
     ]
     if torn > 0:
         facts.append(EvidenceLine(f"{torn} bytes lie in the result pipe and make no whole message", "FIONREAD"))
         return Judgement(
-            HangCause.TORN_MESSAGE, f"is idle; {torn} bytes of a message lie in the result pipe, unfinished",
+            HangCause.TORN_MESSAGE, f"{idle}; {torn} bytes of a message lie in the result pipe, unfinished",
             Sure.LIKELY, tuple(facts), ("the loop has not looked yet",),
             "a writer was killed in the middle of a message: find what killed it (dmesg, exit codes)",
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
     return Judgement(
-        HangCause.LOST_RESULT, f"is idle, and {task} is nowhere: lost on its way to the loop", Sure.LIKELY,
+        HangCause.LOST_RESULT, f"{idle}: {task} is nowhere, lost on its way to the loop", Sure.LIKELY,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
         "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
         "plain tensors",
@@ -414,6 +416,13 @@ def _semaphore(case: Case, chain: Chain) -> Judgement | None:
             f"waits for a lock of several processes; {listed([case.name(p) for p in could])} may hold it",
             Sure.POSSIBLE, tuple(facts), ("a permit was never given back",),
             "see whether that process is inside of the lock",
+        )  # fmt: skip
+    unseen = [pid for pid in sharers if not case.place(pid, pid).seen]
+    if unseen:
+        return Judgement(
+            HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, tuple(facts),
+            ("another of these processes holds it", "a permit was never given back"),
+            "install py-spy: the stacks of the processes that share it say which of them is inside of it",
         )  # fmt: skip
     idle = listed([case.name(pid) for pid in sharers if pid not in same])
     if idle:
