@@ -144,6 +144,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _flag("--view", "follow the run in the browser while it lasts (of several ranks: the first)"),
                 _arg("--hang-after", type=_seconds_or_off, metavar="S",
                      help="when no batch comes for S seconds, record evidence and say so; or 'off' (default: 120)"),
                 _arg("--on-hang", choices=("report", "raise", "kill"),
@@ -204,6 +205,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _TRACE_UNLESS_LIST,
                 _DATALOADER,
                 _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
+                _arg("--along", action="store_true", help=argparse.SUPPRESS),  # until stdin ends: for run --view
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
                      help="open Perfetto with the result of this query; may be repeated"),

@@ -43,11 +43,12 @@ ORDER = (
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
     ("doctor", "diagnosis places case chain rules diagnose"),
-    ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
+    ("analysis", "device_use ledger cpu_use verdict live recent now headline summary story diff audit top"),
     ("doctor", "examine"),
     (
         "views",
-        "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
+        "colours layout scene template attached chrome text page picture queries live_page viewer replay_page "
+        "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
     ("watch", "waits vitals dumps watcher"),

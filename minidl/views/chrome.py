@@ -121,7 +121,7 @@ class Export:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.events: Rows = trace.events
-        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.start = trace.start
         self.pids: list[int] = []
         for process in trace.processes:  # a number for each: its pid, unless an earlier process had the same one
             self.pids.append(process.pid if process.pid not in self.pids else PSEUDO_TID + len(self.pids))

@@ -87,7 +87,7 @@ def to_focus(at: Replay) -> None:
     if spot is None or spot.loader != at.loader:
         at.to(len(at))
     else:
-        moment = (max(spot.span, spot.begin) - int(at.trace.events["time"][0])) / 1e9
+        moment = (max(spot.span, spot.begin) - at.trace.start) / 1e9
         at.at(min(max(moment, 0.0), at.last_time))
 
 
@@ -205,7 +205,7 @@ _LANES: Final = {ev.NEXT[0]: "in next()", ev.CONSUMER[0]: "training loop", ev.PI
 
 def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]]:
     """Return the small timeline: its lanes, and [lane, begin, end, task] of each bar, us; end -1 = none."""
-    start = int(at.trace.events["time"][0]) if len(at.trace) else 0
+    start = at.trace.start
     spans = at.trace.spans()
     spans = spans[(spans["loader"] == at.loader) & np.isin(spans["code"], (*_LANES, ev.FETCH[0]))]
     first, last = (spans["begin"] - start) // 1000, (spans["end"] - start) // 1000

@@ -280,8 +280,8 @@ class Scene:
 
     @property
     def last(self) -> int:
-        """When the trace's last event was, ns. Open bars are drawn beyond it."""
-        return int(self.trace.events["time"][-1]) - self.start if len(self.trace) else 0
+        """The trace's end, ns. Open bars are drawn beyond it, unless the run goes on."""
+        return self.trace.last - self.trace.start if len(self.trace) else 0
 
     @property
     def height(self) -> float:
@@ -405,16 +405,18 @@ class _Maker:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.events: Rows = trace.events
-        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.start = trace.start
         self.spans = trace.spans()
         self.layout = Layout(trace, self.spans)
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
-        last = int(self.events["time"][-1]) - self.start if len(self.events) else 0
-        self.edge = min(last + max(1, round(last * EDGE)), NEVER) if is_open.any() else last
+        last = trace.last - self.start if len(self.events) else 0
+        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        goes_on = is_open & (self.lived[self.spans["process"]] >= last)
+        margin = max(1, round(last * EDGE)) if goes_on.any() and not trace.seen else 0
+        self.edge = min(last + margin, NEVER)
         self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
-        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
         self._end_with_the_enclosing()
         self._end_with_the_process()
         stopped = [line["process"] for line in trace.described("trace_end")]

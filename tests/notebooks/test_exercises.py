@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
-
 import minidl
-from course import checkpointing, first_look, many_workers
+from course import checkpointing, first_look, many_workers, one_page
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.tracefile.events import FETCH, SAMPLE
 
+nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-SOLUTIONS = sorted((Path(__file__).parents[2] / "notebooks" / "solutions").glob("*.py"))
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.py"))
 
 Case = tuple[Callable[..., Any], Any, str]
 """A check, a wrong object, and what has to be said."""
@@ -82,7 +85,71 @@ def stored(trace: minidl.Trace) -> int:
     return int((trace.to_pandas().name == "reorder_store").sum())
 
 
+def in_notebook(name: str, begin: str) -> dict[str, Any]:
+    """What the cell of a notebook defines that begins so."""
+    (cell,) = [cell for cell in nbformat.read(NOTEBOOKS / name, as_version=4).cells if cell.source.startswith(begin)]
+    defined: dict[str, Any] = {"itertools": itertools}
+    exec(cell.source, defined)
+    return defined
+
+
+def sent(write: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
+    """A check of a `_try_put_index` that sends an index in this way, if there is one."""
+
+    def method(self: Any) -> None:
+        if (index := next(self.indices, None)) is not None:
+            write(self, index, next(self.turn))
+
+    in_order = in_notebook("04_one_page.ipynb", "class InOrder")["InOrder"]
+    return lambda check: check(in_order, method)
+
+
+def unnumbered(self: Any, index: Any, worker: int) -> None:
+    self.task_info[self.send_idx] = worker
+    self.crew.put(worker, index, self.send_idx)
+
+
+def always_first(self: Any, index: Any, worker: int) -> None:
+    self.task_info[self.send_idx] = 0
+    self.crew.put(0, index, self.send_idx)
+    self.send_idx += 1
+
+
+def late(self: Any, index: Any, worker: int) -> None:
+    self.send_idx += 1
+    self.crew.put(worker, index, self.send_idx)
+
+
+def dies(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while (task := index_queue.get()) is not None:
+        result_queue.put((task[0], [dataset[i] for i in task[1]]))
+
+
+def goes_on(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while not index_queue.empty():
+        if (task := index_queue.get()) is not None:
+            result_queue.put((task[0], answer(dataset, task[1])))
+
+
+def nameless(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while (task := index_queue.get()) is not None:
+        result_queue.put(answer(dataset, task[1]))
+
+
+def answer(dataset: Any, indices: Any) -> Any:
+    try:
+        return [dataset[i] for i in indices]
+    except Exception as error:
+        return error
+
+
 PURE: list[Case] = [
+    (one_page.worker_loop, dies, "KeyError"),
+    (one_page.worker_loop, goes_on, "a task behind the sentinel"),
+    (one_page.worker_loop, nameless, "the results should be"),
+    (one_page.try_put_index, sent(unnumbered), "task 1 should be the number 1"),
+    (one_page.try_put_index, sent(always_first), "task 1 should be the number 1, for worker 1"),
+    (one_page.try_put_index, sent(late), "WaitsForever"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "task"), "its task"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "bx"), "its place in the batch"),
     (first_look.slowest, lambda trace: longest(trace, FETCH[0], "worker"), "sample 75 took longest"),
@@ -115,7 +182,7 @@ LIVE: list[Case] = [
 
 def judged(case: Case) -> None:
     check, wrong, said = case
-    outcome = check(wrong)
+    outcome = wrong(check) if check is one_page.try_put_index else check(wrong)
     assert outcome.passed is False
     assert said in repr(outcome)
     assert outcome.step

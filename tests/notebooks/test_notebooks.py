@@ -23,6 +23,10 @@ ANSWERS: dict[str, dict[str, tuple[object, object]]] = {
         "processes": (4, "three"), "decoder": ("worker", "loader"), "owner": ("worker 1", 4),
         "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
     },
+    "04_one_page": {
+        "alternates": ("never", 5), "flood": ("twelve", 2), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
+        "between": ("the next task", "nothing"), "outstanding": (4, 24),
+    },
     "05_many_workers": {
         "first_tasks": ("4 tasks", 2), "most_outstanding": (4, 5), "sent_for_each": ("one", 2),
         "owner": (1, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
-from browser import LOADED, Browser, driven, needs_driver
+from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
@@ -232,7 +232,7 @@ def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: p
     monkeypatch.setattr(Export, "write", slowly)
     with Viewer(trace) as started:
         assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
-        document = started._server.document  # type: ignore[union-attr]
+        document = started._server.served.document()  # type: ignore[union-attr]
         assert going.wait(60)
         document._stopped = True
         stopping.set()
@@ -432,12 +432,6 @@ window.app.trace.engine.query("select name from slice where dur = -1").then(rows
   done(names);
 }, error => done([String(error)]));
 """
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with driven(tmp_path / "profile") as started:
-        yield started
 
 
 @pytest.mark.live
