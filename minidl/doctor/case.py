@@ -1,6 +1,6 @@
 """One case: the evidence of a run's processes, with who is the loop, who are its workers, and where all of them are.
 
-Interface: `Case(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
+Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
 `loops` are the threads that iterate, `workers` the worker processes; `name` names a process. Pure.
 """
 
@@ -55,7 +55,7 @@ class LoopThread:
     place: ThreadPlace
 
 
-class Case:
+class RunFacts:
     """See the module."""
 
     def __init__(self, looks: Sequence[RunEvidence], told: Told | None = None) -> None:
@@ -165,8 +165,8 @@ class Case:
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at"
-        of = f", a child of {self.name(process.ppid)}" if process.ppid in self.workers else ""
-        return f"process {process.name} (pid {pid}{of})"
+        of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
+        return f"process {process.name} (pid {pid}){of}"
 
     def _rank(self, pid: int) -> str:
         if self.told and pid in self.told.ranks:

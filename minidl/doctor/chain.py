@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import Case, LoopThread, address
+from minidl.doctor.case import LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -57,7 +57,7 @@ class Chain:
         return self.links[-1]
 
 
-def follow(case: Case, loop: LoopThread) -> Chain:
+def follow(case: RunFacts, loop: LoopThread) -> Chain:
     """The chain of waiting that begins at a loop."""
     links = [_link(case, loop.pid, loop.tid, "")]
     while len(links) < LONGEST:
@@ -74,14 +74,14 @@ def follow(case: Case, loop: LoopThread) -> Chain:
     return Chain(tuple(links))
 
 
-def _link(case: Case, pid: int, tid: int, by: str) -> Link:
+def _link(case: RunFacts, pid: int, tid: int, by: str) -> Link:
     return Link(pid, tid, case.place(pid, tid), case.wait(pid, tid) or _NOWHERE, by)
 
 
 _Next = list[tuple[int, int, str]]
 
 
-def _next(case: Case, link: Link, links: list[Link]) -> tuple[_Next, bool]:
+def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
     step = link.place.step
     if link.wait.kind in _ENDS or link.place.interrupted:
@@ -107,7 +107,7 @@ def _next(case: Case, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     return [], False
 
 
-def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
+def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
     """The worker that makes the batch that the loop waits for, or the thread of it that is not done."""
     pin = _pin_thread(case, link.pid)
     if pin is not None:
@@ -131,7 +131,7 @@ def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
     return [], bool(workers)
 
 
-def _queue(case: Case, link: Link) -> str:
+def _queue(case: RunFacts, link: Link) -> str:
     """The result queue that a loop waits at; with a pin thread, that thread does."""
     for tid in (link.tid, *(t.tid for t in case.processes[link.pid].threads if _pins(case.place(link.pid, t.tid)))):
         if found := case.queue_at(link.pid, tid):
@@ -143,11 +143,11 @@ def _pins(place: ThreadPlace) -> bool:
     return LoaderStep.PIN in (place.step, *place.outer)
 
 
-def _batch(case: Case) -> str:
+def _batch(case: RunFacts) -> str:
     return f"batch {case.told.task}" if case.told and case.told.task >= 0 else "the next batch"
 
 
-def _awaited(case: Case, link: Link) -> int:
+def _awaited(case: RunFacts, link: Link) -> int:
     """The number of the worker that a loop waits for; -1 = unknown."""
     told = case.told
     if told is not None and told.pid == link.pid and told.worker >= 0:
@@ -155,12 +155,12 @@ def _awaited(case: Case, link: Link) -> int:
     return link.place.worker
 
 
-def _quiet_for(case: Case, pid: int) -> float:
+def _quiet_for(case: RunFacts, pid: int) -> float:
     thread = case.thread(pid, pid)
     return thread.idle if thread is not None else 0.0
 
 
-def _in_worker(case: Case, pid: int, by: str) -> tuple[_Next, bool]:
+def _in_worker(case: RunFacts, pid: int, by: str) -> tuple[_Next, bool]:
     """The worker's main thread; or its feeder, if the main thread has done its work."""
     if not case.idle_worker(pid):
         return [(pid, pid, by)], False
@@ -170,7 +170,7 @@ def _in_worker(case: Case, pid: int, by: str) -> tuple[_Next, bool]:
     return [(pid, pid, by)], True
 
 
-def _pin_thread(case: Case, pid: int) -> int | None:
+def _pin_thread(case: RunFacts, pid: int) -> int | None:
     """The pin thread, if it is in anything but a poll for the next result."""
     process = case.processes.get(pid)
     for thread in process.threads if process is not None else ():
@@ -182,14 +182,14 @@ def _pin_thread(case: Case, pid: int) -> int | None:
     return None
 
 
-def _cannot_answer(case: Case, pid: int) -> bool:
+def _cannot_answer(case: RunFacts, pid: int) -> bool:
     """Whether a worker can serve no memory now: stopped, or its interpreter's lock is kept."""
     process = case.processes[pid]
     kinds = {wait.kind for thread in process.threads if (wait := case.wait(pid, thread.tid)) is not None}
     return bool(kinds & {Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE}) or bool(gil_starved(case, pid))
 
 
-def gil_starved(case: Case, pid: int) -> list[int]:
+def gil_starved(case: RunFacts, pid: int) -> list[int]:
     """The threads of a process that ask for the interpreter's lock again and again, and do not get it.
 
     CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
@@ -205,7 +205,7 @@ def gil_starved(case: Case, pid: int) -> list[int]:
     return out
 
 
-def _waits_for_results(case: Case, link: Link) -> bool:
+def _waits_for_results(case: RunFacts, link: Link) -> bool:
     """Without a stack: whether a thread polls a pipe that its workers can write to."""
     workers = set(case.workers_of(link.pid).values())
     return (
@@ -215,7 +215,7 @@ def _waits_for_results(case: Case, link: Link) -> bool:
     )
 
 
-def _joined_thread(case: Case, link: Link) -> _Next:
+def _joined_thread(case: RunFacts, link: Link) -> _Next:
     """The thread that this one joins: the one whose own frames have the same Thread object."""
     for frame in link.place.inside[:4]:
         name = frame.function.rpartition(".")[2]
@@ -234,7 +234,7 @@ def _joined_thread(case: Case, link: Link) -> _Next:
     return []
 
 
-def _joined_process(case: Case, link: Link) -> _Next:
+def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
     joins = link.place.step is LoaderStep.SHUTDOWN or any(
         frame.file.endswith(("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py"))
@@ -261,7 +261,7 @@ def collective(place: ThreadPlace) -> str:
     return ""
 
 
-def _other_rank(case: Case, link: Link) -> _Next:
+def _other_rank(case: RunFacts, link: Link) -> _Next:
     """For a loop in a collective: a loop of another rank that is not in one."""
     if not collective(link.place):
         return []
