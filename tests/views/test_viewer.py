@@ -446,7 +446,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
-    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "result_get for 9 (did not end)"} <= set(names)
+    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "wait for task 9 (did not end)"} <= set(names)
     browser.until("return document.body.innerText.includes('/worker 0 1100')")
     shown = browser.run("return document.body.innerText")
     titles = ["/consumer 1", "/loader 1000", "/worker 1 1101", "/worker 0 1100", "batch in flight", "in flight bytes"]
@@ -455,7 +455,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     assert shown.count("/loader 1000") == shown.count("in flight bytes"), "no lane is there a second time"
     answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
     assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
-    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
+    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("wait for task")] == [
         ("9", "1")
     ]
     assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")
