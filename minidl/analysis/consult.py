@@ -32,7 +32,11 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
 
 def second_opinion(trace: Trace, told: Told) -> Diagnosis | None:
     """What the evidence in a trace says of its last wait."""
-    looks = recorded_looks(trace, told)
+    return opinion(recorded_looks(trace, told), told)
+
+
+def opinion(looks: list[RunEvidence], told: Told) -> Diagnosis | None:
+    """What looks at a wait say of it; None if they say no more than the events."""
     if not looks:
         return None
     found = diagnose(looks, told)

@@ -232,7 +232,8 @@ def _link_words(case: RunFacts, chain: Chain, position: int) -> str:
         return f"{case.name(link.pid)}{by}: the circle is closed"
     step = link.place.step.value if link.place.seen else "no Python stack"
     place = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
-    at = f", {spot(link.place)}" if spot(link.place) else ""
+    polls = link.place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not link.place.interrupted
+    at = f", {spot(link.place)}" if spot(link.place) and not polls else ""
     return f"{case.name(link.pid)}{by}: {step}{place}{at}; {link.wait.words}{_asleep_for(case, link)}"
 
 
