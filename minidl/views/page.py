@@ -19,6 +19,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, overload
@@ -32,8 +33,20 @@ from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import BATCHES, SLOTS, paint
-from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, is_named, number_column, scene_of, title_of
+from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
+from minidl.views.scene import (
+    FADING,
+    FATES,
+    Fate,
+    Scene,
+    alarm,
+    is_named,
+    letters,
+    number_column,
+    numbered,
+    scene_of,
+    title_of,
+)
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -125,7 +138,8 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "title": title,
         "headline": _headline(scene),
         "deaths": [{"lane": death.lane, "time": death.time, "words": death.words} for death in scene.deaths],
-        "colours": {"slots": SLOTS, "batches": BATCHES},
+        "colours": {"actors": ACTORS, "batches": BATCHES, "hatched": HATCHED},
+        "legend": [asdict(sign) for sign in _legend(scene)],
         "timeouts": [number for number, facts in trace.loaders.items() if facts.get("timeout_s")],
         "events": len(trace),
         "begin": scene.begin,
@@ -137,6 +151,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "lanes": [
             {
                 "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
+                "actor": lane.actor(len(scene.slots)),
                 "heights": lane.heights,
             }
             for lane in scene.lanes
@@ -153,6 +168,12 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "severalIterators": len(trace.loaders) > 1,
         "texts": list(_texts(scene)),
     }  # fmt: skip
+
+
+def _legend(scene: Scene) -> list[Sign]:
+    """Return the legend of what is drawn, and what the letters before numbers mean."""
+    codes, unended = np.unique(scene.bars["code"]).tolist(), bool(np.isin(scene.bars["fate"], FADING).any())
+    return legend(codes, simulated=bool(scene.bars["simulated"].any()), unended=unended, letters=letters(codes))
 
 
 def _headline(scene: Scene) -> dict[str, Any]:
@@ -191,7 +212,10 @@ def _kind(code: int) -> dict[str, Any]:
         "label": look.label if look else event.name,
         "colour": look.colour if look else event.colour,
         "soft": bool(look and look.soft),
+        "waits": bool(look and look.waits),
         "number": number_column(code) if span else "",
+        "before": numbered(code)[0] if span else "",
+        "letter": numbered(code)[1] if span else "",
         "stage": event.stage,
         "meaning": event.meaning,
         "ours": ", ".join(source_line(name, "minidl") for name in event.ours.split(", ")),
@@ -320,7 +344,10 @@ def framed(name: str, holes: dict[str, str], package: str = "minidl.views", conn
     frame, own = (files(where).joinpath(each).read_text(encoding="utf-8") for where, each in places)
     parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
     assert parts is not None
-    page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
+    themes = {
+        name.upper(): " ".join(f"--{role}: {colour};" for role, colour in of.items()) for name, of in THEMES.items()
+    }
+    page = _filled(frame, themes | dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
     return _filled(page, {**holes, "POLICY": _policy(page, connect)})
 
 

@@ -41,6 +41,10 @@ SLIVER: Final = 0.01
 """Share of the trace's duration that a step has at least in the picture in which a process died."""
 
 
+FEW_BATCHES: Final = 60
+"""A run of so few is shown whole: its bars can be told apart."""
+
+
 class Fate(enum.IntEnum):
     """How a bar ends."""
 
@@ -157,8 +161,29 @@ def number_column(code: int) -> str:
     return "worker" if event.has_worker else ""
 
 
+@cache
+def numbered(code: int) -> tuple[str, str]:
+    """Return what a caption of this kind of span says of its number: words before it, and the letter for it in short.
+
+    ("", "t") for "fetch 9" and "t9", since steps have their task's number; (" worker", "w") for "start worker 1".
+    """
+    column = number_column(code)
+    if column.endswith("task"):
+        return (" for task", "t") if code in _WAITS else ("", "t")
+    return {"": ("", ""), "worker": (" worker", "w"), "by": ("", "s"), "bx": ("", "e")}[column]
+
+
+_NUMBERS: Final = {"t": "task", "s": "sample", "w": "worker", "e": "epoch"}
+
+
+def letters(codes: Iterable[int]) -> str:
+    """Return what the letters in the short captions of these kinds of span mean: "t task, s sample"; "" if none."""
+    there = {numbered(code)[1] for code in codes}
+    return ", ".join(f"{letter} {what}" for letter, what in _NUMBERS.items() if letter in there)
+
+
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
-    """Return a bar's caption in full and in short: ("sample 65", "65"), ("wait for task 9", "9")."""
+    """Return a bar's caption in full and in short: ("sample 65", "s65"), ("wait for task 9", "t9")."""
     code, span = int(bar["code"]), scene.spans[bar["span"]]
     label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
@@ -167,8 +192,8 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
-    what = f"{label} for task" if code in _WAITS else label
-    return (f"{what} {number}", str(number)) if number >= 0 else (label, "")
+    before, letter = numbered(code)
+    return (f"{label}{before} {number}", f"{letter}{number}") if number >= 0 else (label, "")
 
 
 def has_field(trace: Trace, span: np.void, name: str) -> bool:
@@ -267,9 +292,9 @@ class Scene:
 
     @property
     def opening(self) -> tuple[int, int]:
-        """Begin and end, ns, of what a view that can move shows first: around the focus, or everything."""
+        """Begin and end, ns, of what a view that can move shows first: around the focus, or a short run whole."""
         spot = self.headline.focus
-        if spot is None:
+        if spot is None or len(self.batches) <= FEW_BATCHES:
             return self.begin, self.end
         yielded = np.sort(self.batches["yielded"][self.batches["yielded"] >= 0])
         each = int(np.median(np.diff(yielded))) if len(yielded) > 1 else (self.end - self.begin) // 10
