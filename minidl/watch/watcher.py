@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import minidl
+from minidl.evidence.model import RunEvidence
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.watched import NEXT, SHUTDOWN, START, Ended, Stall
@@ -323,16 +324,18 @@ class _Glance:
 
     def take(self, alarm: bool) -> None:
         """Write evidence; with `alarm`, also say what is wrong."""
-        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), self._evidence()))
+        found = self._evidence()
+        kept: dict[str, Any] = json.loads(found.to_json())
+        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), kept))
         if alarm:
-            text = self._sentence()
+            text = self._sentence(found)
             self.watcher.write(watched.said(text))
             with contextlib.suppress(OSError):
                 os.write(self.watcher.stderr, f"minidl: {text}\n".encode("utf-8", "backslashreplace"))
             if self.watcher.on_hang == "raise":
                 self.watcher.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
 
-    def _evidence(self) -> dict[str, Any]:
+    def _evidence(self) -> RunEvidence:
         from minidl.evidence.collect import collect, with_stacks
         from minidl.watch.dumps import Asked
 
@@ -341,26 +344,27 @@ class _Glance:
         unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
         if unseen and self.watcher.stacks:
             found = with_stacks(found, Asked(self.watcher.directory).stacks(unseen))
-        evidence: dict[str, Any] = json.loads(found.to_json())
-        return evidence
+        return found
 
-    def _sentence(self) -> str:
+    def _sentence(self, found: RunEvidence) -> str:
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
-            cause = _cause(self.watcher.directory)
+            cause = _cause(self.watcher.directory, found)
         start = f"iterator {self.stall.loader} of pid {self.stall.pid} {_SINCE[self.stall.what]} for {waited:.0f} s"
         next_step = f"next: minidl doctor {self.watcher.directory}"
         return f"{start}: {cause or 'what its processes do is in the trace'}; {next_step}"
 
 
-def _cause(directory: Path) -> str:
+def _cause(directory: Path, evidence: RunEvidence) -> str:
     """Say what holds the run up, in a sentence; "" if that is unknown."""
+    from minidl.analysis.consult import opinion
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
 
-    trace = LiveTrace(directory).read()[0]
-    return headline(trace).sentence
+    found = headline(LiveTrace(directory).read()[0])
+    diagnosis = opinion([evidence], found.told) if found.told is not None else None
+    return found.sentence if diagnosis is None else diagnosis.title
 
 
 def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:
