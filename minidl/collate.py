@@ -172,10 +172,22 @@ def ours(collate_fn: CollateFn) -> CollateFn:
     return default_convert if collate_fn is torch.utils.data.default_convert else collate_fn
 
 
+_DEFAULTS = dict(default_collate_fn_map)
+
+
 def _registered() -> CollateFnMap:
+    if torch_collate.default_collate_fn_map == _TORCHS_DEFAULTS and default_collate_fn_map == _DEFAULTS:
+        return default_collate_fn_map
     theirs = _added_by_users(torch_collate.default_collate_fn_map, torch_collate.__name__)
     return default_collate_fn_map | theirs | _added_by_users(default_collate_fn_map, __name__)
 
 
 def _added_by_users(fn_map: CollateFnMap, home: str) -> CollateFnMap:
     return {kind: function for kind, function in fn_map.items() if getattr(function, "__module__", None) != home}
+
+
+_TORCHS_DEFAULTS = {
+    kind: function
+    for kind, function in torch_collate.default_collate_fn_map.items()
+    if function.__module__ == torch_collate.__name__
+}

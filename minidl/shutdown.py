@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from multiprocessing import util
 from typing import Any
 
-from minidl import signal_handling
 from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
@@ -32,7 +31,9 @@ python_exit_status: bool | None = False
 def _set_python_exit_flag() -> None:
     global python_exit_status
     python_exit_status = True
-    signal_handling.exiting = True
+    # multiprocessing terminates the workers next. One that has not set its handlers yet is killed by that: no error.
+    for crew in tuple(_running):
+        crew._forget_pids()
 
 
 atexit.register(_set_python_exit_flag)

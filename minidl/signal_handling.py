@@ -32,9 +32,6 @@ _waits: set[CodeType] = set()
 put_off = False
 """A child has ended in the middle of a step: the next wait calls `raise_now`."""
 
-exiting = False
-"""Python exits, and multiprocessing terminates the workers; one that has not set its handlers yet is killed by that."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -84,9 +81,7 @@ def _set_SIGCHLD_handler() -> None:  # noqa: N802  # upstream's name
     def handler(signum: int, frame: FrameType | None) -> None:
         # Uses waitid(WNOWAIT): the exit status stays there for Process.exitcode.
         global put_off
-        if exiting:
-            pass
-        elif _in_a_step(frame):
+        if _in_a_step(frame):
             put_off = True
             if _is_torchs(previous):
                 return

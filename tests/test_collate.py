@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import types
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import MutableMapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+import workloads as wl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree, different, outcome
@@ -34,30 +35,14 @@ class TaggedList(list[Any]):
     tag = ""
 
 
-class Frozen(Mapping[str, Any]):
-    """An immutable mapping that can be built from a dict."""
-
-    def __init__(self, items: Any) -> None:
-        self.items_ = dict(items)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.items_[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.items_)
-
-    def __len__(self) -> int:
-        return len(self.items_)
-
-
-class TwoArguments(Frozen):
+class TwoArguments(wl.ReadOnly):
     """Cannot be rebuilt from its items: collating falls back to a dict."""
 
     def __init__(self, items: Any, more: Any) -> None:
         super().__init__(items)
 
 
-class NoUpdate(Frozen, MutableMapping[str, Any]):
+class NoUpdate(wl.ReadOnly, MutableMapping[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         raise TypeError("read-only after all")
 
@@ -152,7 +137,7 @@ SAMPLES: dict[str, Any] = {
     "ordered dict": [collections.OrderedDict(a=1), collections.OrderedDict(a=2)],
     "default dict": [collections.defaultdict(list, a=1), collections.defaultdict(list, a=2)],
     "tagged dict": [tagged(TaggedDict, {"a": 1}, "first"), tagged(TaggedDict, {"a": 2}, "second")],
-    "frozen mapping": [Frozen({"a": 1}), Frozen({"a": 2})],
+    "frozen mapping": [wl.ReadOnly({"a": 1}), wl.ReadOnly({"a": 2})],
     "mapping proxy": [types.MappingProxyType({"a": 1})] * 2,
     "mapping of two arguments": [TwoArguments({"a": 1}, 0)] * 2,
     "mapping without update": [NoUpdate({"a": 1})] * 2,

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from minidl import cli
+from minidl.analysis.headline import headline
+from minidl.tracefile.reader import read_trace
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "traces/README.md", "minidl/photos/README.md")
@@ -77,3 +79,9 @@ def test_each_python_name_exists() -> None:
 def test_each_file_that_a_command_runs_exists() -> None:
     for path in set(re.findall(r"\bpython (?:-m pytest )?(tests/[\w/.]+)", TEXT)):
         assert (ROOT / path).is_file(), path
+
+
+def test_the_headline_that_is_shown_is_the_recordings() -> None:
+    shown = re.search(r"<!-- headline -->\n```\n(.*?)\n```", TEXT, re.S)
+    assert shown is not None
+    assert shown[1].split("\n") == headline(read_trace(ROOT / "traces" / "worker-sigkilled.minidl")).lines()

@@ -269,7 +269,6 @@ import atexit, sys, threading
 atexit.register(lambda: print("shut down" if kept[0]._shutdown else "left to the daemons' end"))
 
 import minidl, workloads as wl
-from minidl import worker
 
 how, pin, persistent = sys.argv[1], "pinned" in sys.argv[2], "persistent" in sys.argv[2]
 
@@ -277,8 +276,6 @@ class Big(wl.Numbers):
     def __getitem__(self, index):
         return (wl.hang() if how == "stuck" else bytes(300_000)), index
 
-if how == "early":  # the workers are ended before they have set their handlers
-    worker._set_worker_signal_handlers = lambda: None
 keys = [str(number) * 300_000 for number in range(9)] if how == "stuck" else range(1000)
 loader = minidl.DataLoader(Big(1000), None, sampler=keys, num_workers=2, pin_memory=pin, persistent_workers=persistent,
                            collate_fn=list)
@@ -306,7 +303,6 @@ if how == "thread":
         ("sys.exit", "pinned", 3),
         ("error", "plain", 1),
         ("cycle", "plain", 0),
-        ("early", "plain", 0),
         ("stuck", "plain", 0),  # and the queues to the workers are full of long indices
         ("end", "persistent and pinned", 0),
         ("thread", "persistent and pinned", 0),
@@ -331,6 +327,19 @@ def test_once_the_interpreter_exits_nothing_is_shut_down_by_hand(monkeypatch: py
     monkeypatch.undo()
     iterator.close()
     assert_ended(iterator, (0,))
+
+
+def test_once_the_interpreter_exits_no_workers_death_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing terminates daemonic workers, also those that have not set their handlers yet."""
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
+    monkeypatch.setattr(shutdown, "python_exit_status", False)  # what is restored after the test
+    shutdown._set_python_exit_flag()
+    pid = iterator._workers[0].pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _error_if_any_worker_fails()
+    monkeypatch.undo()
+    iterator.close()
 
 
 SIGNALLED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -322,15 +323,25 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
         try:
             message = self.inner.get(*args, **kwargs)
         except BaseException as error:
-            if getattr(reading, "begun", False) and isinstance(error, Exception):
-                emit_failed(error, *reading.about)
-            end_rebuild()
-            self.shared.emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
-            loader.got_nothing(time.monotonic() - began, error)
+            # A worker that dies resets its socket and then sends SIGCHLD, for which torch's handler raises anywhere.
+            blocked = False
+            try:
+                blocked = signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it may raise
+            finally:
+                self._got_nothing(error, worker, time.monotonic() - began)
+                if not blocked:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             raise
         if _is_pair(message):
             self._got(message, reading.about[2])
         return message
+
+    def _got_nothing(self, error: BaseException, worker: int, seconds: float) -> None:
+        if getattr(reading, "begun", False) and isinstance(error, Exception):
+            emit_failed(error, *reading.about)
+        end_rebuild()
+        self.shared.emit(ev.RESULT_GET[1], -1, worker, ev.Message.EMPTY)
+        self.shared.loader_side.got_nothing(seconds, error)
 
     def _got(self, message: tuple[Any, Any], worker: int) -> None:
         idx = message[0]

@@ -48,12 +48,13 @@ class TensorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce plain CPU tensors and storages; NotImplemented leaves the rest to pickle."""
+        kind = type(obj)
+        if kind is torch.UntypedStorage:
+            return self.reduce_storage(obj) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.device.type == "cpu"
-            if type(obj) is torch.Tensor and _is_plain(obj):
+            if kind is torch.Tensor and _is_plain(obj):
                 return reduce_tensor(obj)
-        if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
-            return self.reduce_storage(obj)
         return NotImplemented
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
@@ -85,7 +86,8 @@ def reduce_tensor(tensor: torch.Tensor) -> Reduced:
 
     A lazy conjugate or negative is computed first: its flag would be lost, as it is in torch's own queues.
     """
-    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     view = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
     return rebuild_tensor, (tensor.untyped_storage(), *view)
 

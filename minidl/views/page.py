@@ -11,17 +11,15 @@ content security policy allows the page's own script and style, by their hashes,
 
 from __future__ import annotations
 
-import ast
 import base64
-import functools
 import gzip
 import hashlib
 import html as markup
-import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, overload
@@ -30,12 +28,25 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
+from minidl.references import source_line
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import BATCHES, SLOTS, paint
-from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, is_named, number_column, scene_of, title_of
+from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
+from minidl.views.scene import (
+    FADING,
+    FATES,
+    Fate,
+    Scene,
+    alarm,
+    is_named,
+    letters,
+    number_column,
+    numbered,
+    scene_of,
+    title_of,
+)
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -116,7 +127,7 @@ def html(
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
     words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
-    return _fill(words, columns(scene), compress).written(path)
+    return filled(*packed(words, columns(scene), 4 if compress else 0)).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -127,7 +138,8 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "title": title,
         "headline": _headline(scene),
         "deaths": [{"lane": death.lane, "time": death.time, "words": death.words} for death in scene.deaths],
-        "colours": {"slots": SLOTS, "batches": BATCHES},
+        "colours": {"actors": ACTORS, "batches": BATCHES, "hatched": HATCHED},
+        "legend": [asdict(sign) for sign in _legend(scene)],
         "timeouts": [number for number, facts in trace.loaders.items() if facts.get("timeout_s")],
         "events": len(trace),
         "begin": scene.begin,
@@ -139,6 +151,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "lanes": [
             {
                 "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
+                "actor": lane.actor(len(scene.slots)),
                 "heights": lane.heights,
             }
             for lane in scene.lanes
@@ -147,6 +160,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "markRuns": _runs(scene.marks, "lane"),
         "kinds": {code: _kind(code) for code in np.union1d(scene.bars["code"], scene.marks["code"]).tolist()},
         "fates": {int(fate): words for fate, words in FATES.items()},
+        "live": None,
         "fading": [int(fate) for fate in FADING],
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
         "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
@@ -154,6 +168,12 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "severalIterators": len(trace.loaders) > 1,
         "texts": list(_texts(scene)),
     }  # fmt: skip
+
+
+def _legend(scene: Scene) -> list[Sign]:
+    """Return the legend of what is drawn, and what the letters before numbers mean."""
+    codes, unended = np.unique(scene.bars["code"]).tolist(), bool(np.isin(scene.bars["fate"], FADING).any())
+    return legend(codes, simulated=bool(scene.bars["simulated"].any()), unended=unended, letters=letters(codes))
 
 
 def _headline(scene: Scene) -> dict[str, Any]:
@@ -192,7 +212,10 @@ def _kind(code: int) -> dict[str, Any]:
         "label": look.label if look else event.name,
         "colour": look.colour if look else event.colour,
         "soft": bool(look and look.soft),
+        "waits": bool(look and look.waits),
         "number": number_column(code) if span else "",
+        "before": numbered(code)[0] if span else "",
+        "letter": numbered(code)[1] if span else "",
         "stage": event.stage,
         "meaning": event.meaning,
         "ours": ", ".join(source_line(name, "minidl") for name in event.ours.split(", ")),
@@ -211,53 +234,6 @@ def _fields(event: Event) -> list[dict[str, Any]]:
         }
         for field in event.fields if not field.is_cpu
     ]  # fmt: skip
-
-
-def source_line(reference: str, package: str) -> str:
-    """Return where a "module:function" of the event table is: "minidl/fetch.py:61 fetch"; without a line if not found.
-
-    Several lines if several classes have such a method: which one runs depends on the loader. package: "minidl", or
-    "torch" for torch.utils.data; a module "multiprocessing.*" is torch's or, if torch has none, Python's.
-    """
-    module, _, name = reference.partition(":")
-    for home, rest in _homes(module, package):
-        folder = _folder(home)
-        lines = _lines(folder.joinpath(*rest).with_suffix(".py")).get(name) if folder else None
-        if lines:
-            return f"{'/'.join([*home.split('.'), *rest])}.py:{', '.join(map(str, lines))} {name}"
-    return reference
-
-
-def _homes(module: str, package: str) -> list[tuple[str, list[str]]]:
-    """Return the packages that the module may be in, and its path in each."""
-    first, *rest = module.split(".")
-    if package != "torch" and first != "multiprocessing":
-        return [(package, [first, *rest])]
-    if first == "multiprocessing":
-        return [("torch.multiprocessing", rest), ("multiprocessing", rest)]
-    return [("torch.utils.data", [first, *rest])]
-
-
-@functools.cache
-def _folder(package: str) -> Path | None:
-    """Return the folder of an installed package without importing more than its parents."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    return Path(places[0]) if places else None
-
-
-@functools.cache
-def _lines(source: Path) -> dict[str, list[int]]:
-    """Return the lines of each function and class that a file defines; {} if it cannot be read."""
-    try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, SyntaxError):
-        return {}
-    out: dict[str, list[int]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            out.setdefault(node.name, []).append(node.lineno)
-    return out
 
 
 _NAMED = [code for code, event in EVENTS.items() if is_named(event)]
@@ -343,34 +319,43 @@ def _steps(times: Ints) -> Ints:
 
 
 # --- The page -------------------------------------------------------------------------------------------------------
-def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
-    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte."""
-    layout, data = _packed(numbers)
-    words = {**words, "columns": layout, "compressed": compress}
-    if compress:
-        data = gzip.compress(data, 4, mtime=0)
-    numbers_packed = base64.b64encode(data).decode()
-    return Page(
-        framed(
-            "page.html", {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers_packed}
-        )
-    )
+def packed(words: dict[str, Any], numbers: Columns, level: int) -> tuple[dict[str, Any], str]:
+    """Return the words, with where each column lies in the numbers, and these in base64. level: of gzip, 0 = none."""
+    layout, data = _joined(numbers)
+    data = gzip.compress(data, level, mtime=0) if level else data
+    return {**words, "columns": layout, "compressed": level > 0}, base64.b64encode(data).decode()
 
 
-def framed(name: str, holes: dict[str, str]) -> str:
-    """Return `frame.html` with the style, body and script of the page `name`, and with its holes filled."""
-    frame, own = (files("minidl.views").joinpath(each).read_text(encoding="utf-8") for each in ("frame.html", name))
+def filled(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
+    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte.
+
+    connect: where the page may send requests to, as in a content security policy; "" = nowhere.
+    """
+    holes = {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers}
+    return Page(framed("page.html", holes, connect=connect))
+
+
+def framed(name: str, holes: dict[str, str], package: str = "minidl.views", connect: str = "") -> str:
+    """Return `frame.html` with the style, body and script of the page `name` of `package`, and its holes filled.
+
+    connect: see `filled`.
+    """
+    places = (("minidl.views", "frame.html"), (package, name))
+    frame, own = (files(where).joinpath(each).read_text(encoding="utf-8") for where, each in places)
     parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
     assert parts is not None
-    page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
-    return _filled(page, {**holes, "POLICY": _policy(page)})
+    themes = {
+        name.upper(): " ".join(f"--{role}: {colour};" for role, colour in of.items()) for name, of in THEMES.items()
+    }
+    page = _filled(frame, themes | dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
+    return _filled(page, {**holes, "POLICY": _policy(page, connect)})
 
 
 def _filled(template: str, holes: dict[str, str]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes.get(match[1], match[0]), template)
 
 
-def _packed(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
+def _joined(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
     """Return all columns as bytes, each in the smallest type that fits: [name, type, offset, length] of each, bytes."""
     layout, parts, offset = [], [], 0
     for name, column in numbers.items():
@@ -392,13 +377,14 @@ def _smallest(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column.astype("<f8" if low >= -EXACT and high <= EXACT else "<i8")
 
 
-def _policy(template: str) -> str:
-    """Return a content security policy: the page's own style and script, by their hashes, and nothing else."""
+def _policy(template: str, connect: str) -> str:
+    """Return a content security policy: the page's own style and script, by their hashes, and `connect` alone."""
     hashes = []
     for tag in ("style", "script"):
         found: Sequence[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
         (source,) = found
         hashes.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
+    hashes += [f"connect-src {connect}"] if connect else []
     return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
 
 

@@ -27,7 +27,11 @@ from minidl.playback.words import name_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import size
+from minidl.views.colours import ACTORS, paint
 from minidl.views.page import Page, as_json, framed
+
+LEAST_HEIGHT, BESIDE_WORKERS, WORKER_HEIGHT = 680, 530, 54
+"""Of the page in a notebook, in pixels: at least, without its workers, for each worker."""
 
 MOST_EVENTS: Final = 5000
 """Events that a page holds by default: about 200 KB, and a second to compute."""
@@ -36,7 +40,6 @@ MOST_EVENTS: Final = 5000
 class ReplayPage(Page):
     """A replay's page as text."""
 
-    height = 780
     shows = "replay of a minidl trace"
 
     def __repr__(self) -> str:
@@ -87,7 +90,7 @@ def to_focus(at: Replay) -> None:
     if spot is None or spot.loader != at.loader:
         at.to(len(at))
     else:
-        moment = (max(spot.span, spot.begin) - int(at.trace.events["time"][0])) / 1e9
+        moment = (max(spot.span, spot.begin) - at.trace.start) / 1e9
         at.at(min(max(moment, 0.0), at.last_time))
 
 
@@ -147,6 +150,11 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         "problems": at.trace.problems,
         "lanes": lanes,
         "spans": spans,
+        "actors": ACTORS,
+        "looks": {
+            code: {"colour": paint(code).colour, "soft": paint(code).soft}
+            for code in sorted({span[-1] for span in spans})
+        },
     }
 
 
@@ -200,12 +208,12 @@ def _message(message: Queued) -> list[Any]:
     return [message.name, message.task, message.worker, message.stage.value, size(message.payload + message.shared)]
 
 
-_LANES: Final = {ev.NEXT[0]: "in next()", ev.CONSUMER[0]: "training loop", ev.PIN[0]: "pin thread"}
+_LANES: Final = {ev.CONSUMER[0]: "consumer", ev.NEXT[0]: "loader", ev.PIN[0]: "pin thread"}
 
 
 def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]]:
-    """Return the small timeline: its lanes, and [lane, begin, end, task] of each bar, us; end -1 = none."""
-    start = int(at.trace.events["time"][0]) if len(at.trace) else 0
+    """Return the small timeline: its lanes, and [lane, begin, end, task, code] of each bar, us; end -1 = none."""
+    start = at.trace.start
     spans = at.trace.spans()
     spans = spans[(spans["loader"] == at.loader) & np.isin(spans["code"], (*_LANES, ev.FETCH[0]))]
     first, last = (spans["begin"] - start) // 1000, (spans["end"] - start) // 1000
@@ -216,7 +224,7 @@ def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]
         lane = _LANES.get(int(span["code"])) or (f"worker {worker}" if worker >= 0 else "fetching")
         place = (names.index(lane) if lane in names else len(names), worker if lane not in names else 0, lane)
         task = span["end_task"] if span["task"] < 0 else span["task"]
-        bars.append((place, b, e if span["end"] >= 0 else -1, int(task)))
+        bars.append((place, b, e if span["end"] >= 0 else -1, int(task), int(span["code"])))
     lanes = sorted({place for place, *_ in bars})
     return [lane for *_, lane in lanes], [[lanes.index(place), *rest] for place, *rest in bars]
 
@@ -229,4 +237,7 @@ def _fill(shown: dict[str, Any], compress: bool) -> ReplayPage:
         raw = json.dumps(shown, separators=(",", ":")).encode()
         data = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
     kind = "application/octet-stream" if compress else "application/json"
-    return ReplayPage(framed("replay.html", {"TITLE": markup.escape(shown["title"]), "KIND": kind, "DATA": data}))
+    page = ReplayPage(framed("replay.html", {"TITLE": markup.escape(shown["title"]), "KIND": kind, "DATA": data}))
+    workers = {key for now in (shown["base"], *shown["steps"]) for key in now if key.startswith("worker ")}
+    page.height = max(LEAST_HEIGHT, BESIDE_WORKERS + WORKER_HEIGHT * len(workers))
+    return page

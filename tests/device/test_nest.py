@@ -6,12 +6,12 @@ import collections
 import dataclasses
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import workloads as wl
 from torch.nn.utils.rnn import pack_sequence
 
 from minidl.device.nest import map_nested, tensors_in
@@ -47,23 +47,7 @@ class Checked:
         raise AssertionError("made a second time")
 
 
-class ReadOnly(Mapping[str, Any]):
-    """A mapping that can only be built whole."""
-
-    def __init__(self, items: dict[str, Any]) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
-class Unbuildable(ReadOnly):
+class Unbuildable(wl.ReadOnly):
     def __init__(self) -> None:
         super().__init__({"a": torch.ones(2)})
 
@@ -87,7 +71,7 @@ def test_every_kind_of_nest_is_rebuilt_in_its_own_type() -> None:
         "ordered": collections.OrderedDict(a=one),
         "default": collections.defaultdict(list, a=one),
         "user": collections.UserDict(a=one),
-        "read only": ReadOnly({"a": one}),
+        "read only": wl.ReadOnly({"a": one}),
         "unbuildable": Unbuildable(),
         "frozen": Frozen(one, "name"),
         "checked": checked,
@@ -105,7 +89,7 @@ def test_every_kind_of_nest_is_rebuilt_in_its_own_type() -> None:
 
 def test_no_container_that_came_in_is_written_to() -> None:
     one = torch.ones(2)
-    nest = [collections.UserDict(a=one), ReadOnly({"a": one}), Frozen(one, "n"), [one], {"a": one}]
+    nest = [collections.UserDict(a=one), wl.ReadOnly({"a": one}), Frozen(one, "n"), [one], {"a": one}]
     map_nested(nest, negated)
     assert all(tensor is one for tensor in tensors_in(nest))
     assert len(tensors_in(nest)) == 5

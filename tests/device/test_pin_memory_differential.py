@@ -18,7 +18,7 @@ import re
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,23 +105,7 @@ class Row(list[Any]):
     tag = 0
 
 
-class Frozen(Mapping[str, Any]):
-    """A mapping that is built whole."""
-
-    def __init__(self, items: dict[str, Any]) -> None:
-        self._items = items
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
-class TwoArguments(Frozen):
+class TwoArguments(wl.ReadOnly):
     def __init__(self, items: dict[str, Any], other: int) -> None:
         super().__init__(items)
 
@@ -205,7 +189,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "user's dict": lambda: collections.UserDict(a=one()),
     "tagged dict": lambda: tagged(Tagged(a=one())),
     "tagged list": lambda: tagged(Row([one(), 2])),
-    "frozen": lambda: Frozen({"a": one()}),
+    "frozen": lambda: wl.ReadOnly({"a": one()}),
     "two arguments": lambda: TwoArguments({"a": one()}, 2),
     "deque": lambda: collections.deque([one()], maxlen=3),
     "tuple that is not rebuilt": lambda: PairOf(one(), 1),

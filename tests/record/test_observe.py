@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,8 @@ from minidl.check import check
 from minidl.record import observe as module
 from minidl.record import recorder
 from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators
-from minidl.record.observed_channels import joins_the_terminated
+from minidl.record.observed_channels import ObservedResultQueue, joins_the_terminated
+from minidl.tracefile import events
 from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.ranks import lacking
@@ -379,19 +381,61 @@ def test_an_iterator_in_a_cycle_is_ended_by_the_collector(tmp_path: Path, monkey
     assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.CLOSED]
 
 
+def touch_once_the_main_thread_waits(path: Path) -> None:
+    main: Any = threading.main_thread().ident
+    while "selectors.py" not in sys._current_frames()[main].f_code.co_filename:
+        time.sleep(0.002)
+    path.touch()
+
+
 @pytest.mark.live
 def test_a_killed_worker(tmp_path: Path) -> None:
+    # torch's handler of SIGCHLD raises wherever the loader is: here it is in a get, and no message is under way.
+    dataset = wl.Gate(6, tmp_path / "die", at=4, thing=wl.kill_myself)
     with minidl.trace(tmp_path / "t"):
-        # torch's handler of SIGCHLD raises wherever the loader is; only in a get does it become "exited unexpectedly".
-        with pytest.raises(RuntimeError, match=r"worker \(pid.* (exited unexpectedly|is killed by signal)") as raised:
-            list(loader(wl.At(6, 0, wl.kill_myself)))
-        in_a_get = "unexpectedly" in str(raised.value)
-        del raised  # its traceback holds the iterator
+        used = iter(loader(dataset, collate_fn=list))
+        assert [next(used) for _ in range(4)] == [[0], [1], [2], [3]]
+        killer = threading.Thread(target=touch_once_the_main_thread_waits, args=(tmp_path / "die",))
+        killer.start()
+        with pytest.raises(RuntimeError, match=r"worker \(pid.* exited unexpectedly"):
+            next(used)
+        killer.join()
+        del used
         gc.collect()
     trace = clean(tmp_path / "t")
-    assert [int(row["z"]) for row in trace.select("found_dead")] == [-signal.SIGKILL] * in_a_get
-    assert [int(row["y"]) for row in trace.select("worker_gone")] == [-signal.SIGKILL, 0]
-    assert Outcome.ERROR in trace.select("next", Phase.END)["y"]
+    assert list(trace.select("found_dead")["z"]) == [-signal.SIGKILL]
+    assert list(trace.select("worker_gone")["y"]) == [-signal.SIGKILL, 0]
+    assert trace.select("next", Phase.END)["y"][-1] == Outcome.ERROR
+
+
+def test_a_death_that_is_heard_of_while_a_failed_get_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's death resets the connection of a get, and SIGCHLD follows at once: all of the get is in the trace."""
+
+    def hear(signum: int, frame: Any) -> None:
+        raise RuntimeError("a worker is dead")
+
+    def reset(timeout: float) -> None:
+        raise ConnectionResetError
+
+    def emit(code: int, *row: int) -> None:
+        emitted.append(code)
+        if code == events.RESULT_GET[1]:
+            signal.raise_signal(signal.SIGCHLD)
+
+    emitted: list[Any] = []
+    loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=lambda seconds, error: emitted.append(type(error)))
+    results: Any = object.__new__(ObservedResultQueue)
+    results.shared = SimpleNamespace(loader=1, loader_side=loader_side, emit=emit)
+    results.inner = SimpleNamespace(get=reset)
+    monkeypatch.setattr(results, "_watch", lambda: None)
+    before = signal.signal(signal.SIGCHLD, hear)
+    try:
+        with pytest.raises(RuntimeError, match="a worker is dead"):
+            results.get(timeout=1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert emitted == [*events.RESULT_GET, ConnectionResetError]
+    assert signal.SIGCHLD not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def touch_and_hang(path: Path) -> None:

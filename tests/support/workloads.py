@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -539,3 +539,19 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(map(alive, pids)):
         assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
         time.sleep(0.01)
+
+
+class ReadOnly(Mapping[str, Any]):
+    """A mapping that can only be built whole, from a dict."""
+
+    def __init__(self, items: Any) -> None:
+        self.items_ = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)

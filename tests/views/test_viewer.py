@@ -7,14 +7,12 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
+from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
 
+from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer
@@ -233,7 +233,7 @@ def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: p
     monkeypatch.setattr(Export, "write", slowly)
     with Viewer(trace) as started:
         assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
-        document = started._server.document  # type: ignore[union-attr]
+        document = started._server.served.document()  # type: ignore[union-attr]
         assert going.wait(60)
         document._stopped = True
         stopping.set()
@@ -292,60 +292,36 @@ def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -
     return read_trace(path)
 
 
-def window(trace: Trace) -> tuple[int, int]:
-    shown = focus(trace)
-    return shown.begin, shown.end
-
-
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
     assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ())
 
 
-def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
-    work = (ev.FETCH[0], 30.0, None)
+HANG = {
+    "batches": 30,
+    "cost": lambda task: made_trace.NEVER if task == 9 else 900_000,
+    "polls": 2,
+    "poll": 5_000_000_000,
+}
+
+
+@pytest.mark.parametrize("name", ["hung", "slow"])
+def test_the_window_is_around_what_the_headline_is_about(tmp_path: Path, name: str) -> None:
+    slow = {"batches": 3000, "cost": lambda task: 900_000_000 if task == 700 else 900_000}
+    trace = made_trace.made(tmp_path / "t", **HANG if name == "hung" else slow)
+    shown, spot, last = focus(trace), headline(trace).focus, trace.last - trace.start
+    assert spot is not None
+    assert shown.step is not None
+    assert shown.step[0] == spot.span - trace.start
+    assert (shown.step[1] < 0) == (name == "hung")
+    assert 0 <= shown.begin <= shown.step[0] < shown.end <= last + 1
+    assert shown.end - shown.begin <= LONGEST_WINDOW < last
+    assert shown.lane == f"worker {spot.worker} {1100 + spot.worker}"
+
+
+def test_without_a_focus_the_window_is_where_the_run_begins(tmp_path: Path) -> None:
     waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
-    shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
-    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), (), "worker 0 100")
-    assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
-
-
-def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) -> None:
-    assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
-
-
-def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Path) -> None:
-    trace = lasting(tmp_path / "1", 60, (ev.FETCH[0], 3.0, 4.0))
-    events = [
-        {"time": 1 + 40 * 10**9, "code": ev.WORKER_GONE, "worker": 1, "x": 7, "y": 0},
-        {"time": 1 + 50 * 10**9, "code": ev.WORKER_GONE, "worker": 0, "x": 8, "y": -9},
-    ]
-    write_process(tmp_path / "1", events, role="loader", pid=900)
-    shown = focus(read_trace(trace.path))
-    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ())
-    hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
-    write_process(tmp_path / "2", events, role="loader", pid=900)
-    assert focus(read_trace(hung.path)).step == (3 * 10**9, -1)
-
-
-def waited(path: Path, *waits: tuple[float, float]) -> Trace:
-    """A minute in which the training loop waited so, for one batch after the other."""
-    events = [{"time": 1 + 60 * 10**9, "code": ev.QUEUE_CLOSE}, {"time": 1, "code": ev.QUEUE_CLOSE}]
-    for number, (begin, end) in enumerate(waits, 1):
-        events.append({"time": 1 + int(begin * 1e9), "code": ev.NEXT[0]})
-        events.append({"time": 1 + int(end * 1e9), "code": ev.NEXT[1], "x": number, "y": ev.Outcome.DATA})
-    write_process(path, sorted(events, key=lambda e: e["time"]), role="loader")
-    return read_trace(path)
-
-
-def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
-    several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
-    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ())
-    assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
-
-
-def test_a_wait_of_which_nothing_can_be_seen_is_not_selected(tmp_path: Path) -> None:
-    short, long = (waited(tmp_path / str(n), (1.0, 2.0), (20.0, 20.0 + n / 1000)) for n in (39, 41))
-    assert (focus(short).step, focus(long).step) == (None, (20 * 10**9, 41 * 10**6))
+    shown = focus(lasting(tmp_path, 60, *waits))
+    assert (shown.begin, shown.end, shown.step, shown.lane) == (0, LONGEST_WINDOW, None, "")
 
 
 def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
@@ -410,10 +386,6 @@ def test_serving_opens_the_browser_on_the_link(
     assert not listens(port_of(led[0]))
 
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
-LOADED = "return Boolean(window.app && window.app.trace && window.app.trace.engine)"
 SEARCHED = """
 const $ = id => document.getElementById(id);
 $("query").value = "task 9";
@@ -439,64 +411,8 @@ window.app.trace.engine.query("select name from slice where dur = -1").then(rows
 """
 
 
-ASK = """
-const done = arguments[arguments.length - 1];
-window.app.trace.engine.query(arguments[0]).then(rows => {
-  const found = [];
-  for (const it = rows.iter({}); it.valid(); it.next())
-    found.push(Object.fromEntries(rows.columns().map(name => [name, String(it.get(name))])));
-  done(found);
-}, error => done(String(error)));
-"""
-
-
-class Browser:
-    """A headless Chromium, driven over WebDriver's HTTP interface."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self.root = f"http://127.0.0.1:{port}/session"
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "timeouts": {"script": 60_000}}
-        self.root += "/" + self.post("", capabilities={"alwaysMatch": wanted})["sessionId"]
-
-    def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            self.root + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=90) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script: str) -> Any:
-        return self.post("/execute/sync", script=script, args=[])
-
-    def ask(self, sql: str) -> list[dict[str, str]]:
-        """The rows of a query's answer."""
-        rows = self.post("/execute/async", script=ASK, args=[sql])
-        assert isinstance(rows, list), rows
-        return rows
-
-    def until(self, script: str) -> None:
-        deadline = time.monotonic() + 90
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"the page never got so far: {script}"
-            time.sleep(0.1)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with subprocess.Popen(
-        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as driver:
-        try:
-            assert driver.stdout is not None
-            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
-            yield Browser(port, tmp_path / "profile")
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
-
-
 @pytest.mark.live
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs the programs chromium and chromedriver")
+@needs_driver
 def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
     browser.post("/url", url=running.url)
     browser.until("return document.getElementById('perfetto')?.href?.includes('begin=')")
@@ -507,7 +423,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
-    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "result_get for 9 (did not end)"} <= set(names)
+    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "wait for task 9 (did not end)"} <= set(names)
     browser.until("return document.body.innerText.includes('/worker 0 1100')")
     shown = browser.run("return document.body.innerText")
     titles = ["/consumer 1", "/loader 1000", "/worker 1 1101", "/worker 0 1100", "batch in flight", "in flight bytes"]
@@ -516,7 +432,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     assert shown.count("/loader 1000") == shown.count("in flight bytes"), "no lane is there a second time"
     answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
     assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
-    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
+    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("wait for task")] == [
         ("9", "1")
     ]
     assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")

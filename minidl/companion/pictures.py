@@ -1,0 +1,176 @@
+"""A moment of a recorded run as a small SVG: the lanes around it, with a line where it is.
+
+Interface: `picture(moment)` -> SVG that stands in a page: its texts and pale bars take the page's colours (classes
+`t`, `f`, `now`), so that it fits both themes. It is drawn from the Scene, as all pictures are.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+
+from minidl.companion.moments import Moment
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import Phase, Track
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import duration
+from minidl.views.colours import SOFT, is_light, paint, rgb
+from minidl.views.layout import LaneKind
+from minidl.views.scene import FADING, Scene, caption, per_pixel, scene_of
+
+WIDTH, LEFT, ROW, GAP, LETTER = 640, 92, 15, 4, 5.4
+"""Pixels: of the picture, of the lanes' names, of a row, between lanes, of a letter of a caption."""
+
+TYPICAL: Final = 4
+"""Batches that a picture holds, if the moment does not say how long it is."""
+
+MOST_LANES: Final = 12
+
+
+@functools.cache
+def _scene(path: str, trace: Trace) -> Scene:
+    return scene_of(trace)
+
+
+def _window(moment: Moment, scene: Scene) -> tuple[int, int]:
+    """Return begin and end of the picture, ns: around the moment, and around its span if it is of one."""
+    if moment.window:
+        half = moment.window // 2
+    else:
+        yielded = np.sort(scene.batches["yielded"][scene.batches["yielded"] >= 0])
+        each = int(np.median(np.diff(yielded))) if len(yielded) > 1 else scene.end // 10
+        half = TYPICAL * max(each, 1_000_000) // 2
+    begin = end = moment.time
+    span = _span_of(moment, scene)
+    if span is not None:
+        begin, end = int(span["begin"]) - scene.start, min(int(span["end"]) - scene.start, begin + 4 * half)
+    return max(0, begin - half), min(scene.end, end + half)
+
+
+def _span_of(moment: Moment, scene: Scene) -> np.void | None:
+    """Return the span that begins with the moment's event, if it has ended."""
+    event, spans = moment.trace.events[moment.row], scene.spans
+    mine = spans[(spans["code"] == event["code"]) & (spans["tid"] == event["tid"]) & (spans["begin"] == event["time"])]
+    return mine[0] if len(mine) and mine["end"][0] >= 0 else None
+
+
+def picture(moment: Moment) -> str:
+    """Return the picture of a moment."""
+    scene = _scene(str(moment.trace.path), moment.trace)
+    begin, end = _window(moment, scene)
+    return _MomentCanvas(scene, moment, begin, max(end, begin + 1)).svg()
+
+
+class _MomentCanvas:
+    """One picture in the making. Lanes that have nothing in the window are left out."""
+
+    def __init__(self, scene: Scene, moment: Moment, begin: int, end: int) -> None:
+        self.scene, self.moment, self.begin, self.end = scene, moment, begin, end
+        bars = scene.bars[(scene.bars["begin"] < end) & (scene.bars["end"] > begin)]
+        own = self._own_lane(bars)
+        shown = [lane for lane in np.unique(bars["lane"]).tolist() if self._wanted(lane) or lane == own]
+        self.top: dict[int, float] = {}
+        y = 4.0
+        for lane in self._fewer(shown, own):
+            rows = bars["row"][bars["lane"] == lane]
+            self.top[lane] = y
+            y += ROW * (min(int(rows.max()), 2) + 1) + GAP
+        self.height = y + 16
+        self.own = own
+        self.bars = bars[np.isin(bars["lane"], list(self.top)) & (bars["row"] <= 2)]
+
+    def _wanted(self, lane: int) -> bool:
+        kind = self.scene.lanes[lane].kind
+        feeders = self.moment.event.track is Track.FEEDER
+        return kind not in (LaneKind.EPOCHS, LaneKind.QUEUE_FEEDERS) and (feeders or kind is not LaneKind.FEEDER)
+
+    def _own_lane(self, bars: Rows) -> int:
+        """Return the lane that the moment's event stands on; -1 if nothing is drawn there."""
+        row = self.moment.row
+        marks = self.scene.marks[self.scene.marks["event"] == row]
+        if len(marks):
+            return int(marks["lane"][0])
+        is_end = self.moment.event.phase is Phase.END
+        at = bars[bars["code"] == self.moment.event.code - is_end]
+        when = at["end" if is_end else "begin"]
+        near = at[np.abs(when - self.moment.time) < 2]
+        return int(near["lane"][0]) if len(near) else -1
+
+    def _fewer(self, lanes: list[int], own: int) -> list[int]:
+        """Return at most MOST_LANES lanes: the moment's own, and the first others."""
+        if len(lanes) <= MOST_LANES:
+            return lanes
+        first = [lane for lane in lanes if lane != own][: MOST_LANES - 1]
+        return sorted({*first, *([own] if own in lanes else [])})
+
+    def x(self, time: int) -> float:
+        """Return the pixel of a moment."""
+        inside = min(max(time, self.begin), self.end)
+        return LEFT + (inside - self.begin) / (self.end - self.begin) * (WIDTH - LEFT - 4)
+
+    def y(self, lane: int, row: int) -> float:
+        return self.top[lane] + ROW * row
+
+    def svg(self) -> str:
+        parts = [*self._lanes(), *self._bars(), *self._now(), *self._scale()]
+        title = html.escape(f"{self.moment.name}: {self.moment.event.name} at {duration(self.moment.time)}")
+        head = f'<svg class="moment" viewBox="0 0 {WIDTH} {self.height:g}" role="img"><title>{title}</title>'
+        return "".join([head, *parts, "</svg>"])
+
+    def _lanes(self) -> list[str]:
+        out = []
+        for lane, top in self.top.items():
+            bold = ' font-weight="700"' if lane == self.own else ""
+            name = html.escape(self.scene.lanes[lane].title[:16])
+            out.append(f'<text class="t" x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}>{name}</text>')
+            out.append(f'<path class="f" d="M{LEFT} {top + ROW + 1:g}H{WIDTH - 4}"/>')
+        return out
+
+    def _bars(self) -> list[str]:
+        wide, thin = per_pixel(self.bars, self.begin, self.end, WIDTH - LEFT)
+        shapes: dict[tuple[str, float], list[str]] = defaultdict(list)
+        texts = []
+        for bar in wide:
+            look = paint(int(bar["code"]))
+            left, right = self.x(int(bar["begin"])), self.x(int(bar["end"]))
+            y = self.y(int(bar["lane"]), int(bar["row"]))
+            width = max(right - left, 0.7)
+            faint = 0.45 if bar["fate"] in FADING else 1.0
+            shapes[look.colour, (SOFT if look.soft else 1.0) * faint].append(_box(left, y, width))
+            words = next((w for w in caption(self.scene, bar) if w and len(w) * LETTER + 4 < width), "")
+            if words:
+                kind = "t" if look.soft or faint < 1 else "k" if is_light(rgb(look.colour)) else "w"
+                texts.append(f'<text class="{kind}" x="{left + 3:.0f}" y="{y + 10.5:g}">{html.escape(words)}</text>')
+        for column in thin:
+            look = paint(int(column["code"]))
+            y = self.y(int(column["lane"]), int(column["row"]))
+            share = round(max(0.25, min(1.0, float(column["share"]))) * (SOFT if look.soft else 1.0), 1)
+            shapes[look.colour, max(share, 0.1)].append(_box(LEFT + int(column["pixel"]), y, 1))
+        drawn = [
+            f'<path fill="{colour}"{f" fill-opacity={chr(34)}{opacity:g}{chr(34)}" if opacity < 1 else ""} '
+            f'd="{"".join(boxes)}"/>'
+            for (colour, opacity), boxes in shapes.items()
+        ]
+        return drawn + texts
+
+    def _now(self) -> list[str]:
+        x = self.x(self.moment.time)
+        late = x > WIDTH * 0.6
+        words = html.escape(f"{self.moment.event.name} {duration(self.moment.time)}")
+        at = f'x="{x - 5 if late else x + 5:.1f}" y="{self.height - 5:g}" text-anchor="{"end" if late else "start"}"'
+        out = [f'<path class="now" d="M{x:.1f} 0V{self.height - 2:g}"/>', f'<text class="nowt" {at}>{words}</text>']
+        if self.own in self.top:
+            out.append(f'<circle class="dot" cx="{x:.1f}" cy="{self.top[self.own] + 7:g}" r="3.5"/>')
+        return out
+
+    def _scale(self) -> list[str]:
+        words = html.escape(duration(self.end - self.begin))
+        return [f'<text class="t" x="4" y="{self.height - 5:g}">{words}</text>']
+
+
+def _box(x: float, y: float, width: float) -> str:
+    return f"M{x:.1f} {y:g}h{width:.1f}v{ROW - 2}h-{width:.1f}z"

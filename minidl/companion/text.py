@@ -1,0 +1,99 @@
+"""The companion in a terminal: the rows of a section, or those that name a file, a function of torch or an event.
+
+Interface: `render(what, language)`. `what` is a section ("1 §2.4.4", "2.4.4", "shutdown"), a file ("dispatcher.py",
+"minidl/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), or "drift".
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from minidl.companion import coverage
+from minidl.companion.drift import drifts
+from minidl.companion.moments import heading_of
+from minidl.companion.rows import Entry, Translated, entries
+from minidl.explore.guards import GUARDS
+from minidl.references import places
+from minidl.tracefile.events import EVENTS
+
+
+def render(what: str, language: str = "en", width: int = 100) -> str:
+    """Return the rows in words. Raises ValueError if nothing of that name has a row."""
+    if what == "drift":
+        return "\n\n".join(_drifts(language, width))
+    found = select(what)
+    if not found:
+        raise ValueError(
+            f"no row has {what!r}: give a section (1 §2.4.4, shutdown), a file of minidl (dispatcher.py), "
+            "a function (_try_put_index), an event (reorder_store), or drift"
+        )
+    return "\n\n".join("\n".join(_row(entry, language, width)) for entry in found)
+
+
+def select(what: str) -> list[Entry]:
+    """Return the rows that a section, a file, a function or an event leads to; the first of these that has any."""
+    known = list(entries().values())
+    asked = re.sub(r"\s+§?\s*|§", " ", what).strip()
+    article, _, anchor = asked.rpartition(" ")
+    ways = (
+        [e for e in known if e.section.anchor == anchor and article in ("", str(e.section.article))],
+        [e for e in known if what in (e.key, e.topic)],
+        [e for e in known if what in {event.name for event in EVENTS.values()} and what in coverage.events_of(e)],
+        [e for e in known if what.endswith(".py") and _names_file(e, what)],
+        [e for e in known if _names_function(e, what)],
+    )
+    return next((way for way in ways if way), [])
+
+
+def _names_file(entry: Entry, what: str) -> bool:
+    files = [f"minidl/{r.partition(':')[0].replace('.', '/')}.py" for r in entry.ours]
+    files += [place.file for reference in entry.upstream for place in places(reference, "torch")[:1]]
+    return any(file == what or file.endswith(f"/{what}") for file in files)
+
+
+def _names_function(entry: Entry, what: str) -> bool:
+    names = [each.partition(":")[2] for each in (*entry.ours, *entry.upstream)]
+    return any(name == what or name.endswith(f".{what}") for name in names) or what in (*entry.ours, *entry.upstream)
+
+
+def _words(words: Translated, language: str, width: int, indent: str = "  ") -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", words.texts[language]):
+        flat = " ".join(paragraph.split()).replace("`", "")
+        half = width // 2 if language == "zh" else width  # a Chinese character is two columns wide
+        yield textwrap.fill(
+            flat, half, initial_indent=indent, subsequent_indent=indent, break_long_words=language == "zh"
+        )
+
+
+def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
+    yield f"{entry.key}  {entry.words.titles[language]}"
+    yield from _words(entry.words, language, width)
+    for title, references, package in (("here ", entry.ours, "minidl"), ("torch", entry.upstream, "torch")):
+        for reference in references:
+            found = places(reference, package)
+            lacks = "in compiled code" if reference in coverage.COMPILED else "gone from the installed torch"
+            yield from (f"  {title}  {place}" for place in found)
+            if not found:
+                yield f"  {title}  {reference}: {lacks}"
+    if names := coverage.events_of(entry):
+        yield textwrap.fill(", ".join(names), width, initial_indent="  events ", subsequent_indent="         ")
+    for name in entry.guards:
+        yield f"  guard  {name}: {GUARDS[name].purpose} (minidl explore --guard {name})"
+    for moment in entry.moments:
+        yield f"  run    {moment}"
+    if entry.notebook:
+        yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
+    if not entry.topic:
+        yield from (f"  differs: {d.words.titles[language]}" for d in drifts() if d.section is entry.section)
+
+
+def _drifts(language: str, width: int) -> Iterator[str]:
+    for drift in drifts():
+        lines = [
+            f"{drift.source}  [{drift.kind}] {drift.words.titles[language]}",
+            *_words(drift.words, language, width),
+        ]
+        lines += [f"  {'holds' if f.holds else 'FAILS'}  {f.claim}  {f.where}" for f in drift.findings()]
+        yield "\n".join(lines)

@@ -1,0 +1,174 @@
+"""A process's open descriptors: what each is, what waits in it, and the locks that it holds.
+
+Interface: `read_descriptors(pid, unseen)`; `sockets()` -> what the kernel's socket tables say, by inode.
+
+Rules of use: a pipe's bytes are asked of an anonymous pipe whose reading end is open somewhere, through a descriptor
+that is opened for the question and closed: that wakes nobody. A named FIFO is never opened, which could let another
+process go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from minidl.evidence.model import Descriptor
+
+MOST: Final = 1024
+"""Descriptors of one process that are read."""
+
+_ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd"}
+
+Told = Callable[[str, OSError], None]
+
+
+def read_descriptors(pid: int, unseen: Told) -> Iterator[Descriptor]:
+    """Yield a process's descriptors; what can't be read is told to `unseen`."""
+    try:
+        numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except OSError as error:
+        unseen("open descriptors", error)
+        return
+    if len(numbers) > MOST:
+        unseen(f"{len(numbers) - MOST} of {len(numbers)} descriptors", OSError(0, f"only the first {MOST} are read"))
+    for fd in numbers[:MOST]:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8", errors="replace") as file:
+                info = file.read()
+        except OSError:
+            continue  # closed meanwhile
+        yield _described(pid, fd, target, info)
+
+
+def _described(pid: int, fd: int, target: str, info: str) -> Descriptor:
+    kind, inode, device = _kind(pid, fd, target)
+    lines = [line.partition(":") for line in info.splitlines()]
+    known = {name: value.strip() for name, _, value in lines}
+    mode = ("r", "w", "rw", "")[int(known.get("flags", "3"), 8) & 3]
+    locks = tuple(" ".join(value.split()) for name, _, value in lines if name == "lock")
+    watched = tuple(int(value.split()[0]) for name, _, value in lines if name == "tfd")
+    about = "".join(f"{key} {known[key]}" for key in ("eventfd-count", "Pid") if key in known)
+    waiting = _in_pipe(pid, fd) if kind == "pipe" and mode == "r" else -1
+    return Descriptor(fd, kind, target, inode, device, mode, waiting, 0, watched, locks, about)
+
+
+def _kind(pid: int, fd: int, target: str) -> tuple[str, int, int]:
+    """What a descriptor is, its inode, its device."""
+    for kind in ("pipe", "socket"):
+        if found := re.fullmatch(rf"{kind}:\[(\d+)\]", target):
+            return kind, int(found[1]), 0
+    if target.startswith("anon_inode:"):
+        return _ANONYMOUS.get(target.removeprefix("anon_inode:").strip("[]"), "other"), 0, 0
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return "other", 0, 0
+    named = {stat.S_IFIFO: "fifo", stat.S_IFDIR: "directory", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+    kind = named.get(stat.S_IFMT(status.st_mode), "file")
+    if kind == "file" and target.startswith(("/dev/shm/", "/memfd:", "/torch_", "/minidl_")):
+        kind = "shm"
+    return kind, status.st_ino, status.st_dev
+
+
+def _in_pipe(pid: int, fd: int) -> int:
+    """The bytes that wait in an anonymous pipe; -1 = unknown."""
+    held = opened = -1
+    try:
+        held = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)  # opens nothing: it may be another file by now
+        if not re.fullmatch(r"pipe:\[\d+\]", os.readlink(f"/proc/self/fd/{held}")):
+            return -1
+        opened = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return int(struct.unpack("i", fcntl.ioctl(opened, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return -1
+    finally:
+        for one in (opened, held):
+            if one >= 0:
+                os.close(one)
+
+
+# --- Sockets ----------------------------------------------------------------------------------------------------------
+def with_sockets(descriptors: tuple[Descriptor, ...], known: dict[int, tuple[int, int]]) -> tuple[Descriptor, ...]:
+    """The descriptors with the bytes that wait in their sockets, and their peers. known: of `sockets`."""
+    return tuple(
+        replace(one, waiting=known[one.inode][0], peer=known[one.inode][1])
+        if one.kind == "socket" and one.inode in known
+        else one
+        for one in descriptors
+    )
+
+
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
+_SHOW_PEER, _SHOW_QUEUES = 4, 16
+_PEER, _QUEUES = 2, 4
+
+
+def sockets(unseen: Told) -> dict[int, tuple[int, int]]:
+    """inode -> (bytes that wait to be read, the peer's inode, 0 = none or unknown) of sockets on this machine."""
+    found = dict(_tcp())
+    try:
+        found.update(_unix())
+    except OSError as error:
+        unseen("bytes in Unix sockets and their peers", error)
+    return found
+
+
+def _unix() -> dict[int, tuple[int, int]]:
+    """Ask the kernel's socket diagnostics, as `ss -x` does; /proc/net/unix has neither queues nor peers."""
+    found: dict[int, tuple[int, int]] = {}
+    request = struct.pack(
+        "=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER | _SHOW_QUEUES, *(2 * [2**32 - 1])
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
+        link.settimeout(1.0)
+        link.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
+        while True:
+            for kind, body in _messages(link.recv(1 << 16)):
+                if kind == _DONE:
+                    return found
+                if kind == _ERROR:
+                    raise OSError(-struct.unpack_from("=i", body)[0], "the kernel has no socket diagnostics")
+                inode, values = struct.unpack_from("=I", body, 4)[0], dict(_attributes(body[16:]))
+                peer = struct.unpack_from("=I", values[_PEER])[0] if _PEER in values else 0
+                waiting = struct.unpack_from("=I", values[_QUEUES])[0] if _QUEUES in values else -1
+                listening = body[2] == 10  # then the number is of connections that wait to be accepted
+                found[inode] = (-1 if listening else waiting, peer)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 16:
+        size, kind = struct.unpack_from("=IH", data)
+        yield kind, data[16:size]
+        data = data[(max(size, 16) + 3) & ~3 :]
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 4:
+        size, kind = struct.unpack_from("=HH", data)
+        yield kind, data[4:size]
+        data = data[(max(size, 4) + 3) & ~3 :]
+
+
+def _tcp() -> Iterator[tuple[int, tuple[int, int]]]:
+    """TCP sockets of this network namespace; the peer is known if it is on this machine."""
+    rows = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{name}", encoding="ascii", errors="replace") as file:
+            rows += [line.split() for line in file.readlines()[1:]]
+    ends = {(row[1], row[2]): int(row[9]) for row in rows if len(row) > 9}
+    for row in rows:
+        if len(row) > 9 and int(row[9]):
+            waiting = int(row[4].partition(":")[2], 16) if row[3] != "0A" else -1
+            yield int(row[9]), (waiting, ends.get((row[2], row[1]), 0))

@@ -1,0 +1,88 @@
+"""The companion's page: complete, closed to the outside, and working in a browser without a network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import Parsed, needs_chromium, opened
+
+from minidl.companion import page
+from minidl.companion.rows import entries
+
+
+@pytest.fixture(scope="module")
+def made() -> str:
+    return page.html()
+
+
+def test_each_row_is_there_and_each_link_leads_to_one(made: str) -> None:
+    tags = Parsed(made).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert {entry.anchor for entry in entries().values()} <= set(ids)
+    links = {str(attributes["href"]) for tag, attributes in tags if tag == "a"}
+    assert [link for link in links if link[1:] not in ids] == []
+
+
+def test_it_refers_to_nothing_outside_and_holds_no_style_of_its_own(made: str) -> None:
+    parsed = Parsed(made)
+    for tag, attributes in parsed.tags:
+        assert not {"src", "action", "srcset", "style"} & attributes.keys(), f"<{tag} {attributes}>"
+        assert not [name for name in attributes if name.startswith("on")]
+    assert [tag for tag, _ in parsed.tags].count("style") == 1
+    code = parsed.inside["script"] + parsed.inside["style"]
+    assert not re.findall(r"\beval\b|fetch\(|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML", code)
+
+
+def test_it_names_no_folder_of_this_machine(made: str) -> None:
+    assert str(Path(page.__file__).parents[2]) not in made
+    assert str(Path.home()) + "/" not in made
+
+
+def test_it_stays_small(made: str) -> None:
+    assert len(made.encode()) < 6_000_000
+
+
+DRIVER = """
+const root = document.documentElement, log = [];
+const key = (k, on) => (on || document.body).dispatchEvent(new KeyboardEvent("keydown", {key: k, bubbles: true}));
+const visible = id => { const e = document.getElementById(id); return Boolean(e && e.getClientRects().length); };
+addEventListener("error", e => root.dataset.broken = e.message);
+addEventListener("securitypolicyviolation", e => root.dataset.violation = e.violatedDirective);
+function run() {
+  if (!("rows" in root.dataset)) return setTimeout(run, 20);
+  root.dataset.start = [root.dataset.lang, root.dataset.here, visible("1-2.4.4"), visible("4-shutdown")].join();
+  const box = document.getElementById("search");
+  box.value = "_next_worker assign"; box.dispatchEvent(new Event("input"));
+  root.dataset.found = [visible("1-2.4.4"), visible("4-shutdown"), root.dataset.shown > 0].join();
+  key("Escape"); key("4"); key("j");
+  root.dataset.keyed = [root.dataset.part, root.dataset.here, location.hash].join();
+  key("l"); root.dataset.language = [root.dataset.lang, root.lang].join();
+  const theme = root.dataset.theme; key("t"); root.dataset.themed = theme !== root.dataset.theme;
+  const before = document.querySelectorAll(".code").length;
+  key("o"); root.dataset.opened = document.querySelectorAll(".code").length - before;
+  box.value = "qqqq"; box.dispatchEvent(new Event("input")); root.dataset.nothing = visible("nothing");
+}
+setTimeout(run, 20);
+"""
+
+
+@pytest.mark.live
+@needs_chromium
+def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    opening = '<script>history.replaceState(null, "", "#ru:1-2.4.4")</script>'
+    path.write_text(made.replace("<head>", f"<head>{opening}<script>{DRIVER}</script>"), encoding="utf-8")
+    _, root = opened(path, tmp_path / "profile")
+    assert root.get("data-broken") is None
+    assert root.get("data-violation") is None
+    assert root["data-start"] == "ru,1-2.4.4,true,false"
+    assert root["data-found"] == "true,false,true"
+    first = next(entry.anchor for entry in entries().values() if entry.section.article == 4)
+    assert root["data-keyed"] == f"a4,{first},#{first}"
+    assert root["data-language"] == "zh,zh"
+    assert root["data-themed"] == "true"
+    assert int(str(root["data-opened"])) > 0
+    assert root["data-nothing"] == "true"

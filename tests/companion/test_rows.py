@@ -1,0 +1,125 @@
+"""Each reference of the companion resolves: sections, functions, events, guards, moments, notebooks."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+
+import pytest
+import torch
+
+from minidl.articles import ARTICLES
+from minidl.companion import coverage, moments, reading, rows
+from minidl.companion.drift import READ_WITH
+from minidl.companion.rows import Entry, RowError, Translated, entries
+from minidl.explore import diagrams
+from minidl.explore.guards import GUARDS
+from minidl.references import places
+from minidl.tracefile.events import EVENTS
+
+AS_READ = torch.__version__.startswith(f"{READ_WITH}.")
+"""Whether the installed torch is the one that the rows were written for; of another, the page says what is gone."""
+EVENT_NAMES = {event.name for event in EVENTS.values()}
+
+
+def unresolved(entry: Entry) -> list[str]:
+    """What a row names and is not there."""
+    out = [f"ours: {each}" for each in entry.ours if not places(each, "minidl")]
+    if AS_READ:
+        out += [f"upstream: {e}" for e in entry.upstream if not places(e, "torch") and e not in coverage.COMPILED]
+    out += [f"event: {name}" for name in entry.events if name not in EVENT_NAMES]
+    out += [f"guard: {name}" for name in entry.guards if name not in GUARDS]
+    out += [f"notebook: {entry.notebook}"] * (bool(entry.notebook) and not moments.heading_of(entry.notebook))
+    return out
+
+
+@pytest.mark.parametrize("entry", entries().values(), ids=lambda entry: entry.key)
+def test_each_row_resolves(entry: Entry) -> None:
+    assert not unresolved(entry), f"row {entry.key}"
+    assert not entry.words.missing, f"row {entry.key}"
+    for text in entry.moments:
+        moments.find(text)
+
+
+def test_a_renamed_function_names_the_row() -> None:
+    entry = entries()["1 §2.4.4"]
+    renamed = rows._entry(
+        entry.key,
+        {
+            "ours": "dispatcher:Dispatcher.assigned",
+            "upstream": "dataloader:gone",
+            "events": "nope",
+            "notebook": "00.ipynb#1",
+        },
+    )
+    wrong = ["ours: dispatcher:Dispatcher.assigned", "upstream: dataloader:gone", "event: nope", "notebook: 00.ipynb#1"]
+    assert unresolved(renamed) == [each for each in wrong if AS_READ or not each.startswith("upstream")]
+    assert "heading in Русский" in renamed.words.missing
+
+
+def test_each_section_has_a_row() -> None:
+    for number, (covered, there) in coverage.sections_covered().items():
+        missing = [s.anchor for s in ARTICLES[number].sections if f"{number} §{s.anchor}" not in entries()]
+        assert covered == there, f"article {number}: no row for {missing}"
+
+
+def test_each_event_and_function_of_torch_has_a_row_or_a_reason() -> None:
+    assert coverage.missing_events() == []
+    assert coverage.missing_functions() == [] or not AS_READ
+    names = {name for name, _ in coverage.without_row()}
+    assert names
+    assert not coverage.EVENTS_WITHOUT_ROW.keys() - EVENT_NAMES
+
+
+def test_each_guard_is_in_a_row() -> None:
+    assert GUARDS.keys() == {guard for entry in entries().values() for guard in entry.guards}
+
+
+def test_lines_are_those_that_inspect_finds() -> None:
+    """Parsing finds what importing would, for what can be imported."""
+    compared = 0
+    for entry in entries().values():
+        for reference in entry.ours:
+            thing = pkgutil.resolve_name(f"minidl.{reference}")
+            thing = inspect.unwrap(getattr(thing, "fget", thing))
+            if inspect.isfunction(thing) or inspect.isclass(thing):
+                lines, first = inspect.getsourcelines(thing)
+                place = places(reference, "minidl")[-1]
+                assert place.last == first + len(lines) - 1, reference
+                compared += 1
+    assert compared > 100
+
+
+def test_the_path_and_the_note_resolve() -> None:
+    for stop in reading.stops():
+        name = stop.words.titles["en"]
+        assert not stop.words.missing, name
+        for package, references in (("minidl", stop.ours), ("torch", stop.upstream)):
+            gone = [each for each in references if not places(each, package)]
+            assert not gone or (package == "torch" and not AS_READ), name
+        for text in stop.moments:
+            moments.find(text)
+    for name, part in reading.note().items():
+        assert not part.words.missing, name
+        assert set(part.guards) <= GUARDS.keys()
+        assert set(part.diagrams) <= diagrams.PICTURES.keys()
+        for text in part.moments:
+            moments.find(text)
+
+
+def test_no_words_of_the_page_lack_a_language() -> None:
+    for key, fields in rows.read("words.ini").items():
+        assert all(Translated.of(fields).titles.values()), key
+
+
+@pytest.mark.parametrize(
+    ("key", "fields", "message"),
+    [
+        ("1 §9.9", {}, "no such section"),
+        ("1 §2.4.4", {"our": "x"}, r"unknown fields \['our'\]"),
+        ("nothing", {}, "row 'nothing'"),
+    ],
+)
+def test_a_wrong_row_is_named(key: str, fields: dict[str, str], message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        rows._entry(key, fields)

@@ -1,0 +1,40 @@
+"""The terminal form: from a section, and from a file, a function or an event back to the sections."""
+
+from __future__ import annotations
+
+import pytest
+
+from minidl import cli
+from minidl.companion.text import render, select
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        ("1 §2.4.4", "1 §2.4.4"),
+        ("2.4.4", "1 §2.4.4"),
+        ("4 shutdown", "4 §shutdown"),
+        ("task_assigned", "1 §2.4.4"),
+        ("minidl/dispatcher.py", "1 §2.4.4"),
+        ("_try_put_index", "1 §2.4.4"),
+        ("Dispatcher.assign", "1 §2.4.4"),
+        ("torch/utils/data/dataloader.py", "4 §shutdown"),
+    ],
+)
+def test_each_way_leads_to_its_row(asked: str, key: str) -> None:
+    assert key in [entry.key for entry in select(asked)]
+
+
+def test_a_row_in_words() -> None:
+    text = render("1 §2.4.4", "zh")
+    assert text.startswith("1 §2.4.4  获取索引")
+    assert "torch/utils/data/dataloader.py:" in text
+    assert "task_assigned" in text
+    assert "FAILS" not in render("drift")
+
+
+def test_what_has_no_row_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no row has 'no_such_thing': give a section"):
+        render("no_such_thing")
+    assert cli.main(["companion", "no_such_thing"]) == cli.USAGE
+    assert capsys.readouterr().err.startswith("minidl: companion: no row has 'no_such_thing'")
