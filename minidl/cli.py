@@ -51,6 +51,16 @@ def _interval(text: str) -> float:
     return seconds
 
 
+def _seconds_or_off(text: str) -> float:
+    try:
+        seconds = 0.0 if text == "off" else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'off' nor a number of seconds")
+    return seconds
+
+
 def _port(text: str) -> int:
     number = _count(text)
     if number > 65535:
@@ -134,6 +144,11 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _flag("--view", "follow the run in the browser while it lasts (of several ranks: the first)"),
+                _arg("--hang-after", type=_seconds_or_off, metavar="S",
+                     help="when no batch comes for S seconds, record evidence and say so; or 'off' (default: 120)"),
+                _arg("--on-hang", choices=("report", "raise", "kill"),
+                     help="then only report it (the default), raise LoaderHangError, or kill the run"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
                 _flag("--functions", "also record the functions that workers call (needs viztracer)"),
                 _flag("--functions-main", "also record the functions that the script's own process calls"),
@@ -153,6 +168,18 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--once", "print the state once and exit"),
             ),
             "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
+        ),
+        Command(
+            commands.doctor, "say why a job hangs: one that runs, recorded or not, or one that ended", "doctor 4711",
+            (
+                _arg("target", metavar="TRACE|DIR|PID", help="a trace, or the id of a process that runs a DataLoader"),
+                _flag("--json", "print the diagnosis as JSON"),
+                _flag("--no-py-spy", "read no Python stacks, even if py-spy is installed"),
+                _arg("--seconds", type=_interval, default=3.5, metavar="S",
+                     help="between two looks at a process that may only be slow (default: %(default)s)"),
+            ),
+            "It changes nothing in the processes that it looks at. With py-spy (pip install minidl[doctor]) it also\n"
+            "reads their Python stacks. Exit code 1: it found a hang, a death or an error.",
         ),
     ),
     "understand": (
@@ -178,6 +205,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _TRACE_UNLESS_LIST,
                 _DATALOADER,
                 _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
+                _arg("--along", action="store_true", help=argparse.SUPPRESS),  # until stdin ends: for run --view
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--query", dest="queries", action="append", metavar="NAME",
                      help="open Perfetto with the result of this query; may be repeated"),

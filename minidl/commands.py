@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 OK, FOUND = 0, 1
 
-SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
+VIEW_ENDS_IN = 20.0
+"""Seconds that the view of a run has to show its end."""
 
-READ_AFTER_A_RUN = 64 << 20
-"""Bytes of events that `run` reads when a run has ended: about three seconds."""
+SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
 
 
 class CommandError(Exception):
@@ -81,7 +81,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     trace = _read(path)
     report = examine(trace)
     yields = trace.select("yield")["time"][:SHOWN_BATCHES]
-    until = float(yields[-1] - trace.events["time"][0]) / 1e9
+    until = float(yields[-1] - trace.start) / 1e9
     print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}")
     print(f"\ntimeline of the first {len(yields)} batches:\n{render(trace, until=until)}")
     print(f"\nrecorded in {path}")
@@ -107,7 +107,7 @@ def run(arguments: Namespace) -> int:
         directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
     taken = (directory / "manifest.json").exists()
     try:
-        with _prefixed("run", run.RunError):
+        with _prefixed("run", run.RunError), _viewed(directory, arguments.view and rank in (None, "0")):
             code = run.run_script(
                 arguments.command,
                 module=arguments.module,
@@ -115,6 +115,8 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 align_clocks=arguments.align_clocks,
                 detail=arguments.detail,
+                hang_after=_hang_after(arguments.hang_after),
+                on_hang=arguments.on_hang,
                 cpu_time={"auto": None, "on": True, "off": False}[arguments.cpu_time],
                 functions=arguments.functions,
                 functions_main=arguments.functions_main,
@@ -130,18 +132,53 @@ def run(arguments: Namespace) -> int:
     return code
 
 
+@contextlib.contextmanager
+def _viewed(directory: Path, wanted: bool) -> Iterator[None]:
+    """While this is open, another process shows the trace that is being recorded in the browser.
+
+    It ends with its stdin: also if this process is killed. Ctrl-C in the terminal does not reach it.
+    """
+    if not wanted:
+        yield
+        return
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "minidl", "view", "--live", "--along", "--", str(directory)]
+    viewer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    assert viewer.stdin is not None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it has ended before
+            viewer.stdin.write(b"over\n")  # a worker that is left behind keeps the pipe open
+            viewer.stdin.close()
+        try:
+            viewer.wait(VIEW_ENDS_IN)
+        except subprocess.TimeoutExpired:
+            viewer.kill()
+            viewer.wait()
+
+
+def _hang_after(asked: float | None) -> float | None:
+    """Return when `run` calls a wait a hang: as asked, else as MINIDL_HANG_AFTER says (None), else a generous time."""
+    from minidl.record.watchdog import RUN_SECONDS
+
+    return RUN_SECONDS if asked is None and not os.environ.get("MINIDL_HANG_AFTER") else asked
+
+
 def _say_headline(directory: Path) -> None:
     """Say on stderr what held the run's loaders up; a trace that can't be read ends no run.
 
     Of a large trace only the end is read: it shows a hang or a death, and not what bounded the run.
     """
     from minidl.analysis.headline import headline
-    from minidl.analysis.live import LiveTrace
-    from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
+    from minidl.analysis.live import LiveTrace, is_small
+    from minidl.tracefile.format import TraceError
     from minidl.tracefile.reader import read_trace
 
     with contextlib.suppress(OSError, TraceError):
-        whole = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}")) <= READ_AFTER_A_RUN
+        whole = is_small(directory)
         trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
         if len(trace) and (whole or headline(trace).kind.wrong):
             terminal.say(f"minidl: {headline(trace).sentence}")
@@ -151,6 +188,16 @@ def top(arguments: Namespace) -> int:
     from minidl.analysis.top import run
 
     return run(arguments)
+
+
+def doctor(arguments: Namespace) -> int:
+    from minidl.doctor.diagnosis import WRONG
+    from minidl.doctor.examine import examine
+
+    with terminal.busy(f"looking at {arguments.target}"):
+        found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
+    print(found.to_json() if arguments.json else found.text())
+    return FOUND if found.state in WRONG else OK
 
 
 # --- Understand -------------------------------------------------------------------------------------------------------
@@ -235,6 +282,8 @@ def view(arguments: Namespace) -> int:
     if arguments.list_queries:
         print("\n".join(f"{name:<8} {query.about}" for name, query in QUERIES.items()))
         return OK
+    if arguments.live:
+        return _view_live(arguments)
     progress = terminal.counting("events written")
     with _prefixed("view", ViewerError):
         serve(
@@ -245,6 +294,21 @@ def view(arguments: Namespace) -> int:
             queries=arguments.queries,
             progress=progress,
         )
+    return OK
+
+
+def _view_live(arguments: Namespace) -> int:
+    import sys
+
+    from minidl.views.viewer import ViewerError, serve_along, serve_live
+
+    if arguments.trace is None:
+        raise CommandError("view: --live needs a trace's directory, or the id of a process that records one")
+    with _prefixed("view", ViewerError):
+        if arguments.along:
+            serve_along(arguments.trace, arguments.browser, arguments.port, sys.stdin)
+        else:
+            serve_live(arguments.trace, arguments.browser, arguments.port)
     return OK
 
 

@@ -18,6 +18,10 @@ from typing import NoReturn
 _LARGEST_PICKLE = 1 << 20  # bytes; an exception that refers to a dataset is sent as text only
 
 
+class LoaderHangError(RuntimeError):
+    """No batch came for too long. The watchdog of a trace has it raised in the main thread (`--on-hang=raise`)."""
+
+
 _SPARE_DESCRIPTORS = 10
 
 

@@ -78,7 +78,9 @@ def _files(module: str, package: str, torch: Path | None) -> Iterator[tuple[str,
     for home, rest in _homes(module, package):
         folder = _folder_of(home, torch)
         if folder is not None:
-            yield "/".join([*home.split("."), *rest]) + ".py", folder.joinpath(*rest).with_suffix(".py")
+            name, path = "/".join([*home.split("."), *rest]), folder.joinpath(*rest)
+            yield f"{name}.py", path.with_suffix(".py")
+            yield f"{name}/__init__.py", path / "__init__.py"
 
 
 def _homes(module: str, package: str) -> list[tuple[str, list[str]]]:

@@ -28,26 +28,30 @@ ORDER = (
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("evidence", "model syscalls descriptors machine processes stacks collect"),
+    ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
-        "events arrays format words ranks attachments files process spans batches order reader loaders unended tail "
-        "profile join",
+        "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
+        "tail profile join",
     ),
     (
         "record",
-        "cpu_time recorder group functions indices fetching shared sampling device_clock spans decisions channels "
-        "device_stream ports session handover observed_loader observed_worker observed_alone observed_channels observe "
-        "clocks",
+        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
+        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
-    ("analysis", "device_use ledger cpu_use verdict live now headline summary story diff audit top"),
+    ("doctor", "diagnosis places case chain rules diagnose"),
+    ("analysis", "device_use ledger cpu_use verdict live recent now headline summary story diff audit top"),
+    ("doctor", "examine"),
     (
         "views",
-        "colours layout scene template attached chrome text page picture queries viewer replay_page replay_terminal",
+        "colours layout scene template attached chrome text page picture queries live_page viewer replay_page "
+        "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
+    ("watch", "waits vitals dumps watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -83,12 +87,14 @@ NOT_LOADED = {
     "record",
     "check",
     "analysis",
+    "doctor",
     "views",
     "playback",
     "explore",
     "bench",
     "recordings",
     "faults",
+    "watch",
     "companion",
 }
 """Folders that a program without a trace does not load."""
@@ -205,11 +211,12 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes notebooks package readme dispatcher_mutants "
+    "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
+    "notebooks": "course exercises notebooks",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

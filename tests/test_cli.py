@@ -17,6 +17,7 @@ import pytest
 
 import minidl
 from minidl import cli, commands, demo, terminal
+from minidl.analysis import live
 from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -507,7 +508,7 @@ def test_of_a_large_trace_run_reads_only_the_end(
 ) -> None:
     made_trace.write(tmp_path / "hung", made_trace.Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
     made_trace.write(tmp_path / "healthy", made_trace.Run(**made_trace.HEALTHY))
-    monkeypatch.setattr(commands, "READ_AFTER_A_RUN", 0)
+    monkeypatch.setattr(live, "SMALL", 0)
     for name in ("hung", "healthy"):
         commands._say_headline(tmp_path / name)
     assert capsys.readouterr().err.splitlines() == [

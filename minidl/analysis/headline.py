@@ -1,6 +1,7 @@
 """The headline of a trace: what held the loader up, in one sentence, with its evidence, its place and what to do next.
 
-Interface: `headline(trace)` -> `Headline`. Every view has its `sentence` as title and begins at its `focus`.
+Interface: `headline(trace)` -> `Headline`. Every view has its `sentence` as title and begins at its `focus`. Of a trace
+that is read while its run goes on (`Trace.seen`), it says what holds the loader up now.
 
 Rules of use: of all that went wrong, the headline is the first cause: a process that died, then a wait that did not
 end, then an error that ended the run. What bounds the loader is asked only if nothing of that happened. A wait counts
@@ -23,11 +24,12 @@ import numpy as np
 
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, verdict
+from minidl.doctor.case import Told
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Ending, Message, Outcome
-from minidl.tracefile.process import Process
+from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_until, left_alive, since
@@ -50,6 +52,7 @@ class What(enum.Enum):
     HUNG = "hung"
     ERROR = "error"
     CUT = "cut"
+    RUNNING = "running"
     SLOW = "slow"
     FINE = "fine"
 
@@ -81,13 +84,17 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What held the loader up. next_step: what helps in this case, "" if nothing has to be done."""
+    """What held the loader up. next_step: what helps in this case, "" if nothing has to be done.
+
+    told: the last wait, for the doctor; None if the last thing that happened was none.
+    """
 
     kind: What
     sentence: str
     evidence: tuple[str, ...] = ()
     next_step: str = ""
     focus: Spot | None = None
+    told: Told | None = None
 
     def lines(self) -> list[str]:
         """The headline for a terminal."""
@@ -99,23 +106,30 @@ _known: WeakKeyDictionary[Trace, tuple[Rows, Headline]] = WeakKeyDictionary()
 """The headlines that were computed, each with the events that it was computed from."""
 
 
-def headline(trace: Trace, spans: Rows | None = None) -> Headline:
-    """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already."""
+def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Headline:
+    """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
+
+    job: what has followed the run up to this trace, if the trace has only its newest events.
+    """
     events, found = _known.get(trace, (None, None))
     if found is None or events is not trace.events:
-        found = _computed(trace, spans)
+        found = _computed(trace, spans, job)
         _known[trace] = trace.events, found
     return found
 
 
-def _computed(trace: Trace, spans: Rows | None) -> Headline:
+def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     if not len(trace):
-        return Headline(What.CUT, "cut: nothing was recorded")
-    found = _Inquiry(trace, trace.spans() if spans is None else spans).headline()
+        return Headline(What.RUNNING, _NOTHING_YET) if trace.seen else Headline(What.CUT, "cut: nothing was recorded")
+    found = _Inquiry(trace, trace.spans() if spans is None else spans, job).headline()
     sentence = plain(found.sentence)
     if len(sentence) > LONGEST:
         sentence = sentence[: LONGEST - 3] + "..."
-    return Headline(found.kind, sentence, tuple(map(plain, found.evidence)), plain(found.next_step), found.focus)
+    evidence = tuple(map(plain, found.evidence))
+    return Headline(found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told)
+
+
+_NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +149,10 @@ class _Wait:
     def took(self) -> int:
         return self.until - self.begin
 
-    @property
-    def hung(self) -> bool:
-        timed_out = self.ended == _TIMED_OUT
-        return timed_out or self.took >= max(LONG, 2 * self.past) or 0 < 10 * self.past <= self.took >= SUDDEN
+    def is_hang(self, goes_on: bool) -> bool:
+        """Whether it is a hang. goes_on: the run has not ended, so that what is sudden may still end."""
+        sudden = 0 < 10 * self.past <= self.took >= SUDDEN
+        return self.ended == _TIMED_OUT or self.took >= max(LONG, 2 * self.past) or (sudden and not goes_on)
 
     @property
     def for_data(self) -> bool:
@@ -154,9 +168,9 @@ _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0],
 class _Inquiry:
     """One trace, while its headline is looked for."""
 
-    def __init__(self, trace: Trace, spans: Rows) -> None:
-        self.trace, self.spans, self.events = trace, spans, trace.events
-        self.start, self.last = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
+        self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
+        self.start, self.last = trace.start, trace.last
         self.until = alive_until(trace)
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
@@ -170,10 +184,12 @@ class _Inquiry:
         if len(deaths):
             return self._died(deaths)
         waits = [wait for home in self.homes if (wait := self._last_wait(home)) is not None]
-        hung = sorted((wait for wait in waits if wait.hung), key=lambda wait: (not wait.for_data, wait.begin))
-        if hung:
+        goes_on = self.trace.seen > 0
+        hung = [wait for wait in waits if wait.is_hang(goes_on)]
+        hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
+        if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
-        for found in (self._main_died(), self._error(), self._cut(waits)):
+        for found in (self._main_died(), self._error(), self._running(waits) if goes_on else self._cut(waits)):
             if found is not None:
                 return found
         return self._judged()
@@ -233,7 +249,8 @@ class _Inquiry:
         """The longest of the process's earlier spans of this kind, ns."""
         kind = ev.CONSUMER[0] if code == ev.CONSUMER[0] else ev.NEXT[0]
         rows = mine[(mine["code"] == kind) & (mine["end"] >= 0)]
-        return int(durations(rows).max(initial=0))
+        followed = self.job.longest if self.job is not None and kind == ev.NEXT[0] else 0
+        return max(int(durations(rows).max(initial=0)), followed)
 
     # --- hung
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
@@ -253,10 +270,37 @@ class _Inquiry:
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
         evidence.append(f"last signs of life: {self._signs(focus, during)}")
-        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus)
+        told = self._told(wait, state, focus, tuple(evidence))
+        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus, told)
+
+    def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
+        """The wait, as the doctor asks for it."""
+        processes, number = self.trace.processes, focus.worker
+        home, made_by = processes[int(wait.row["process"])], self._process_of(focus.loader, number)
+        mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
+        step = self._step_at(focus.process, wait.until)
+        return Told(
+            hung=wait.is_hang(self.trace.seen > 0),
+            since=wait.begin,
+            seconds=wait.took / 1e9,
+            past=wait.past / 1e9,
+            pid=home.pid,
+            tid=int(wait.row["tid"]),
+            task=-1 if state.waiting_for is None else state.waiting_for,
+            worker=number if wait.for_data else -1,
+            worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
+            sample=self._sample(focus),
+            step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
+            own_code=not wait.for_data,
+            numbers={process.pid: process.worker for process in mine},
+            ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
+            facts=tuple((text, "trace") for text in evidence),
+        )
 
     def _state(self, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
         """The loader in the wait; of one that was ended, before all that its end did."""
+        if self.job is not None and not wait.ended:
+            return self._followed(self.job, self.trace, wait)
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
         cut = copy.copy(self.trace)
         cut.__dict__.pop("order", None)
@@ -265,7 +309,12 @@ class _Inquiry:
         cut.events = self.events[until]
         job = Job()
         job.take(cut)
-        (shot,) = (one for one in job.snapshot(cut, wait.until, {}).loaders if one.number == number)
+        return self._followed(job, cut, wait)
+
+    def _followed(self, job: Job, trace: Trace, wait: _Wait) -> tuple[IteratorSnapshot, ProtocolState]:
+        number = int(wait.row["loader"])
+        lives = {process.pid: process.life for process in trace.processes} if self.trace.seen else {}
+        (shot,) = (one for one in job.snapshot(trace, wait.until, lives).loaders if one.number == number)
         return shot, job.iterators[number].state
 
     def _missing(self, wait: _Wait, shot: IteratorSnapshot, state: ProtocolState) -> tuple[str, str, Spot]:
@@ -396,23 +445,26 @@ class _Inquiry:
 
     def _main_died(self) -> Headline | None:
         rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
-        homes = [home for home in self.homes if self.trace.processes[home].pid in set(rows["y"].tolist())]
-        if not homes:
+        found = {home: self.trace.processes[home] for home in self.homes}
+        homes = [home for home, process in found.items() if process.pid in set(rows["y"].tolist())]
+        gone = [home for home, process in found.items() if process.life is ProcessLife.GONE]
+        gone = [home for home in gone if (wait := self._last_wait(home)) is not None and not wait.ended]
+        if not homes and not gone:
             return None
-        home = homes[0]
+        home = (homes or gone)[0]
         last, process = self.until[home], self.trace.processes[home]
         step = self._step_at(home, last)
         what = f" while it was {doing(step)}" if step is not None else ""
         focus = None
-        loader = int(rows["loader"][0])
         if step is not None:
+            loader = int(rows["loader"][0]) if homes else int(step["loader"])
             where = int(step["tid"]), int(step["code"]), int(step["begin"])
             focus = Spot(
                 loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=self._epoch(loader, last)
             )
-        found = duration(int(rows["time"][0]) - last)
+        later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
         evidence = (
-            f"last sign of life at {self._at(last)}; a worker found it gone {found} later, when it next looked",
+            f"last sign of life at {self._at(last)}; {next(later, 'it is no longer there')}",
             "nothing had waited longer than before",
         )
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
@@ -499,7 +551,24 @@ class _Inquiry:
         judged = self._judged()
         evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
-        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until))
+        shot, state = self._state(wait)
+        waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
+        told = self._told(wait, state, waited, ())
+        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until), told)
+
+    def _running(self, waits: list[_Wait]) -> Headline:
+        """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""
+        now = [wait for wait in waits if not wait.ended and wait.took >= max(SUDDEN, wait.past)]
+        judged = self._judged()
+        if not now:
+            return Headline(What.RUNNING, f"running, so far {judged.sentence}", judged.evidence, judged.next_step)
+        wait = max(now, key=lambda wait: wait.for_data)
+        shot, state = self._state(wait)
+        what, step, focus = self._missing(wait, shot, state) if wait.for_data else self._own_code(wait, state)
+        past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
+        missing = "but no batch" if wait.for_data else "no call of next"
+        sentence = f"running, {missing} for {duration(wait.took)}: {what}"
+        return Headline(What.RUNNING, sentence, (past, *self._opened(focus)), step, focus)
 
     def _focus_of(self, row: np.void, end: int) -> Spot:
         loader = int(row["loader"])

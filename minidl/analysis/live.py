@@ -1,7 +1,7 @@
 """A running job: the new events of its trace, whether its processes are there, and which trace a process records.
 
 Interface: `LiveTrace(directory).read()` gives what was recorded since the last call; `find_trace` finds the trace of a
-process; `life` whether one exists.
+process; `life` whether one exists; `is_small` whether a trace is soon read.
 
 Rules of use: of each process only its last `TAIL` events are read at first, and as many of the new ones at each further
 call, so no call costs more because the trace is long. Nothing is sent to the processes.
@@ -10,7 +10,6 @@ call, so no call costs more because the trace is long. Nothing is sent to the pr
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import socket
@@ -25,8 +24,10 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.files import Files, no_trace_in
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
+    HEADER_BYTES,
     MANIFEST,
     SIDE_SUFFIX,
+    SLOT_BYTES,
     Header,
     TraceError,
     events_file,
@@ -34,6 +35,7 @@ from minidl.tracefile.format import (
     parts_of,
     records,
 )
+from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.tail import tail
 
@@ -47,23 +49,11 @@ MOST_NEW = 65_536
 MOST_WRITERS = 64
 """Events that may be incomplete while others of their process are already written: one a thread."""
 
+SMALL = 64 << 20
+"""Bytes of events that are read in about three seconds."""
+
 EXITED_TAIL = 64
 """Events of a worker that has left: a job that makes new workers for each epoch leaves many of them behind."""
-
-
-class ProcessLife(enum.Enum):
-    """Whether a process is there, and what keeps it."""
-
-    ALIVE = "alive"
-    DISK = "disk"  # in the kernel, waiting for a disk or a network file system; no signal reaches it
-    STOPPED = "stopped"  # by a signal (SIGSTOP, SIGTSTP) or by a debugger
-    GONE = "gone"
-    UNKNOWN = "?"
-
-    @property
-    def there(self) -> bool:
-        """Whether the process is known to exist."""
-        return self not in (ProcessLife.GONE, ProcessLife.UNKNOWN)
 
 
 # --- The new events of a trace ----------------------------------------------------------------------------------------
@@ -79,6 +69,8 @@ class LiveTrace:
         self._read: dict[str, int] = {}  # of each process's file, the sequence number up to which it was read
         self._waited: dict[str, int] = {}  # the same, if the next event was not complete at an earlier call
         self._gone: dict[str, bytes] = {}  # the header pages of files to which nothing will come
+        self._sizes: dict[str, int] = {}  # the greatest that each file had
+        self._start = 0  # of the run's first event, ns; 0 = not seen yet
 
     def read(self) -> tuple[Trace, dict[int, ProcessLife]]:
         """Return the trace with the events since the last call, and pid -> whether the process is there.
@@ -94,20 +86,44 @@ class LiveTrace:
             manifest = (self.directory / MANIFEST).read_bytes()
         except OSError as error:
             raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
-        files = Files(manifest=manifest)
+        files = Files(manifest=manifest, part=True)
         for name in names:
             if name.endswith(SIDE_SUFFIX):
                 with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
                     files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
-        until = begun if _is_here(_parsed(manifest)) else None
+        until = begun if is_here(_parsed(manifest)) else None
         lives = {stem: life(*parts_of(stem)) for stem in files.side}
         for stem in files.side:
             files.events[stem] = self._new_events(stem, lives[stem], until)
+            if self._was_truncated(stem):
+                files.problems.append(f"{stem}{EVENTS_SUFFIX} was truncated while it was followed: new events are lost")
         trace = Trace(self.directory, files)
-        return trace, self._by_pid(trace, lives)
+        by_pid = self._by_pid(trace, lives)
+        trace.start = self._start = self._start or self._first(trace)
+        if until is not None and not trace.described("trace_end") and any(life.there for life in by_pid.values()):
+            trace.seen = until
+        for process in trace.processes:
+            process.life = by_pid.get(process.pid, ProcessLife.UNKNOWN)
+        return trace, by_pid
+
+    def _first(self, trace: Trace) -> int:
+        """Time 0: of the first event in a file that still has its beginning, or else of those that were read, ns."""
+        times = [trace.start] if trace.start else []
+        for process in trace.processes:
+            with contextlib.suppress(OSError), open(self.directory / (process.file + EVENTS_SUFFIX), "rb") as file:
+                rows = records(file.read(HEADER_BYTES + SLOT_BYTES))
+                times += rows["time"][rows["seq"] == 1].tolist()
+        return min(times, default=0)
+
+    def _was_truncated(self, stem: str) -> bool:
+        with contextlib.suppress(OSError):
+            size = (self.directory / (stem + EVENTS_SUFFIX)).stat().st_size
+            self._sizes[stem] = max(size, self._sizes.get(stem, 0))
+            return size < self._sizes[stem]
+        return False
 
     def _by_pid(self, trace: Trace, lives: Mapping[str, ProcessLife]) -> dict[int, ProcessLife]:
-        if not _is_here(trace.manifest):
+        if not is_here(trace.manifest):
             return {}
         first, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
         found = {first: life(first, begun)} if isinstance(first, int) and isinstance(begun, int) else {}
@@ -156,6 +172,11 @@ class LiveTrace:
         return count
 
 
+def is_small(directory: Path) -> bool:
+    """Whether a trace is read in a few seconds."""
+    return sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}")) <= SMALL
+
+
 def life(pid: int, start_ns: int) -> ProcessLife:
     """Whether the process `pid`, which was there at `start_ns` (CLOCK_MONOTONIC), still is; a later one is another."""
     try:
@@ -179,7 +200,7 @@ def _parsed(manifest: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_here(manifest: Mapping[str, object]) -> bool:
+def is_here(manifest: Mapping[str, object]) -> bool:
     """Whether the trace's clock and process ids mean something here: the same machine (or container), not restarted."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -200,6 +221,17 @@ def find_trace(target: str | os.PathLike[str]) -> Path:
     if name.isdecimal():
         return _trace_of(int(name))
     raise TraceError(f"{name}: there is no such file or directory: give a trace's directory, or the id of a process")
+
+
+def records_trace(pid: int) -> bool:
+    """Whether a process, or a child of it, records a trace that can be read. Raises TraceError if there is no pid."""
+    try:
+        _trace_of(pid)
+    except TraceError:
+        if not os.path.exists(f"/proc/{pid}"):
+            raise
+        return False
+    return True
 
 
 def _trace_of(pid: int) -> Path:

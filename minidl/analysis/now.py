@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from minidl.analysis.live import ProcessLife
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import Activity, MessageStage, ProtocolState, Queued, WorkerNow
@@ -26,7 +25,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome
 from minidl.tracefile.format import errno_in_words
-from minidl.tracefile.process import Process
+from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, doing, duration, plain, size
 
@@ -114,11 +113,9 @@ class IteratorSnapshot:
 
     def text(self) -> str:
         """Return the iterator's lines."""
-        epoch = f"epoch {self.epoch}, " if self.epoch >= 0 else ""
-        yielded = f"{self.yielded} yielded, " if self.yielded >= 0 else ""
-        lines = [f"iterator {self.number}: {epoch}{yielded}{self.doing.words if self.over else self.doing.text()}"]
+        lines = [self.title(self.doing.words if self.over else self.doing.text())]
         if not self.over:
-            lines.append(f"  {self._rates()}")
+            lines.append(f"  {self.rates()}")
             lines += [f"  in flight: {self._places()}"] if self.workers else []
         if self.workers:
             head = "is" if self.over else f"{'queued':>6}  {'is':<38} {'for':>8}"
@@ -126,7 +123,14 @@ class IteratorSnapshot:
             lines += [f"  {worker.text(self.over)}" for worker in self.workers]
         return "\n".join(lines)
 
-    def _rates(self) -> str:
+    def title(self, *more: str) -> str:
+        """Which iterator it is, how far it is, and what `more` says."""
+        epoch = [f"epoch {self.epoch}"] if self.epoch >= 0 else []
+        yielded = [f"{self.yielded} yielded"] if self.yielded >= 0 else []
+        return f"iterator {self.number}: {', '.join([*epoch, *yielded, *more])}"
+
+    def rates(self) -> str:
+        """How fast it hands out batches, and how long the training loop waits for one."""
         moved = f"{size(self.bytes_per_s)}/s, " if self.workers else ""
         wait = "no batch" if self.wait is None else f"{self.wait * 1e3:.1f} ms of waiting a batch"
         return f"{self.batches_per_s:.1f} batches/s, {moved}{wait}, over the last {_seconds(self.window)}"
@@ -188,6 +192,7 @@ class Job:
         self.iterators: dict[int, _Iterator] = {}
         self.ended = 0  # iterators that were dropped
         self.last: dict[str, tuple[int, int]] = {}  # process's file -> sequence number and time of its last event
+        self.longest = 0  # ns of a `next` that ended
 
     def take(self, trace: Trace) -> None:
         """Follow the events of `trace`, which come after all that were taken before."""
@@ -198,6 +203,7 @@ class Job:
                 if number not in self.iterators:
                     self.iterators[number] = _Iterator(number, trace)
                 self.iterators[number].take(trace, rows[causal_order(rows)], missing)
+                self.longest = max(self.longest, self.iterators[number].longest)
         over = [number for number, one in self.iterators.items() if one.state.over]
         for number in over[:-1] if len(over) == len(self.iterators) else over:
             if number != max(self.iterators):
@@ -294,6 +300,8 @@ class _Iterator:
         self.state: ProtocolState = self.follower.state()
         self.home = ""  # the file of the process that iterates
         self.begun = 0
+        self.longest = 0  # ns of a `next` that ended
+        self.last_next: Rows = trace.events[:0]  # the last begin or end of one
         self.recent: Rows = trace.events[:0]
 
     def take(self, trace: Trace, rows: Rows, missing: Mapping[int, int]) -> None:
@@ -306,6 +314,9 @@ class _Iterator:
             files = np.array([p.file for p in trace.processes])
             own = at_home & (files[rows["process"]] == self.home)
             recent = rows[own & np.isin(rows["code"], _FOR_RATES)]
+            nexts, ends = _nexts(np.concatenate([self.last_next, recent]))
+            took = nexts["time"][ends] - nexts["time"][ends - 1]
+            self.longest, self.last_next = max(self.longest, int(took.max(initial=0))), nexts[-1:]
             self.recent = np.concatenate([self.recent, recent])[-MOST_RECENT:]
             rows = rows[own | ~at_home]  # another process may have used the same number
         there = np.unique(rows["process"]).tolist()
@@ -351,8 +362,7 @@ class _Iterator:
         full = len(self.recent) == MOST_RECENT
         begin = max(now - int(WINDOW * 1e9), int(self.recent["time"][0]) if full else self.begun)
         window = max((now - begin) / 1e9, 1e-9)
-        nexts = self.recent[np.isin(self.recent["code"], ev.NEXT)]
-        ends = np.flatnonzero((nexts["code"][1:] == ev.NEXT[1]) & (nexts["code"][:-1] == ev.NEXT[0])) + 1
+        nexts, ends = _nexts(self.recent)
         ends = ends[(nexts["time"][ends] >= begin) & (nexts["y"][ends] == Outcome.DATA)]
         wait = float((nexts["time"][ends] - nexts["time"][ends - 1]).mean()) / 1e9 if len(ends) else None
         self.recent = self.recent[np.searchsorted(self.recent["time"], begin - int(WINDOW * 1e9)) :]
@@ -424,6 +434,12 @@ class _Iterator:
             step = f"its feeder is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")
             return f"worker {worker} has put {task} into the result queue; {step}{others}"
         return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
+
+
+def _nexts(rows: Rows) -> tuple[Rows, Positions]:
+    """The begins and ends of `next` among a thread's events, and of those the ends that follow their begin."""
+    nexts = rows[np.isin(rows["code"], ev.NEXT)]
+    return nexts, np.flatnonzero((nexts["code"][1:] == ev.NEXT[1]) & (nexts["code"][:-1] == ev.NEXT[0])) + 1
 
 
 _AFTER_THE_FEEDER = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)

@@ -131,7 +131,7 @@ def _names(needs: str) -> str:
 def _second(loader: LoaderView, row: int) -> str:
     if not len(loader.time):
         return "+0 s"
-    at = int(loader.time[min(row, len(loader.time) - 1)]) - int(loader.trace.events["time"][0])
+    at = int(loader.time[min(row, len(loader.time) - 1)]) - loader.trace.start
     return f"+{at / 1e9:.3f} s"
 
 

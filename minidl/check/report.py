@@ -154,7 +154,7 @@ def facts(trace: Trace, row: int) -> dict[str, Any]:
     kind = EVENTS[int(event["code"])]
     return {
         "row": row,
-        "time_s": (int(event["time"]) - int(trace.events["time"][0])) / 1e9,
+        "time_s": (int(event["time"]) - trace.start) / 1e9,
         "actor": actor(trace, row),
         "pid": int(event["pid"]),
         "seq": int(event["seq"]),

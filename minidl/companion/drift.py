@@ -26,6 +26,9 @@ KINDS: Final = ("gone", "moved", "changed", "added", "never")
 
 NOTE: Final = "note"
 
+READ_WITH: Final = "2.13"
+"""The version of torch that the rows and drifts were written for. Another one may lack a function or a claim."""
+
 _CLAIM: Final = re.compile(r"(?P<reference>\S+) (?:(?P<verb>has|lacks) (?P<text>.+)|is (?P<state>there|gone))")
 
 

@@ -8,6 +8,7 @@ each field of the event's own can be named; nth=2 takes the second one; ms=40 sh
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,20 @@ from minidl.tracefile.words import duration
 
 TRACES: Final = Path(minidl.__file__).parent.parent / "traces"
 """The recorded runs: beside the package in a checkout, and not in a wheel."""
+
+NOTEBOOKS: Final = TRACES.parent / "notebooks"
+"""The notebooks, which are there likewise."""
+
+
+@functools.cache
+def heading_of(notebook: str) -> str:
+    """Return the heading that "file.ipynb#3" stands for; "" if there is none, or no notebook."""
+    file, _, number = notebook.partition("#")
+    path = NOTEBOOKS / file
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
+    lines = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown").splitlines()
+    headings = [line.lstrip("#").strip() for line in lines if line.startswith("#")]
+    return next((heading for heading in headings if heading.startswith(f"{number}. ")), "")
 
 
 class MomentError(ValueError):

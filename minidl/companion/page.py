@@ -116,8 +116,9 @@ class _Sources:
             self.texts[key] = [place.first, place.text]
         folder, _, file = place.file.rpartition("/")
         lines = f"{place.first}\N{EN DASH}{place.last}"
+        name = markup.escape(place.name).replace(".", ".<wbr>")
         return (
-            f'<button class="src" data-src="{key}" aria-expanded="false"><b>{markup.escape(place.name)}</b> '
+            f'<button class="src" data-src="{key}" aria-expanded="false"><b>{name}</b> '
             f'<span class="at">{folder}/<wbr>{file}:{lines}</span></button>'
         )
 
@@ -222,9 +223,9 @@ def _moment(text: str) -> str:
 def _notebook(entry: Entry) -> str:
     if not entry.notebook:
         return ""
-    file, _, heading = entry.notebook.partition("#")
-    where = f"notebooks/{file}" + (f" \N{RIGHTWARDS ARROW} {heading}" if heading else "")
-    return f'<p class="notebook"><b>{_word("notebook")}</b> <code>{markup.escape(where)}</code></p>'
+    file, _, _ = entry.notebook.partition("#")
+    heading = markup.escape(moments.heading_of(entry.notebook))
+    return f'<p class="notebook"><b>{_word("notebook")}</b> <code>notebooks/{file}</code> {heading}</p>'
 
 
 # --- The parts --------------------------------------------------------------------------------------------------------

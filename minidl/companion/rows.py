@@ -11,7 +11,7 @@ upstream       functions in torch, as `minidl.references` names them
 events         events beside those that the event table itself assigns to the section
 guards         guards of `explore.guards`
 moments        moments of recorded runs, see `moments`
-notebook       "file.ipynb#heading"
+notebook       "file.ipynb#3": the section whose heading begins with "3. "
 
 A row without `ours` and `upstream` has no counterpart; its statement says why. Lines are looked up, never written.
 """

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from minidl.companion import coverage
 from minidl.companion.drift import drifts
+from minidl.companion.moments import heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.explore.guards import GUARDS
 from minidl.references import places
@@ -83,7 +84,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
     for moment in entry.moments:
         yield f"  run    {moment}"
     if entry.notebook:
-        yield f"  notebook notebooks/{entry.notebook.replace('#', ', ')}"
+        yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
     if not entry.topic:
         yield from (f"  differs: {d.words.titles[language]}" for d in drifts() if d.section is entry.section)
 

@@ -1,4 +1,4 @@
-"""Look at processes: `collect(main)` -> `RunEvidence`.
+"""FirstLook at processes: `collect(main)` -> `RunEvidence`.
 
 Rules of use: it changes nothing in what it looks at, needs no privilege, and takes `interval` seconds and some ms for
 each process. py_spy=False: it starts no other program. A process that looks at itself gives its own stacks.
@@ -20,6 +20,9 @@ from minidl.evidence.processes import Unseen, children_of, first_look, read_proc
 from minidl.evidence.stacks import Stack, Stacks, spied
 from minidl.evidence.stacks import py_spy as py_spy_program
 
+_THEMSELVES = "the processes themselves"
+_NO_STACKS = "Python stacks: "
+
 
 def collect(
     main: int,
@@ -29,7 +32,7 @@ def collect(
     py_spy: bool = True,
     stacks: Stacks | None = None,
 ) -> RunEvidence:
-    """Look twice at a process, all its children, and other processes.
+    """FirstLook twice at a process, all its children, and other processes.
 
     interval: seconds between the looks. stacks: those that the processes gave themselves, which py-spy need not read.
     """
@@ -46,9 +49,7 @@ def collect(
     why: dict[int, str] = {}
     given.update(spied(wanted, why.__setitem__))
     found = [_with_stacks(process, given.get(process.pid, {}), why.get(process.pid, "")) for process in found]
-    sources = [
-        name for name, there in (("the processes themselves", stacks), ("py-spy", set(given) & set(wanted))) if there
-    ]
+    sources = [name for name, there in ((_THEMSELVES, stacks), ("py-spy", set(given) & set(wanted))) if there]
     return RunEvidence(
         moment=moment,
         interval=interval,
@@ -72,6 +73,13 @@ def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) 
     return tuple(one for one in locks if (one.device, one.inode) in files)
 
 
+def holders_for(pids: Iterable[int]) -> list[int]:
+    """The processes, here or elsewhere, that hold a file lock which one of these waits for."""
+    locks = read_locks(lambda what, error: None)
+    wanted = {one.number for one in locks if one.waits and one.pid in set(pids)}
+    return [one.pid for one in locks if one.number in wanted and not one.waits and one.pid > 0]
+
+
 def is_python(process: SeenProcess) -> bool:
     """Whether a process runs Python, as far as its program's name says."""
     try:
@@ -82,7 +90,8 @@ def is_python(process: SeenProcess) -> bool:
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys([main, *children_of(main), *others]))
+    found = [main, *children_of(main), *others]
+    return list(dict.fromkeys([*found, *holders_for(found)]))
 
 
 def _cgroups(pids: Iterable[int]) -> list[str]:
@@ -104,7 +113,7 @@ def _boot() -> str:
 
 def _with_stacks(process: SeenProcess, stacks: dict[int, Stack], why: str) -> SeenProcess:
     threads = tuple(_with_stack(thread, stacks.get(thread.tid)) for thread in process.threads)
-    missing = (f"Python stacks: {why}",) if why else ()
+    missing = (f"{_NO_STACKS}{why}",) if why else ()
     return replace(process, threads=threads, not_seen=process.not_seen + missing)
 
 
@@ -112,3 +121,19 @@ def _with_stack(thread: SeenThread, stack: Stack | None) -> SeenThread:
     if stack is None:
         return thread
     return replace(thread, stack=stack.frames, gil=stack.gil, python_name=stack.thread_name)
+
+
+def with_stacks(evidence: RunEvidence, stacks: Stacks) -> RunEvidence:
+    """Add stacks that some processes gave themselves after they were looked at."""
+    processes = tuple(
+        replace(
+            process,
+            threads=tuple(_with_stack(thread, stacks[process.pid].get(thread.tid)) for thread in process.threads),
+            not_seen=tuple(text for text in process.not_seen if not text.startswith(_NO_STACKS)),
+        )
+        if process.pid in stacks
+        else process
+        for process in evidence.processes
+    )
+    sources = [evidence.stacks] * bool(evidence.stacks) + [_THEMSELVES] * bool(stacks)
+    return replace(evidence, processes=processes, stacks=" and ".join(sources))

@@ -25,12 +25,13 @@ class EvidenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of Python. variables: name -> repr; of the user's frames, integers alone."""
+    """A frame of Python. source: its line. variables: name -> repr; of the user's frames, integers alone."""
 
     function: str
     file: str
     line: int
     variables: dict[str, str] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class SeenThread:
     state: the kernel's letters: R runs, S sleeps, D uninterruptible, T stopped, t traced, Z ended. cpu: seconds of CPU
     time. switches: how often it gave up the CPU by itself. stack: None = not seen. gil: whether it holds the
     interpreter's lock, None = unknown. owner: the thread that the mutex it waits for names as its owner, -1 = none.
+    idle: seconds since it ran last, -1 = unknown.
     """
 
     tid: int
@@ -73,6 +75,7 @@ class SeenThread:
     stack: tuple[Frame, ...] | None = None
     gil: bool | None = None
     owner: int = -1
+    idle: float = -1.0
 
     @property
     def used(self) -> float:
@@ -236,9 +239,15 @@ class RunEvidence:
     def from_json(text: str | bytes) -> RunEvidence:
         """Read what `to_json` wrote. Raises EvidenceError."""
         try:
-            data = json.loads(text)
+            return RunEvidence.from_data(json.loads(text))
         except (ValueError, RecursionError) as error:
+            if isinstance(error, EvidenceError):
+                raise
             raise EvidenceError(f"no evidence: not JSON: {error}") from error
+
+    @staticmethod
+    def from_data(data: Any) -> RunEvidence:
+        """Read what JSON made of `to_json`. Raises EvidenceError."""
         if isinstance(data, dict) and data.get("version") != VERSION:
             raise EvidenceError(f"evidence of version {data.get('version')!r}: this minidl reads version {VERSION}")
         found: RunEvidence = _value(RunEvidence, data, "evidence")

@@ -63,7 +63,7 @@ def reason(error: OSError) -> str:
 
 
 @dataclass(slots=True)
-class Look:
+class FirstLook:
     """What was seen of a process at the first look: of each thread its state, CPU seconds, switches, system call."""
 
     pid: int
@@ -144,9 +144,9 @@ def children_of(pid: int) -> list[int]:
     return out
 
 
-def first_look(pid: int) -> Look | None:
+def first_look(pid: int) -> FirstLook | None:
     """What is to be compared with a second look; None = the process is gone."""
-    look = Look(pid)
+    look = FirstLook(pid)
     memory = memory_of(pid)
     for tid in _tasks(pid)[:MOST_THREADS]:
         stat, status = (
@@ -160,7 +160,7 @@ def first_look(pid: int) -> Look | None:
     return look if look.states else None
 
 
-def read_process(pid: int, before: Look | None) -> SeenProcess | None:
+def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
     """A process with all that may be read of it; None = it is gone. before: its first look."""
     unseen = Unseen()
     stat, status = _read(f"/proc/{pid}/stat", None, ""), _read(f"/proc/{pid}/status", None, "")
@@ -183,7 +183,7 @@ def read_process(pid: int, before: Look | None) -> SeenProcess | None:
         ended=ended,
         exit_code=int(fields[49]) if ended and len(fields) > 49 else -1,
         uid=int(known.get("Uid", "-1").split()[0]),
-        threads=tuple(_threads(pid, before or Look(pid), memory, unseen)),
+        threads=tuple(_threads(pid, before or FirstLook(pid), memory, unseen)),
         descriptors=tuple(read_descriptors(pid, unseen.because)),
         semaphores=semaphores_of(maps, memory),
         children=tuple(_own_children(pid)),
@@ -201,7 +201,7 @@ def read_process(pid: int, before: Look | None) -> SeenProcess | None:
     )
 
 
-def _threads(pid: int, before: Look, memory: Memory, unseen: Unseen) -> Iterable[SeenThread]:
+def _threads(pid: int, before: FirstLook, memory: Memory, unseen: Unseen) -> Iterable[SeenThread]:
     tids = _tasks(pid)
     if len(tids) > MOST_THREADS:
         unseen.add(f"{len(tids) - MOST_THREADS} of {len(tids)} threads", f"only the first {MOST_THREADS} are read")
@@ -226,6 +226,7 @@ def _threads(pid: int, before: Look, memory: Memory, unseen: Unseen) -> Iterable
             blocked=signals_of(known.get("SigBlk", "")),
             pending=signals_of(known.get("SigPnd", "")),
             owner=_owner(call, memory),
+            idle=_idle(f"{place}/sched", unseen),
         )
 
 
@@ -240,6 +241,18 @@ def _state_and_cpu(pid: int, tid: int, stat: str) -> tuple[str, float]:
 def _syscall(pid: int, tid: int, memory: Memory, unseen: Unseen | None) -> Syscall | None:
     line = _read(f"/proc/{pid}/task/{tid}/syscall", unseen, "system calls")
     return decoded(line, memory, _MACHINE) if line else None
+
+
+def _idle(path: str, unseen: Unseen) -> float:
+    """Seconds since a thread ran last, by the scheduler's clock, which this thread's own entry tells; -1 = unknown."""
+    its = _ran_at(_read(path, unseen, "when threads ran last"))
+    now = _ran_at(_read("/proc/thread-self/sched", None, ""))
+    return max(0.0, (now - its) / 1e3) if its > 0 and now > 0 else -1.0
+
+
+def _ran_at(text: str | None) -> float:
+    found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", text or "", re.MULTILINE)
+    return float(found[1]) if found else -1.0
 
 
 def _owner(call: Syscall | None, memory: Memory) -> int:

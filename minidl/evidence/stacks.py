@@ -10,6 +10,7 @@ own frames, and integers: other values may be secret, and the evidence is stored
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import re
 import shutil
@@ -110,7 +111,8 @@ def _stack(one: Mapping[str, Any]) -> Stack:
     for frame in one["frames"][:MOST_FRAMES]:
         file = str(frame["filename"])
         seen = {str(local["name"]): str(local.get("repr")) for local in frame.get("locals") or ()}
-        frames.append(Frame(str(frame["name"]), file, int(frame["line"]), kept(file, seen)))
+        line = int(frame["line"])
+        frames.append(Frame(str(frame["name"]), file, line, kept(file, seen), source_of(file, line)))
     gil = one.get("owns_gil")
     return Stack(tuple(frames), str(one.get("thread_name") or ""), gil if isinstance(gil, bool) else None)
 
@@ -120,6 +122,11 @@ def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
     return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text)}
+
+
+def source_of(file: str, line: int) -> str:
+    """A line of a program's source, "" if it is not here."""
+    return linecache.getline(file, line).strip()[:_SHORT]
 
 
 def own_stacks() -> Stacks:
@@ -141,7 +148,8 @@ def _frames(frame: types.FrameType | None) -> Iterable[Frame]:
         loader = bool(_LOADERS.search(code.co_filename))
         seen = {name: _short(value, loader) for name, value in frame.f_locals.items()}
         name = getattr(code, "co_qualname", code.co_name)
-        yield Frame(name, code.co_filename, frame.f_lineno or 0, kept(code.co_filename, seen))
+        line = frame.f_lineno or 0
+        yield Frame(name, code.co_filename, line, kept(code.co_filename, seen), source_of(code.co_filename, line))
         frame, count = frame.f_back, count + 1
 
 

@@ -126,7 +126,7 @@ def _sleep(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     seconds = _timespec(read, args[0] if name == "nanosleep" else args[2])
     if name == "clock_nanosleep" and args[1] & 1 and seconds >= 0:  # TIMER_ABSTIME: the seconds are a moment's
         seconds = round(max(0.0, seconds - time.clock_gettime(args[0])), 1)
-        return Syscall(name, f"{seconds:g} s more", args)  # not `timeout`: two looks at the same sleep are to be equal
+        return Syscall(name, f"{seconds:g} s more", args, timeout=seconds)
     return Syscall(name, f"{seconds:g} s" if seconds >= 0 else "", args, timeout=seconds)
 
 

@@ -79,14 +79,17 @@ class _ToldLifecycle(LoaderLifecycle):
 
 
 class Driving:
-    """Answers for one configuration under one protocol."""
+    """Answers for one configuration under one protocol. dispatcher, driver: the classes that give them."""
 
-    def __init__(self, c: Configuration, protocol: Protocol) -> None:
+    def __init__(
+        self, c: Configuration, protocol: Protocol, *, dispatcher: type[TracedDispatcher] = TracedDispatcher,
+        driver: type[Driver] = Driver,
+    ) -> None:  # fmt: skip
         self._listener = _Listener()
-        dispatcher = TracedDispatcher(self._listener, c.workers, c.prefetch, c.in_order)  # type: ignore[arg-type]
+        decides = dispatcher(self._listener, c.workers, c.prefetch, c.in_order)  # type: ignore[arg-type]
         lifecycle = _ToldLifecycle(self._listener)
         timeout = 1 if c.timeout else 0
-        self._driver = Driver(dispatcher, lifecycle, persistent=c.persistent, timeout=timeout, policy=protocol)
+        self._driver = driver(decides, lifecycle, persistent=c.persistent, timeout=timeout, policy=protocol)
         lifecycle.handle(LoaderEvent.START)
         for _ in range(c.workers):
             self._driver.worker_started()

@@ -55,11 +55,13 @@ INTERVAL: Final = int(do.MP_STATUS_CHECK_INTERVAL * 1e9)
 
 
 class Loader(Acting):
-    """The loader's main thread, and its threads that feed the index queues."""
+    """The loader's main thread, and its threads that feed the index queues. driving: the classes that decide."""
 
-    def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
+    def __init__(
+        self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False, driving: Driving | None = None
+    ) -> None:
         super().__init__(configuration, protocol, reduced=reduced)
-        self.driving = Driving(configuration, protocol)
+        self.driving = driving or Driving(configuration, protocol)
         self.handed: Deliver | None = None  # last
         self._get = ev.READY_GET if configuration.pin else ev.RESULT_GET
         self._answered: dict[Any, Callable[[World, Any], Effect | None]] = {

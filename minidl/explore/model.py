@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash, Protocol
+from minidl.explore.decisions import Driving
 from minidl.explore.loader import PHASES, Loader
 from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
-from minidl.explore.world import CRASHED, CREW, PHASE, SIGNALLED, Pin, State, Worker, World
+from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, SIGNALLED, Pin, State, Worker, World
 from minidl.protocol import PinState, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
@@ -29,8 +30,10 @@ from minidl.tracefile.events import Message
 class Model(Loader, Workers, PinThread):
     """One configuration under one protocol."""
 
-    def __init__(self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False) -> None:
-        super().__init__(configuration, protocol, reduced=reduced)
+    def __init__(
+        self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False, driving: Driving | None = None
+    ) -> None:
+        super().__init__(configuration, protocol, reduced=reduced, driving=driving)
         self._phases: dict[str, Callable[[State, list[Step]], None]] = {
             at.NEW: self._begin, at.IDLE: self._with_user, at.GETTING: self._getting, at.RESUMING: self._getting,
             **dict.fromkeys(PHASES.values(), self._go_on), at.CLOSED: self._exit, at.EXITING: self._exit,
@@ -55,8 +58,10 @@ class Model(Loader, Workers, PinThread):
         return state[PHASE] in at.OVER and all(worker.place == at.GONE for worker in state[CREW])
 
     def steps(self, state: State) -> list[Step]:
-        """What the actors can do next, crashes left out; nothing, in a run that is over or that hangs."""
+        """What the actors can do next, crashes left out; nothing in a run that is over, hangs or has broken a rule."""
         out: list[Step] = []
+        if state[FAULT]:
+            return out
         act = self._interrupted if state[SIGNALLED] else self._phases.get(state[PHASE])
         if act is not None:
             act(state, out)

@@ -39,7 +39,7 @@ class Telling(Model):
     """A model that keeps the events of each step it offers."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.configuration, model.protocol, reduced=model.reduced)
+        super().__init__(model.configuration, model.protocol, reduced=model.reduced, driving=model.driving)
         self.told: dict[Step, list[Told]] = {}
         self._heard: list[Told] = []
         self.say = self._hear

@@ -111,7 +111,7 @@ class Replay:
     @property
     def last_time(self) -> float:
         """The moment of the last event, seconds after the trace's first."""
-        return int(self._times[-1] - self.trace.events["time"][0]) / 1e9 if len(self) else 0.0
+        return int(self._times[-1] - self.trace.start) / 1e9 if len(self) else 0.0
 
     @property
     def ending(self) -> str:

@@ -37,10 +37,12 @@ _DATA, _ERROR, _EXHAUSTED = ev.Outcome
 
 
 class TracedDispatcher(Dispatcher):
-    """Emits the dispatcher's decisions.
+    """Emits the decisions of the class `decides`, which a subclass may replace by another dispatcher.
 
-    In methods that run for each batch, the base class is called by its name: super() costs 0.1 us more in Python 3.11.
+    In methods that run for each batch, it is called by its name: super() costs 0.1 us more in Python 3.11.
     """
+
+    decides: ClassVar[type[Dispatcher]] = Dispatcher
 
     def __init__(self, shared: Shared, num_workers: int, prefetch_factor: int, in_order: bool) -> None:
         self.shared, self.emit = shared, shared.emit
@@ -52,14 +54,14 @@ class TracedDispatcher(Dispatcher):
         self.shared.delivered = None
 
     def assign(self, index: Any) -> Assignment | None:
-        given = Dispatcher.assign(self, index)
+        given = self.decides.assign(self, index)
         if given is not None:
             self.emit(ev.TASK_ASSIGNED, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
         return given
 
     def next_step(self) -> Deliver | Wait | Signal:
         before = self.rcvd_idx
-        step = Dispatcher.next_step(self)
+        step = self.decides.next_step(self)
         if isinstance(step, Deliver):
             self.shared.delivered = step
             self.emit(ev.REORDER_POP, step.idx, step.worker_id, self.rcvd_idx, self.reorder_depth)
@@ -69,7 +71,7 @@ class TracedDispatcher(Dispatcher):
 
     def receive(self, idx: int, data: Any) -> Deliver | Signal:
         before = self.rcvd_idx
-        step = Dispatcher.receive(self, idx, data)
+        step = self.decides.receive(self, idx, data)
         if step is STORED:
             worker_id = self.task_info[idx].worker_id
             self.emit(ev.REORDER_STORE, idx, worker_id, self.rcvd_idx, self.reorder_depth)

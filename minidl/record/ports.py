@@ -24,7 +24,7 @@ from minidl.errors import ExceptionWrapper
 from minidl.fetch import Progress
 from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
-from minidl.record import device_clock, functions, recorder
+from minidl.record import device_clock, functions, recorder, watchdog
 from minidl.record.channels import (
     TRACED_QUEUES,
     TracedDoneEvent,
@@ -155,7 +155,9 @@ class TracedPorts(Shared, ports.Ports):
 def enter_worker(shared: Shared, worker_id: int) -> None:
     """Begin to record in a worker: its role, the memory that it shares and, if that is asked for, its functions."""
     config, loader = shared.config, shared.loader
-    recorder.start(config).role("worker", worker=worker_id, loader=loader)
+    recording = recorder.start(config)
+    recording.role("worker", worker=worker_id, loader=loader)
+    watchdog.answer(recording)
     watch_new_shared(shared, worker_id)
     if config.functions_min_us is not None:
         functions.start(config.directory, config.functions_min_us, worker_id, loader)

@@ -73,7 +73,8 @@ class TraceConfig:
     events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
     (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
     workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
-    cpu_time: spans carry their thread's CPU time (see `cpu_time`).
+    cpu_time: spans carry their thread's CPU time (see `cpu_time`). hang_after, on_hang, hang_stacks: of the trace's
+    watchdog; after how many seconds it calls a wait a hang, 0 = there is none (see `watchdog`).
     """
 
     directory: str
@@ -81,6 +82,9 @@ class TraceConfig:
     ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
     cpu_time: bool = False
+    hang_after: float = 0.0
+    on_hang: str = "report"
+    hang_stacks: bool = True
 
     def __post_init__(self) -> None:
         if self.detail not in ("sample", "batch"):
@@ -238,7 +242,7 @@ class Recorder:
         return tid
 
     def _name_thread(self, tid: int) -> None:
-        self.describe("thread", tid=tid, name=threading.current_thread().name)
+        self.describe("thread", tid=tid, name=threading.current_thread().name, ident=threading.get_ident())
 
     def _grow(self, slots: int) -> mmap.mmap | bytearray:
         """Return a map of at least `slots` slots.

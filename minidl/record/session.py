@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from minidl import ports
-from minidl.record import device_clock, recorder
+from minidl.record import device_clock, recorder, watchdog
 from minidl.record import functions as function_level
 from minidl.record.cpu_time import choose
 from minidl.record.group import place_in_group
@@ -34,6 +34,8 @@ def trace(
     functions_main: bool = False,
     functions_min_us: float = function_level.DEFAULT_MIN_US,
     cpu_time: bool | None = None,
+    hang_after: float | None = None,
+    on_hang: str | None = None,
 ) -> Iterator[Path]:
     """Record the loaders whose iterators are made in the `with` block into `directory`.
 
@@ -41,8 +43,11 @@ def trace(
     process, in about so many bytes of disk (64 MiB hold a million); None keeps all. functions: in workers, also record
     each function that takes `functions_min_us` microseconds or more, with viztracer; functions_main: also in this
     process. cpu_time: whether spans carry their thread's CPU time beside their wall time; None measures what the clock
-    costs here, and leaves out what would cost more than 100 ns an event. Gives the directory's path. Raises TraceError
-    if the directory holds a trace already, if this process records one, or if viztracer is missing.
+    costs here, and leaves out what would cost more than 100 ns an event. hang_after: a watchdog says on stderr if no
+    batch comes for so many seconds, and puts evidence into the trace; 0 = none; on_hang: "report", "raise" or "kill".
+    By default they are as MINIDL_HANG_AFTER and MINIDL_ON_HANG say (see `watchdog`). Gives the directory's path. Raises
+    TraceError if the directory holds a trace already, if this process records one, if viztracer is missing, or for a
+    setting of the watchdog that makes no sense.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """
@@ -50,10 +55,12 @@ def trace(
         raise TraceError(f"this process already records to {recorder.active()!r}: end that trace first")
     if functions or functions_main:
         function_level.require()
+    watch = watchdog.settings(hang_after, on_hang)
     measured, about = choose(cpu_time)
     path = recorder.create(directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
     least = functions_min_us if functions else None
-    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, least, measured))
+    recording = recorder.start(TraceConfig(str(path), detail, ring_bytes, least, measured, **watch))
+    dog = watchdog.begin(recording)
     undo = ports.use(lambda: _new_ports(recording.config))
     own_functions = function_level.start(str(path), functions_min_us) if functions_main else None
     finalizing = sys.is_finalizing  # at exit, the interpreter may close this when this module's names are gone
@@ -67,6 +74,7 @@ def trace(
                     own_functions.finish()
             finally:
                 _end(recording)
+                watchdog.end(dog)
 
 
 def _end(recording: recorder.Recorder) -> None:
@@ -88,6 +96,8 @@ def _new_ports(config: TraceConfig) -> TracedPorts:
 
 def trace_from_environment() -> None:
     """If MINIDL_TRACE names a directory, record every loader of this program.
+
+    MINIDL_HANG_AFTER=SECONDS gives the trace a watchdog (see `watchdog`).
 
     MINIDL_TRACE_DETAIL is "sample" (default) or "batch"; MINIDL_TRACE_RING is "full", or the MiB that a process's file
     may grow to (default 64); MINIDL_TRACE_CPU is "on" or "off", else CPU time is recorded where it is cheap. A rank of
@@ -133,6 +143,7 @@ def write_place() -> None:
 def _begin_from_environment() -> recorder.Recorder | None:
     try:
         recording = recorder.start(_config_from_environment())
+        watchdog.begin(recording)
     except (OSError, TraceError, ValueError) as error:
         print(f"minidl: MINIDL_TRACE: no trace is recorded: {error}", file=sys.stderr)
         _record_later(recorder.active)  # not again for each iterator
@@ -147,8 +158,11 @@ def _config_from_environment() -> TraceConfig:
         base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
     detail, ring_bytes = os.environ.get("MINIDL_TRACE_DETAIL", "sample"), _ring_from_environment()
     measured, about = choose(_cpu_time_from_environment())
+    watch = watchdog.settings()
     for number in range(1, 1000):
-        config = TraceConfig(base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=measured)
+        config = TraceConfig(
+            base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=measured, **watch
+        )
         try:
             recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)
             return config

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from minidl.dispatcher import Deliver, Dispatcher
-from minidl.record import recorder
+from minidl.record import recorder, watchdog
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import TraceConfig
@@ -72,6 +72,7 @@ class Shared:
         recording = recorder.start(self.config)
         recording.role("loader", loader=self.loader)
         recording.describe("loader", loader=self.loader, **loader)
+        watchdog.answer(recording)
         _expect_program_end()
 
     def describe_seed(self, worker_id: int) -> None:

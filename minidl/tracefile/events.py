@@ -199,17 +199,22 @@ def _span(
 
 
 _GREEN, _OLIVE, _PINK, _BLUE = "#43a97d", "#b5a642", "#c940a8", "#3f7fbf"
-_GREY, _RED, _VIOLET = "#8a8f98", "#b5532a", "#7a5cc0"
-"""Of instants. Each span has a colour of its own, also for the colour-blind: a test measures it."""
+_GREY, _SLATE, _VIOLET = "#8a8f98", "#4c5054", "#7a5cc0"
+_RED = "#b3261e"
+"""Only of what is wrong: a death, a timeout, an error, a signal."""
+
+_WAIT, _FRAME = "#6f7b88", "#8fa0b3"
+"""Of waits, which views hatch, and of steps around others. Each kind of work has a colour of its own: a test measures
+that it can be told from its neighbours, also by the colour-blind and in grey."""
 
 # --- The loader's thread: epochs, sampling, sending -------------------------------------------------------------------
 EPOCH = _span(
-    10, "epoch", Track.LOADER, "#9c8b74", "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
+    10, "epoch", Track.LOADER, _FRAME, "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
     "one pass over the loader, from the iterator's (re)start to its end",
     ("iterators:_reset, iterators:__init__", "iterators:_next_data, iterators:_reset, shutdown:shut_down"),
     "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 SAMPLER_NEXT = _span(
-    12, "sampler_next", Track.LOADER, "#0072b2", "task", ("", "count:indices first_index digest"),
+    12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
     "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling")  # fmt: skip
@@ -222,22 +227,22 @@ INDEX_PUT = _instant(
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
     "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_WRITE = _span(
-    16, "index_write", Track.FEEDER, "#1f7a8c", "task worker", ("bytes:B", "bytes:B"),
+    16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe",
     "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
-    20, "index_get", Track.WORKER, "#8a8f98", "task worker", ("", "message:Message count:indices"),
+    20, "index_get", Track.WORKER, _WAIT, "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
     "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
 FETCH = _span(
-    22, "fetch", Track.WORKER, "#66c2b5", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
+    22, "fetch", Track.WORKER, "#11c7b8", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
     ("worker:work, iterators:_next_data", "worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
 SAMPLE = _span(
-    24, "sample", Track.WORKER, "#117733", "task worker", ("position index", "position index cpu:ns?"),
+    24, "sample", Track.WORKER, "#207528", "task worker", ("position index", "position index cpu:ns?"),
     "the dataset is asked for one sample; index is -1 if the key is no integer",
     ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
@@ -247,7 +252,7 @@ SAMPLE_INDEX = _instant(
     "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
     "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
-    26, "collate", Track.WORKER, "#d9b93c", "task worker", ("count:samples", "cpu:ns?"),
+    26, "collate", Track.WORKER, "#f6d967", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
     ("fetch:fetch", "worker:work, iterators:__next__"), "_utils.collate:collate", "4 §collate", stage="collate",
 )  # fmt: skip
@@ -256,7 +261,7 @@ SHM_ALLOC = _instant(
     "a shared-memory segment was made for the batch to be written into",
     "collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
 SHM_COPY = _span(
-    30, "shm_copy", Track.FEEDER, "#e8853a", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
+    30, "shm_copy", Track.FEEDER, "#f18f31", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
     "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
 )  # fmt: skip
@@ -265,17 +270,17 @@ RESULT_PUT = _instant(
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 RESULT_PICKLE = _span(
-    34, "result_pickle", Track.FEEDER, "#b07ac4", "task worker", ("", "bytes:B tensors copied:B"),
+    34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
-    36, "result_write", Track.FEEDER, "#5c0f3c", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
+    36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share",
     "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
-    40, "result_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    40, "result_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
     "iterators:_try_get_data, pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
 )  # fmt: skip
@@ -284,12 +289,12 @@ RESULT_READ = _instant(
     "a whole message has been read from the result pipe, and is not rebuilt yet",
     "transport.queues:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
 RESULT_REBUILD = _span(
-    44, "result_rebuild", Track.LOADER, "#d8738a", "task worker", ("bytes:B", "tensors shared:B"),
+    44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
     "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
     stage="rebuild")  # fmt: skip
 PIN = _span(
-    46, "pin", Track.PIN, "#6a4fb3", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
+    46, "pin", Track.PIN, "#b790dc", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
     "the batch is copied into page-locked memory",
     "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
 READY_PUT = _instant(
@@ -297,7 +302,7 @@ READY_PUT = _instant(
     "the pinned batch is about to enter the queue that the loader reads",
     "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
 READY_GET = _span(
-    50, "ready_get", Track.LOADER, "#4a3fa0", "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    50, "ready_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
     "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait")  # fmt: skip
 REORDER_STORE = _instant(
@@ -313,7 +318,7 @@ RCVD_ADVANCE = _instant(
     "rcvd_idx has moved on to the next task to be yielded",
     "dispatcher:receive, dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7")  # fmt: skip
 NEXT = _span(
-    56, "next", Track.LOADER, "#5e7a99", "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
+    56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
     "iterators:__next__", "dataloader:__next__", "1 §2.3.2")  # fmt: skip
 YIELD = _instant(
@@ -321,14 +326,14 @@ YIELD = _instant(
     "the task's batch (or its error) is handed to the consumer",
     "iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
 CONSUMER = _span(
-    60, "consumer", Track.CONSUMER, "#56b4e9", "task", ("yielded:batches", "cpu:ns?"),
+    60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
     ("iterators:__next__, dataloader:__iter__", "iterators:__next__, dataloader:__iter__, shutdown:shut_down"),
     "", "1 §2.3", stage="consumer")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
-    70, "worker_start", Track.LOADER, "#8f8f2e", "worker", ("", "pid"),
+    70, "worker_start", Track.LOADER, "#b4b168", "worker", ("", "pid"),
     "the loader starts the worker's process",
     "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
 WORKER_READY = _instant(
@@ -340,7 +345,7 @@ WORKER_EXIT = _instant(
     "the worker leaves its loop",
     "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 WORKER_GONE = _instant(
-    74, "worker_gone", Track.LOADER, _RED, "worker", "pid exit_code",
+    74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
     "shutdown:shut_down, iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 PIN_START = _instant(
@@ -377,49 +382,49 @@ TASK_ERROR = _instant(
     "worker:work, transport.message:instead_of, transport.message:load_result",
     "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
 WORKER_INIT = _span(
-    86, "worker_init", Track.WORKER, "#4040e8", "worker", ("", "cpu:ns?"),
+    86, "worker_init", Track.WORKER, "#7878e1", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
     ("worker:initialise", "worker:make_fetcher, worker:run"), "_utils.worker:_worker_loop", "1 §2.4.5", stage="init",
 )  # fmt: skip
 MAKE_FETCHER = _span(
-    88, "make_fetcher", Track.WORKER, "#8e1e64", "worker", ("", "cpu:ns?"),
+    88, "make_fetcher", Track.WORKER, "#6b385f", "worker", ("", "cpu:ns?"),
     "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
     ("worker:make_fetcher", "worker:run, worker:resume"), "dataloader:create_fetcher", "1 §2.4.5", stage="fetcher",
 )  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
-    90, "shutdown", Track.LOADER, "#6e2c12", "", ("", "still_alive:workers"),
+    90, "shutdown", Track.LOADER, "#4c5054", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
     "shutdown:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
 DONE_EVENT_SET = _instant(
-    92, "done_event_set", Track.LOADER, _RED, "", "which:DoneEvent",
+    92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
     "shutdown:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
-    93, "done_event_seen", Track.WORKER, _RED, "task worker", "which:DoneEvent",
+    93, "done_event_seen", Track.WORKER, _SLATE, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
     "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 SENTINEL_PUT = _instant(
-    94, "sentinel_put", Track.LOADER, _RED, "worker", "queue:QueueId",
+    94, "sentinel_put", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
     "shutdown:_mark_worker_as_unavailable, shutdown:_wake_pin", "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
 )  # fmt: skip
 SENTINEL_GET = _instant(
-    95, "sentinel_get", Track.WORKER, _RED, "worker", "queue:QueueId",
+    95, "sentinel_get", Track.WORKER, _SLATE, "worker", "queue:QueueId",
     "the final signal has been received",
     "worker:run, pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 JOIN = _span(
-    96, "join", Track.LOADER, "#d55e00", "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
+    96, "join", Track.LOADER, _WAIT, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
     "shutdown:perform, liveness:wait_for_a_dying_worker", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
-    98, "cancel_join_thread", Track.LOADER, _RED, "worker", "queue:QueueId",
+    98, "cancel_join_thread", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
     "shutdown:_close, iterators:_start_workers, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
-    99, "queue_close", Track.LOADER, _RED, "worker", "queue:QueueId",
+    99, "queue_close", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
     "shutdown:_close, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 TERMINATE = _instant(
@@ -429,32 +434,32 @@ TERMINATE = _instant(
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
-    110, "h2d", Track.CONSUMER, "#a65628", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
+    110, "h2d", Track.CONSUMER, "#b17e41", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
     "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
     "how many batches are enqueued and not handed out, and the number by which the device's own events know this one",
     "device.loader:_enqueue", "", "2 §1.4", stage="h2d")  # fmt: skip
 COPY = _span(
-    112, "copy", Track.DEVICE, "#f2a65a", "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
+    112, "copy", Track.DEVICE, "#f6bf81", "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
     "the batch's copies on the side stream, by the device's clock",
     "device.streams:copy", "", "2 §1.4", stage="device copy")  # fmt: skip
 TRANSFORM = _span(
-    114, "transform", Track.DEVICE, "#2c5fa8", "task", ("turn simulated", "turn simulated"),
+    114, "transform", Track.DEVICE, "#3f65a9", "task", ("turn simulated", "turn simulated"),
     "the batch's transform on the side stream, by the device's clock",
     "device.streams:transform", "", "2 §1.4", stage="transform")  # fmt: skip
 DEVICE_WAIT = _span(
-    116, "device_wait", Track.DEVICE, "#7d6a8c", "task", ("turn simulated", "turn simulated"),
+    116, "device_wait", Track.DEVICE, _WAIT, "task", ("turn simulated", "turn simulated"),
     "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
     "device.streams:hand_over", "", "2 §1.4", stage="device wait")  # fmt: skip
 COMPUTE = _span(
-    118, "compute", Track.CONSUMER, "#00795a", "task", ("text:string", "text:string"),
+    118, "compute", Track.CONSUMER, "#045c44", "task", ("text:string", "text:string"),
     "what the user has marked with minidl.span; task is that of the batch handed out last",
     ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="compute")  # fmt: skip
 DEVICE_COMPUTE = _span(
-    120, "device_compute", Track.DEVICE, "#1f9e77", "task", ("text:string simulated", "text:string simulated"),
+    120, "device_compute", Track.DEVICE, "#069d7b", "task", ("text:string simulated", "text:string simulated"),
     "the same in the consumer's stream, by the device's clock",
     ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="device compute")  # fmt: skip
 HOST_WAIT = _span(
-    122, "host_wait", Track.CONSUMER, "#8c6bb1", "", ("simulated", "simulated"),
+    122, "host_wait", Track.CONSUMER, _WAIT, "", ("simulated", "simulated"),
     "the host waits, since the device is too many batches behind: this bounds the device's memory",
     "device.loader:_retire", "", "2 §1.4", stage="host wait")  # fmt: skip
 HAND_OVER = _instant(

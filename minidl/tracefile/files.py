@@ -39,13 +39,17 @@ _MEMBER = re.compile(
 
 @dataclass
 class Files:
-    """A trace's files as bytes, wherever they came from; side and events files by their process's stem."""
+    """A trace's files as bytes, wherever they came from; side and events files by their process's stem.
+
+    part: only the newest events were asked for.
+    """
 
     manifest: bytes | None = None
     side: dict[str, bytes] = field(default_factory=dict)
     events: dict[str, bytes] = field(default_factory=dict)
     attachments: list[Attachment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    part: bool = False
 
 
 def read_files(place: Path) -> Files:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.tracefile import watched
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import EVENTS
@@ -412,6 +413,12 @@ def _attachment(member: Member, data: bytes) -> Iterator[bytes]:
                 facts["loader"] = member.loaders.get(facts["loader"], facts["loader"])
             if type(facts.get("since")) is int:
                 facts["since"] = member.clock.one(facts["since"])
+            facts = watched.moved(
+                facts,
+                lambda pid: member.pids.get(pid, pid),
+                lambda loader: member.loaders.get(loader, loader),
+                member.clock.one,
+            )
             for track in facts.get("tracks", ()):
                 track[0] = member.pids.get(track[0], track[0])
             yield json.dumps(facts, separators=(",", ":")).encode("ascii") + b"\n"

@@ -1,11 +1,27 @@
-"""A process that wrote to a trace, and what is missing of it."""
+"""A process that wrote to a trace, what is missing of it, and whether it is there."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from minidl.tracefile.format import Header
 from minidl.tracefile.words import counted
+
+
+class ProcessLife(enum.Enum):
+    """Whether a process is there, and what keeps it."""
+
+    ALIVE = "alive"
+    DISK = "disk"  # in the kernel, waiting for a disk or a network file system; no signal reaches it
+    STOPPED = "stopped"  # by a signal (SIGSTOP, SIGTSTP) or by a debugger
+    GONE = "gone"
+    UNKNOWN = "?"
+
+    @property
+    def there(self) -> bool:
+        """Whether the process is known to exist."""
+        return self not in (ProcessLife.GONE, ProcessLife.UNKNOWN)
 
 
 @dataclass(repr=False)
@@ -14,7 +30,7 @@ class Process:
 
     whole_from: CLOCK_MONOTONIC ns of the oldest event if older ones were overwritten, else 0. whole_until: of the
     newest one if later ones could not be recorded, or were cut off with the end of its file, else 0. rank: if the trace
-    has several, else -1.
+    has several, else -1. life: when the trace was read while it was written.
     """
 
     pid: int
@@ -28,6 +44,7 @@ class Process:
     whole_from: int = 0
     whole_until: int = 0
     rank: int = -1
+    life: ProcessLife = ProcessLife.UNKNOWN
     file: str = ""
     note: str = ""
     header: Header | None = None

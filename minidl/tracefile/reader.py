@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from minidl.tracefile import watched
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
@@ -45,6 +46,7 @@ from minidl.tracefile.format import (
 from minidl.tracefile.order import Order
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
+from minidl.tracefile.watched import Watched
 from minidl.tracefile.words import counted, duration
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Trace:
     threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters. attachments: what
     other recorders saw, by name; they are read when asked for their slices. lines: all that was described, in each
     process's order, with "process" (index) added.
+    start: CLOCK_MONOTONIC ns of time 0, that of its first event. seen: of the look at a run that goes on, else 0.
     problems: what the trace lacks, in words.
     """
 
@@ -86,8 +89,11 @@ class Trace:
         self.threads: dict[tuple[int, int], str] = {}
         self.strings: dict[tuple[int, int], str] = {}
         self.loaders: dict[int, dict[str, Any]] = {}
-        self.attachments: list[Attachment] = sorted(files.attachments, key=lambda one: one.name)
+        attached = sorted(files.attachments, key=lambda one: one.name)
+        self.attachments: list[Attachment] = [one for one in attached if one.kind != watched.KIND]
+        self._watches = [one for one in attached if one.kind == watched.KIND]
         self.lines: list[dict[str, Any]] = []
+        self._part = files.part
         self._files = Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
         parts = []
         for stem in sorted(files.side.keys() | files.events.keys(), key=lambda stem: parts_of(stem)[::-1]):
@@ -101,6 +107,8 @@ class Trace:
         known = _KNOWN[everything["code"]]
         self.events: Rows = everything[known]
         self._unknown: Rows = everything[~known]
+        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.seen = 0
         self._place_ranks()
         self._note_gaps()
 
@@ -224,8 +232,10 @@ class Trace:
         last = int(rows["seq"][-1])
         overwritten = max(0, last - ring) if ring else 0
         if overwritten:
-            process.lost += overwritten
             process.whole_from = int(rows["time"][0])
+            if self._part:
+                return
+            process.lost += overwritten
             self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
         if gaps := max(0, last - overwritten - len(rows)):
             self._lack(
@@ -246,6 +256,11 @@ class Trace:
         started = self.events[self.events["code"] == WORKER_START[1]]
         for pid in sorted({int(row["x"]) for row in started if row["x"]} - {p.pid for p in self.processes}):
             self.problems.append(f"the worker with pid {pid} was started and has recorded nothing")
+
+    @property
+    def last(self) -> int:
+        """CLOCK_MONOTONIC ns up to which the run is known: its last event, or the last look at it while it goes on."""
+        return max(self.seen, int(self.events["time"][-1]) if len(self.events) else 0)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -304,6 +319,11 @@ class Trace:
         there = np.unique(self.events["process"][self.events["loader"] == loader])
         cut = [self.processes[index].whole_until for index in there if self.processes[index].whole_until]
         return min(cut, default=int(np.iinfo(np.int64).max))
+
+    @cached_property
+    def watched(self) -> Watched:
+        """What the trace's watchdogs saw: signs of life, deaths, evidence of hangs; false if there was none."""
+        return watched.read(self._watches)
 
     @cached_property
     def order(self) -> Order:
@@ -403,7 +423,7 @@ class Trace:
         for index, process in enumerate(self.processes):
             if process.header is not None:
                 yield process.file + EVENTS_SUFFIX, events_file(process.header, self._rows_of(index))
-        yield from packed(self.attachments)
+        yield from packed(sorted((*self.attachments, *self._watches), key=lambda one: one.name))
 
     def _rows_of(self, index: int) -> Rows:
         """Return all that the process recorded, with the codes that this minidl does not know."""

@@ -50,7 +50,8 @@ def _newest(fd: int, slots: int) -> int:
     """The greatest sequence number in the file. In a ring too, the blocks written since the first one come after it."""
 
     def block(number: int) -> npt.NDArray[np.uint64]:
-        rows = np.frombuffer(os.pread(fd, BLOCK * SLOT_BYTES, HEADER_BYTES + number * BLOCK * SLOT_BYTES), "<u8")
+        data = os.pread(fd, BLOCK * SLOT_BYTES, HEADER_BYTES + number * BLOCK * SLOT_BYTES)
+        rows = np.frombuffer(data[: len(data) // SLOT_BYTES * SLOT_BYTES], "<u8")  # a file may be cut in a slot
         seq: npt.NDArray[np.uint64] = rows.reshape(-1, SLOT_BYTES // 8)[:, -1]
         return seq[seq > 0]
 

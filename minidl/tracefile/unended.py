@@ -15,7 +15,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
-from minidl.tracefile.process import Process
+from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import doing, duration, listed
 
@@ -28,7 +28,7 @@ def open_spans(trace: Trace, spans: Rows | None = None, worker: tuple[int, int] 
 
     worker: only of this one, (loader, worker).
     """
-    last, until = int(trace.events["time"][-1]) if len(trace) else 0, alive_until(trace)
+    last, until = trace.last, alive_until(trace)
     out = []
     alive = left_alive(trace)
     for process, row, ended in innermost(trace, spans):
@@ -63,20 +63,25 @@ def alive_at_end(trace: Trace, spans: Rows | None = None) -> list[str]:
 
 
 def alive_until(trace: Trace) -> list[int]:
-    """Up to when each process was there, ns: to the trace's last event, or if it ended before that to its own last.
+    """Up to when each process was there, ns: to the trace's end (see `Trace.last`), or its own last event if it ended.
 
-    A process that was killed writes nothing about it: others find it dead some time after its last event.
+    A process that was killed writes nothing about it: others find it dead some time after its last event. A worker that
+    the loader terminated was there until then.
     """
     events = trace.events
-    last = int(events["time"][-1]) if len(events) else 0
-    until = [last] * len(trace.processes)
+    until = [trace.last] * len(trace.processes)
+    ended = events[events["code"] == ev.TERMINATE]
     dead = set(events["y"][events["code"] == ev.FOUND_DEAD].tolist())
     dead |= set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
     left = set(events["process"][events["code"] == ev.WORKER_EXIT].tolist())
     for index, process in enumerate(trace.processes):
-        if process.pid in dead or index in left:
+        if process.pid in dead or index in left or process.life is ProcessLife.GONE:
             own = events["time"][events["process"] == index]
             until[index] = int(own[-1]) if len(own) else process.start_ns
+            if process.role == "worker":
+                mine = (ended["loader"] == process.loader) & (ended["worker"] == process.worker)
+                mine &= ended["time"] >= process.start_ns
+                until[index] = max([until[index], *ended["time"][mine][:1].tolist()])
     return until
 
 

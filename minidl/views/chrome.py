@@ -3,7 +3,7 @@
 Interface: `write_chrome(trace, path)` streams the document to a file; `to_chrome(trace)` returns it as a dict;
 `Export` does both, and lists the lanes as the Perfetto UI titles them, in the order of their roles.
 
-A span with an end is an X slice, named by its event and its number: "fetch 4", "sample 65". A span without one is a B
+A span with an end is an X slice with the caption of every view: "fetch 4", "wait for task 9". A span without one is a B
 without E, which fades to the right in the UI. An instant is an i, but `index_put` and `yield` are slices of at most
 2 us, since a batch's arrows begin and end there. A batch is one flow across the processes, and one async slice from its
 `index_put` to its `yield`; a wait for a batch has flows from the batch's `fetch` and from its slowest sample.
@@ -45,7 +45,18 @@ from minidl.tracefile.files import whole
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
-from minidl.views.scene import AT_END, FATES, Fate, Scene, is_named, number_column, scene_of, simulated_column
+from minidl.views.colours import paint
+from minidl.views.scene import (
+    AT_END,
+    FATES,
+    Fate,
+    Scene,
+    is_named,
+    number_column,
+    numbered,
+    scene_of,
+    simulated_column,
+)
 from minidl.views.template import ANY, AT, INT, US, compact, filled, us
 
 if TYPE_CHECKING:
@@ -121,7 +132,7 @@ class Export:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.events: Rows = trace.events
-        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.start = trace.start
         self.pids: list[int] = []
         for process in trace.processes:  # a number for each: its pid, unless an earlier process had the same one
             self.pids.append(process.pid if process.pid not in self.pids else PSEUDO_TID + len(self.pids))
@@ -372,7 +383,7 @@ class Export:
                 yield name, rows
                 continue
             for process, text in distinct(self.spans[rows], "process", "bx"):
-                title = name.replace(event.name, self.trace.strings.get((process, text)) or event.name)
+                title = name.replace(_label(event), self.trace.strings.get((process, text)) or event.name)
                 yield title, rows & (self.spans["process"] == process) & (self.spans["bx"] == text)
 
     def _drawn(
@@ -599,28 +610,35 @@ class Export:
 _BEGIN, _END = ("bx", "by", "bz"), ("ex", "ey", "ez")
 
 
+def _label(event: Event) -> str:
+    """Return the name of a kind of span, as in every view. The UI makes a colour of it: of "idle" alone, red."""
+    label = paint(event.code).label
+    return "idle (no task)" if label == "idle" else label
+
+
 def _names(event: Event, rows: Rows, mine: Bools, prefix: str) -> Iterator[tuple[str, Bools]]:
-    """Yield the event's name and the rows under it; the name of what is simulated says so. prefix: of the columns."""
-    column = simulated_column(event.code)
+    """Yield the step's or the instant's name and the rows under it; the name of what is simulated says so.
+
+    prefix: of the columns.
+    """
+    name, column = _label(event) if event.phase is Phase.BEGIN else event.name, simulated_column(event.code)
     if not column:
-        yield event.name, mine
+        yield name, mine
         return
     simulated = rows[prefix + column] != 0
-    yield event.name, mine & ~simulated
-    yield f"{event.name} (simulated)", mine & simulated
+    yield name, mine & ~simulated
+    yield f"{name} (simulated)", mine & simulated
 
 
 def _numbered(name: str, code: int, rows: Rows, words: str = "") -> npt.NDArray[Any]:
-    """Return the title of each span as JSON: name, number and words. A wait for a task that has not come says "for"."""
+    """Return the title of each span as JSON: name, number and words, as in captions. A wait has the task that came."""
     column = number_column(code)
     if not column:
         return np.full(len(rows), compact(name + words), object)
-    numbers, before = rows[column], np.full(len(rows), " ", object)
+    numbers, before = rows[column], numbered(code)[0]
     if column == "end_task":
-        came = numbers >= 0
-        numbers = np.where(came, numbers, rows["task"])
-        before[~came] = " for "
-    texts = np.array([f"{b}{n}" if n >= 0 else "" for b, n in zip(before, numbers.tolist(), strict=True)], object)
+        numbers = np.where(numbers >= 0, numbers, rows["task"])
+    texts = np.array([f"{before} {n}" if n >= 0 else "" for n in numbers.tolist()], object)
     return compact(name)[:-1] + texts + compact(words)[1:]
 
 
@@ -641,6 +659,7 @@ def _about(event: Event) -> dict[str, str]:
     """Return what the event table says about an event."""
     about = {
         "event": event.name,
+        "step": _label(event) if event.phase is Phase.BEGIN else "",
         "meaning": event.meaning,
         "ours": event.ours,
         "upstream": event.upstream,

@@ -61,6 +61,13 @@ class Lane:
     def bottom(self) -> float:
         return self.top + sum(self.heights)
 
+    def actor(self, slots: int) -> int:
+        """Return the number of whom the lane's colour stands for: its slot, if there are several, or its worker.
+
+        -1 = nobody.
+        """
+        return self.slot if slots > 1 else self.worker
+
     def row_top(self, row: int) -> float:
         return self.top + sum(self.heights[:row])
 

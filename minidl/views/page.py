@@ -19,6 +19,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, overload
@@ -32,8 +33,20 @@ from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import BATCHES, SLOTS, paint
-from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, is_named, number_column, scene_of, title_of
+from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
+from minidl.views.scene import (
+    FADING,
+    FATES,
+    Fate,
+    Scene,
+    alarm,
+    is_named,
+    letters,
+    number_column,
+    numbered,
+    scene_of,
+    title_of,
+)
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -114,7 +127,7 @@ def html(
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
     words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
-    return _fill(words, columns(scene), compress).written(path)
+    return filled(*packed(words, columns(scene), 4 if compress else 0)).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -125,7 +138,8 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "title": title,
         "headline": _headline(scene),
         "deaths": [{"lane": death.lane, "time": death.time, "words": death.words} for death in scene.deaths],
-        "colours": {"slots": SLOTS, "batches": BATCHES},
+        "colours": {"actors": ACTORS, "batches": BATCHES, "hatched": HATCHED},
+        "legend": [asdict(sign) for sign in _legend(scene)],
         "timeouts": [number for number, facts in trace.loaders.items() if facts.get("timeout_s")],
         "events": len(trace),
         "begin": scene.begin,
@@ -137,6 +151,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "lanes": [
             {
                 "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
+                "actor": lane.actor(len(scene.slots)),
                 "heights": lane.heights,
             }
             for lane in scene.lanes
@@ -145,6 +160,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "markRuns": _runs(scene.marks, "lane"),
         "kinds": {code: _kind(code) for code in np.union1d(scene.bars["code"], scene.marks["code"]).tolist()},
         "fates": {int(fate): words for fate, words in FATES.items()},
+        "live": None,
         "fading": [int(fate) for fate in FADING],
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
         "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
@@ -152,6 +168,12 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "severalIterators": len(trace.loaders) > 1,
         "texts": list(_texts(scene)),
     }  # fmt: skip
+
+
+def _legend(scene: Scene) -> list[Sign]:
+    """Return the legend of what is drawn, and what the letters before numbers mean."""
+    codes, unended = np.unique(scene.bars["code"]).tolist(), bool(np.isin(scene.bars["fate"], FADING).any())
+    return legend(codes, simulated=bool(scene.bars["simulated"].any()), unended=unended, letters=letters(codes))
 
 
 def _headline(scene: Scene) -> dict[str, Any]:
@@ -190,7 +212,10 @@ def _kind(code: int) -> dict[str, Any]:
         "label": look.label if look else event.name,
         "colour": look.colour if look else event.colour,
         "soft": bool(look and look.soft),
+        "waits": bool(look and look.waits),
         "number": number_column(code) if span else "",
+        "before": numbered(code)[0] if span else "",
+        "letter": numbered(code)[1] if span else "",
         "stage": event.stage,
         "meaning": event.meaning,
         "ours": ", ".join(source_line(name, "minidl") for name in event.ours.split(", ")),
@@ -294,35 +319,43 @@ def _steps(times: Ints) -> Ints:
 
 
 # --- The page -------------------------------------------------------------------------------------------------------
-def _fill(words: dict[str, Any], numbers: Columns, compress: bool) -> Page:
-    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte."""
-    layout, data = _packed(numbers)
-    words = {**words, "columns": layout, "compressed": compress}
-    if compress:
-        data = gzip.compress(data, 4, mtime=0)
-    numbers_packed = base64.b64encode(data).decode()
-    return Page(
-        framed(
-            "page.html", {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers_packed}
-        )
-    )
+def packed(words: dict[str, Any], numbers: Columns, level: int) -> tuple[dict[str, Any], str]:
+    """Return the words, with where each column lies in the numbers, and these in base64. level: of gzip, 0 = none."""
+    layout, data = _joined(numbers)
+    data = gzip.compress(data, level, mtime=0) if level else data
+    return {**words, "columns": layout, "compressed": level > 0}, base64.b64encode(data).decode()
 
 
-def framed(name: str, holes: dict[str, str], package: str = "minidl.views") -> str:
-    """Return `frame.html` with the style, body and script of the page `name` of `package`, and its holes filled."""
+def filled(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
+    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte.
+
+    connect: where the page may send requests to, as in a content security policy; "" = nowhere.
+    """
+    holes = {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers}
+    return Page(framed("page.html", holes, connect=connect))
+
+
+def framed(name: str, holes: dict[str, str], package: str = "minidl.views", connect: str = "") -> str:
+    """Return `frame.html` with the style, body and script of the page `name` of `package`, and its holes filled.
+
+    connect: see `filled`.
+    """
     places = (("minidl.views", "frame.html"), (package, name))
     frame, own = (files(where).joinpath(each).read_text(encoding="utf-8") for where, each in places)
     parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
     assert parts is not None
-    page = _filled(frame, dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
-    return _filled(page, {**holes, "POLICY": _policy(page)})
+    themes = {
+        name.upper(): " ".join(f"--{role}: {colour};" for role, colour in of.items()) for name, of in THEMES.items()
+    }
+    page = _filled(frame, themes | dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
+    return _filled(page, {**holes, "POLICY": _policy(page, connect)})
 
 
 def _filled(template: str, holes: dict[str, str]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes.get(match[1], match[0]), template)
 
 
-def _packed(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
+def _joined(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
     """Return all columns as bytes, each in the smallest type that fits: [name, type, offset, length] of each, bytes."""
     layout, parts, offset = [], [], 0
     for name, column in numbers.items():
@@ -344,13 +377,14 @@ def _smallest(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return column.astype("<f8" if low >= -EXACT and high <= EXACT else "<i8")
 
 
-def _policy(template: str) -> str:
-    """Return a content security policy: the page's own style and script, by their hashes, and nothing else."""
+def _policy(template: str, connect: str) -> str:
+    """Return a content security policy: the page's own style and script, by their hashes, and `connect` alone."""
     hashes = []
     for tag in ("style", "script"):
         found: Sequence[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
         (source,) = found
         hashes.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
+    hashes += [f"connect-src {connect}"] if connect else []
     return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
 
 

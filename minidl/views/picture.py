@@ -12,6 +12,7 @@ import io
 import os
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,9 +21,35 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, duration
-from minidl.views.colours import BATCHES, SLOTS, SOFT, is_light, on_paper, paint, rgb
+from minidl.views.colours import (
+    ACTORS,
+    BATCHES,
+    RED,
+    SOFT,
+    THEMES,
+    Paint,
+    Sign,
+    is_light,
+    legend,
+    mixed,
+    on_paper,
+    paint,
+    rgb,
+)
 from minidl.views.layout import LaneKind
-from minidl.views.scene import FADING, FATES, BatchName, Fate, Scene, alarm, caption, per_pixel, scene_of, title_of
+from minidl.views.scene import (
+    FADING,
+    FATES,
+    BatchName,
+    Fate,
+    Scene,
+    alarm,
+    caption,
+    letters,
+    per_pixel,
+    scene_of,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +61,7 @@ ROW_INCHES, LEAST_ROW_INCHES = 0.2, 0.085  # of a row of height 1, in a small tr
 HIGH_ENOUGH: Final = 14.0  # inches of all lanes, above which rows are made smaller
 COUNTER_INCHES: Final = 0.42
 LEGEND_INCHES: Final = 0.155  # a line of the legend
+LINE_INCHES: Final = 0.21  # a line of the headline
 LEFT, RIGHT, GAP = 1.15, 0.3, 0.12  # inches beside and between the axes
 LEAST_WIDTH: Final = 2.5
 CAPTIONS: Final = 500
@@ -48,7 +76,10 @@ FADE: Final = 64
 FAINTEST = 0.15
 """Least opacity of a pixel that holds anything."""
 
-INK, FAINT, PAPER, RED = "#1c2733", "#6b7683", "#ffffff", "#b3261e"
+INK, FAINT, PAPER = (THEMES["light"][name] for name in ("ink", "faint", "paper"))
+WAIT, DOTS = "////", "..."
+"""Hatches of waits, and of what is simulated."""
+
 MARGIN: Final = 0.16  # of a row, above and below its bars
 
 STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
@@ -113,17 +144,19 @@ class _Drawing:
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 15)))
+        self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 10.5)))
         step = f"next step: {scene.headline.next_step}" if scene.headline.next_step else ""
-        self.step = textwrap.wrap(step, max(20, int(width * 17)))
-        self.above = 0.17 * (len(self.sentence) + len(self.step))
-        self.head = 0.42 + self.above + LEGEND_INCHES * -(-len(self.legend) // self.columns)
+        self.step = textwrap.wrap(step, max(20, int(width * 16)))
+        self.above = LINE_INCHES * len(self.sentence) + 0.17 * (len(self.step) + 1)
+        lines = -(-len(self.legend) // self.columns) + sum(patch.get_label().count("\n") for patch in self.legend)
+        self.head = 0.28 + self.above + LEGEND_INCHES * lines
         self.foot = 0.46 + 0.16 * min(4, len(scene.trace.problems))
         self.row = min(ROW_INCHES, max(LEAST_ROW_INCHES, HIGH_ENOUGH / max(1.0, scene.height)))
         self.lanes_high = max(1.0, scene.height) * self.row + 0.06
         below = len(self.counted) * (COUNTER_INCHES + GAP)
         self.high = self.head + self.lanes_high + below + self.foot
         self.figure = make(figsize=(width, self.high), dpi=DPI, facecolor=PAPER)
+        self.taken: list[tuple[float, float, float]] = []  # of labels beside marks: left and right pixel, y
         self.pixels = max(1, int((width - LEFT - RIGHT) * DPI))
 
     def draw(self, batches: Ints) -> Figure:
@@ -132,8 +165,8 @@ class _Drawing:
         axes.set_ylim(max(1.0, self.scene.height) + 0.15, -0.15)
         self._background(axes)
         self._bars(axes)
-        self._alarms(axes)
         self._deaths(axes)
+        self._alarms(axes)
         self._culprit(axes)
         self._states(axes)
         self._arrows(axes, batches)
@@ -160,21 +193,23 @@ class _Drawing:
         return axes
 
     def _words(self) -> None:
-        """Write the title, the legend, and what is missing from the trace."""
+        """Write the headline, the trace's name, the legend, and what is missing from the trace."""
         trace, text = self.scene.trace, self.figure.text
-        facts = f"{len(trace):,} events, {len(self.scene.bars):,} bars"
-        y = 1 - 0.2 / self.high
-        text(0.1 / self.width, y, self.title, fontsize=11, weight="bold", color=INK, va="center", parse_math=False)
         colour = RED if self.scene.headline.kind.wrong else INK
-        lines = [(words, 9, colour) for words in self.sentence] + [(words, 8, FAINT) for words in self.step]
-        for line, (words, points, ink) in enumerate(lines):
-            y2 = 1 - (0.4 + 0.17 * line) / self.high
-            text(0.1 / self.width, y2, words, fontsize=points, color=ink, va="center", parse_math=False)
-        text(1 - RIGHT / self.width, y, facts, fontsize=7.5, color=FAINT, va="center", ha="right")
+        lines = [(words, 11.0, colour, "bold") for words in self.sentence]
+        lines += [(words, 8.5, INK, "normal") for words in self.step]
+        lines += [(f"{self.title}: {len(trace):,} events, {len(self.scene.bars):,} bars", 7.5, FAINT, "normal")]
+        y = 0.2
+        for words, points, ink, weight in lines:
+            text(
+                0.1 / self.width, 1 - y / self.high, words, fontsize=points, color=ink, weight=weight, va="center",
+                parse_math=False,
+            )  # fmt: skip
+            y += LINE_INCHES if weight == "bold" else 0.17
         if self.legend:
             self.figure.legend(
                 handles=self.legend, loc="upper left", ncols=self.columns, frameon=False, fontsize=7.5, labelcolor=INK,
-                bbox_to_anchor=(0.06 / self.width, 1 - (0.36 + self.above) / self.high),
+                bbox_to_anchor=(0.06 / self.width, 1 - (0.14 + self.above) / self.high),
                 columnspacing=1.4, handlelength=1.6,
                 borderpad=0, labelspacing=0.4,
             )  # fmt: skip
@@ -185,7 +220,7 @@ class _Drawing:
 
     def _legend_columns(self) -> int:
         """Return how many columns fit, each as wide as its longest label; the legend is filled column by column."""
-        wide = [0.4 + 0.065 * len(patch.get_label()) for patch in self.legend]
+        wide = [0.4 + 0.065 * max(map(len, patch.get_label().split("\n"))) for patch in self.legend]
         for columns in range(len(wide), 1, -1):
             parts = np.array_split(np.array(wide), columns)  # the first columns are the longer ones, as in the legend
             if sum(part.max() for part in parts) <= self.width - 0.1:
@@ -193,28 +228,19 @@ class _Drawing:
         return 1
 
     def _legend(self) -> Iterator[Any]:
-        """Yield a patch for each kind of step that is drawn, in the table's order, and the symbols of states."""
+        """Yield a handle for each sign of the legend, and the symbols of states."""
         from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
 
-        bars, done = self.scene.bars, set()
-        for code in sorted(np.unique(bars["code"]).tolist()):
-            look, simulated = paint(code), bars["simulated"][bars["code"] == code].any()
-            if (look.label, look.colour) in done:
-                continue
-            done.add((look.label, look.colour))
-            label = f"{look.label} (simulated)" if simulated else look.label
-            yield Patch(
-                facecolor=on_paper(look), edgecolor=PAPER if simulated else look.colour,
-                linewidth=0 if simulated else 0.5, hatch="////" if simulated else None, label=label,
-            )  # fmt: skip
+        bars = self.scene.bars
+        codes, unended = np.unique(bars["code"]).tolist(), bool(np.isin(bars["fate"], FADING).any())
         for code, symbol in STATES.items():
             if (self.scene.marks["code"] == code).any():
                 yield Line2D(
                     [], [], marker=symbol, color=paint(code).colour, linestyle="", markersize=4, label=paint(code).label
                 )
-        if np.isin(bars["fate"], FADING).any():
-            yield Patch(facecolor="#d9dde2", edgecolor=INK, linestyle=":", linewidth=0.8, label="no end recorded")
+        widest = max(12, int((self.width - 0.5) / 0.065))  # letters
+        for sign in legend(codes, simulated=bool(bars["simulated"].any()), unended=unended, letters=letters(codes)):
+            yield _handle(replace(sign, label=textwrap.fill(sign.label, widest)))
 
     # --- lanes
     def _background(self, axes: Axes) -> None:
@@ -225,9 +251,12 @@ class _Drawing:
             places.append((lane.top + lane.bottom) / 2)
             names.append(lane.title)
         axes.set_yticks(places, names)
+        axes.tick_params(axis="y", pad=8)  # beside the colours of workers or ranks
         for lane, tick in zip(self.scene.lanes, axes.get_yticklabels(), strict=True):
             small = lane.kind in (LaneKind.FEEDER, LaneKind.QUEUE_FEEDERS, LaneKind.EPOCHS)
             tick.set(fontsize=self._letters(6.5 if small else 8.5), color=FAINT if small else INK)
+            if (actor := lane.actor(len(self.scene.slots))) >= 0:
+                self._swatch(axes, lane.top, lane.bottom, ACTORS[actor % len(ACTORS)])
         if not self.scene.lanes:
             axes.set_xticks([])
             axes.text(
@@ -236,9 +265,22 @@ class _Drawing:
         if len(self.scene.slots) > 1:
             for number, slot in enumerate(self.scene.slots):
                 top = min((lane.top for lane in self.scene.lanes if lane.slot == number), default=0.0)
-                counted = any(counter.slot == number for counter in self.counters)
-                colour = SLOTS[number % len(SLOTS)] if counted else FAINT  # that of its counters
-                axes.text(self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, color=colour, va="bottom")
+                axes.text(
+                    self.scene.begin / self.scale, top - 0.2, slot.title, fontsize=8, weight="bold", color=INK,
+                    va="bottom", parse_math=False,
+                )  # fmt: skip
+
+    def _swatch(self, axes: Axes, top: float, bottom: float, colour: str) -> None:
+        """Draw the colour of a rank or a worker at the left edge of its lane."""
+        from matplotlib.patches import Rectangle
+
+        wide = 0.05 / (self.width - LEFT - RIGHT)
+        axes.add_patch(
+            Rectangle(
+                (-wide, top), wide, bottom - top, transform=axes.get_yaxis_transform(), facecolor=colour, linewidth=0,
+                clip_on=False, gid="actor",
+            )
+        )  # fmt: skip
 
     def _letters(self, size: float) -> float:
         """Return a font size in points, smaller if rows are small."""
@@ -302,7 +344,8 @@ class _Drawing:
         edges = np.where(bars["end"] - bars["begin"] > 4 * (self.scene.end - self.scene.begin) / self.pixels, 0.35, 0)
         self._rectangles(
             axes, bars["begin"] / self.scale, bars["end"] / self.scale, lane, row, facecolors=on_paper(look),
-            edgecolors=PAPER, linewidths=edges, hatch="////" if simulated else None, gid=f"bars {lane} {row} {code}",
+            edgecolors=_lines(look), linewidths=edges, hatch=DOTS if simulated else WAIT if look.waits else None,
+            gid=f"bars {lane} {row} {code}",
         )  # fmt: skip
 
     def _fading(self, axes: Axes, bar: np.void) -> None:
@@ -321,7 +364,8 @@ class _Drawing:
         )  # fmt: skip
         self._rectangles(
             axes, cuts[:1], cuts[-1:], lane, row,
-            facecolors="none", edgecolors=look.colour, linestyles=":", linewidths=0.7,
+            facecolors="none", edgecolors=mixed(look.colour, 0.5) if look.waits else look.colour, linestyles=":",
+            linewidths=0.7, hatch=WAIT if look.waits else None,
         )  # fmt: skip
         self._caption_open(axes, bar, cuts[0], cuts[-1])
 
@@ -351,15 +395,18 @@ class _Drawing:
             size = self._letters(min(6.5, 9.5 * high))
             if room < _wide("0", size) or high < 0.35 or size < LEAST_LETTERS or self._is_culprit(bar):
                 continue
-            words = next((w for w in caption(scene, bar) if w and _wide(w, size) < room), None)
+            look = paint(int(bar["code"]))
+            spare = 30 if look.waits else 8 if bar["simulated"] else 0  # some of a pattern stays visible
+            words = next((w for w in caption(scene, bar) if w and _wide(w, size) + spare < room), None)
             if words is None:
                 continue
-            look = paint(int(bar["code"]))
             middle = (max(int(bar["begin"]), scene.begin) + min(int(bar["end"]), scene.end)) / 2 / self.scale
             y = self._middle(bar["lane"], bar["row"])
             colour = INK if look.soft or is_light(rgb(look.colour)) else PAPER
             # A halo in the bar's colour keeps the text readable on a hatch or an arrow.
-            halo = [withStroke(linewidth=3 if bar["simulated"] else 1.5, foreground=on_paper(look))]
+            halo = [
+                withStroke(linewidth=4 if bar["simulated"] else 3 if look.waits else 1.5, foreground=on_paper(look))
+            ]
             axes.text(
                 middle, y, words, fontsize=size, color=colour, ha="center", va="center_baseline", clip_on=True,
                 zorder=7.5, path_effects=halo, parse_math=False,
@@ -369,36 +416,41 @@ class _Drawing:
     def _alarms(self, axes: Axes) -> None:
         scene = self.scene
         for mark in scene.marks[scene.marks["alarm"]]:
-            lane = scene.lanes[mark["lane"]]
-            x = int(mark["time"]) / self.scale
-            if not mark["weak"]:
-                axes.plot(
-                    [x], [lane.top], marker="X", color=RED, markersize=6, markeredgecolor=PAPER, zorder=8, clip_on=False
-                )
-            if mark["weak"]:  # this lane only found it
-                axes.plot([x], [lane.top], marker="x", color=FAINT, markersize=4, zorder=8, clip_on=False)
-            words = alarm(scene, mark)[:80]
-            late = mark["time"] > (scene.begin + scene.end) / 2
-            axes.annotate(
-                words, (x, lane.top), (-6 if late else 6, 0), textcoords="offset points", fontsize=6.5,
-                color=FAINT if mark["weak"] else RED,
-                ha="right" if late else "left", va="center", zorder=8, parse_math=False,
-                bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
+            top, time = scene.lanes[mark["lane"]].top, int(mark["time"])
+            weak = bool(mark["weak"])  # this lane only found it
+            axes.plot(
+                [time / self.scale], [top], marker="x" if weak else "X", color=FAINT if weak else RED,
+                markersize=4 if weak else 6, markeredgecolor=None if weak else PAPER, zorder=8, clip_on=False,
             )  # fmt: skip
+            self._beside(axes, alarm(scene, mark)[:80], time, top, 6.5, FAINT if weak else RED)
 
     def _deaths(self, axes: Axes) -> None:
         """Mark the death of a process on its own lane."""
         for death in self.scene.deaths:
-            lane, x = self.scene.lanes[death.lane], death.time / self.scale
+            top = self.scene.lanes[death.lane].top
             axes.plot(
-                [x], [lane.top], marker="X", color=RED, markersize=8, markeredgecolor=PAPER, zorder=9, clip_on=False
-            )
-            late = death.time > (self.scene.begin + self.scene.end) / 2
-            axes.annotate(
-                death.words, (x, lane.top), (-8 if late else 8, 0), textcoords="offset points", fontsize=7, color=RED,
-                weight="bold", ha="right" if late else "left", va="center", zorder=9, parse_math=False,
-                bbox={"facecolor": PAPER, "alpha": 0.9, "linewidth": 0, "pad": 0.8},
+                [death.time / self.scale], [top], marker="X", color=RED, markersize=8, markeredgecolor=PAPER, zorder=9,
+                clip_on=False,
             )  # fmt: skip
+            self._beside(axes, death.words, death.time, top, 7, RED, weight="bold")
+
+    def _beside(self, axes: Axes, words: str, time: int, y: float, size: float, colour: str, **style: Any) -> None:
+        """Write what a mark says above its lane: on the mark's right, on its left, or not at all for want of room."""
+        pixel, wide = (time - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels, _wide(words, size)
+        for left in (pixel + 10, pixel - 10 - wide):
+            if left < -LEFT * DPI or left + wide > self.pixels + RIGHT * DPI or not self._free(left, wide, y):
+                continue
+            self.taken.append((left, left + wide, y))
+            axes.annotate(
+                words, (time / self.scale, y), (5 if left > pixel else -5, 0), textcoords="offset points",
+                fontsize=size, color=colour, ha="left" if left > pixel else "right", va="bottom", zorder=9,
+                parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6}, **style,
+            )  # fmt: skip
+            return
+
+    def _free(self, left: float, wide: float, y: float) -> bool:
+        """Tell whether no label stands at these pixels, about as high as y."""
+        return all(left > end or left + wide < begin or abs(y - at) > 0.5 for begin, end, at in self.taken)
 
     def _is_culprit(self, bar: np.void) -> bool:
         at = self.scene.culprit
@@ -420,11 +472,14 @@ class _Drawing:
         said += [duration(int(bar["known"] - bar["begin"]))] if bar["known"] > bar["begin"] else []
         words = f"{caption(scene, bar)[0]}: {', '.join(said)}"
         size = self._letters(7)
-        room = (scene.end - begin) / (scene.end - scene.begin) * self.pixels
-        late = room < _wide(words, size)
+        ns = (scene.end - scene.begin) / self.pixels
+        fits, late = (end - begin) / ns > _wide(words, size), (scene.end - begin) / ns < _wide(words, size)
+        # A bar with no room for it has its label below, where the bars beside it are not covered.
+        y = self._middle(lane, row) if fits else self._box(lane, row)[1]
         axes.annotate(
-            words, (begin / self.scale, self._middle(lane, row)), (-3 if late else 3, 0), textcoords="offset points",
-            fontsize=size, weight="bold", color=colour, ha="right" if late else "left", va="center_baseline", zorder=9,
+            words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else -2), textcoords="offset points",
+            fontsize=size, weight="bold", color=colour, ha="right" if late else "left",
+            va="center_baseline" if fits else "top", zorder=9,
             parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
         )  # fmt: skip
 
@@ -515,18 +570,39 @@ class _Drawing:
             times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
             before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
             values = np.concatenate([before, counter.values, counter.values[-1:]])
-            colour = SLOTS[counter.slot % len(SLOTS)]
+            colour = ACTORS[counter.slot % len(ACTORS)] if len(self.scene.slots) > 1 else FAINT
             axes.step(times, values, where="post", color=colour, linewidth=0.9, gid=f"counter {name} {counter.slot}")
             if len(mine) == 1:  # several on top of each other are lines only
                 axes.fill_between(times, values, step="post", color=colour, alpha=0.15, linewidth=0)
             peak = max(peak, int(values.max()))
         factor, word = _bytes_unit(peak) if unit == "B" else (1, unit)
         axes.set_ylim(0, max(peak, 1) * 1.12)
-        axes.set_yticks([0, peak], ["0", f"{peak / factor:.3g}"])
+        axes.set_yticks(*zip(*{0: "0", peak: f"{peak / factor:.3g}"}.items(), strict=True))
         axes.tick_params(axis="y", labelsize=6.5)
         axes.yaxis.tick_right()
         axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,
                   color=INK, ha="right", va="center")  # fmt: skip
+
+
+def _lines(look: Paint) -> str:
+    """Return the colour of a bar's edge and hatch: white, so that neighbours are apart; of a wait, near its own."""
+    return mixed(look.colour, 0.6) if look.waits else PAPER
+
+
+def _handle(sign: Sign) -> Any:
+    """Return the legend's handle of a sign."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    style: dict[str, dict[str, Any]] = {
+        "work": {"facecolor": sign.colour},
+        "wait": {"facecolor": PAPER, "edgecolor": sign.colour, "linewidth": 0.5, "hatch": WAIT},
+        "simulated": {"facecolor": FAINT, "edgecolor": PAPER, "linewidth": 0, "hatch": DOTS},
+        "open": {"facecolor": THEMES["light"]["line"], "edgecolor": INK, "linestyle": ":", "linewidth": 0.8},
+    }
+    if not sign.pattern:
+        return Line2D([], [], linestyle="", label=sign.label)
+    return Patch(label=sign.label, **style[sign.pattern])
 
 
 def _unit(span: int) -> tuple[float, str]:
@@ -546,4 +622,4 @@ def _bytes_unit(most: int) -> tuple[int, str]:
 
 def _wide(words: str, size: float) -> float:
     """Estimate how many pixels the words take at `size` points, with some room around."""
-    return (len(words) * 0.6 + 0.6) * size * DPI / 72
+    return (len(words) * 0.58 + 0.45) * size * DPI / 72

@@ -60,7 +60,7 @@ from s where name glob 'sample*' and name not glob 'sampler*' order by took desc
         "shares of time that each worker and its feeder spent on each step, without the steps inside it",
         f"""{_SLICES},
 own as (
-  select ifnull({_arg("event", "s.arg_set_id")}, s.name) as name,
+  select ifnull({_arg("step", "s.arg_set_id")}, s.name) as name,
     s.process, s.thread, s.took - ifnull((select sum(iif(c.dur < 0, trace_end() - c.ts, c.dur))
     from slice c where c.parent_id = s.id), 0) as took, s.ts, s.ts + s.took as till
   from s where s.process glob 'worker*' or s.process glob '*w[0-9]*'

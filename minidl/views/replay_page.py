@@ -27,6 +27,7 @@ from minidl.playback.words import name_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import size
+from minidl.views.colours import ACTORS, paint
 from minidl.views.page import Page, as_json, framed
 
 MOST_EVENTS: Final = 5000
@@ -87,7 +88,7 @@ def to_focus(at: Replay) -> None:
     if spot is None or spot.loader != at.loader:
         at.to(len(at))
     else:
-        moment = (max(spot.span, spot.begin) - int(at.trace.events["time"][0])) / 1e9
+        moment = (max(spot.span, spot.begin) - at.trace.start) / 1e9
         at.at(min(max(moment, 0.0), at.last_time))
 
 
@@ -147,6 +148,11 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         "problems": at.trace.problems,
         "lanes": lanes,
         "spans": spans,
+        "actors": ACTORS,
+        "looks": {
+            code: {"colour": paint(code).colour, "soft": paint(code).soft}
+            for code in sorted({span[-1] for span in spans})
+        },
     }
 
 
@@ -200,12 +206,12 @@ def _message(message: Queued) -> list[Any]:
     return [message.name, message.task, message.worker, message.stage.value, size(message.payload + message.shared)]
 
 
-_LANES: Final = {ev.NEXT[0]: "in next()", ev.CONSUMER[0]: "training loop", ev.PIN[0]: "pin thread"}
+_LANES: Final = {ev.CONSUMER[0]: "consumer", ev.NEXT[0]: "loader", ev.PIN[0]: "pin thread"}
 
 
 def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]]:
-    """Return the small timeline: its lanes, and [lane, begin, end, task] of each bar, us; end -1 = none."""
-    start = int(at.trace.events["time"][0]) if len(at.trace) else 0
+    """Return the small timeline: its lanes, and [lane, begin, end, task, code] of each bar, us; end -1 = none."""
+    start = at.trace.start
     spans = at.trace.spans()
     spans = spans[(spans["loader"] == at.loader) & np.isin(spans["code"], (*_LANES, ev.FETCH[0]))]
     first, last = (spans["begin"] - start) // 1000, (spans["end"] - start) // 1000
@@ -216,7 +222,7 @@ def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]
         lane = _LANES.get(int(span["code"])) or (f"worker {worker}" if worker >= 0 else "fetching")
         place = (names.index(lane) if lane in names else len(names), worker if lane not in names else 0, lane)
         task = span["end_task"] if span["task"] < 0 else span["task"]
-        bars.append((place, b, e if span["end"] >= 0 else -1, int(task)))
+        bars.append((place, b, e if span["end"] >= 0 else -1, int(task), int(span["code"])))
     lanes = sorted({place for place, *_ in bars})
     return [lane for *_, lane in lanes], [[lanes.index(place), *rest] for place, *rest in bars]
 

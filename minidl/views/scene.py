@@ -157,8 +157,29 @@ def number_column(code: int) -> str:
     return "worker" if event.has_worker else ""
 
 
+@cache
+def numbered(code: int) -> tuple[str, str]:
+    """Return what a caption of this kind of span says of its number: words before it, and the letter for it in short.
+
+    ("", "t") for "fetch 9" and "t9", since steps have their task's number; (" worker", "w") for "start worker 1".
+    """
+    column = number_column(code)
+    if column.endswith("task"):
+        return (" for task", "t") if code in _WAITS else ("", "t")
+    return {"": ("", ""), "worker": (" worker", "w"), "by": ("", "s"), "bx": ("", "e")}[column]
+
+
+_NUMBERS: Final = {"t": "task", "s": "sample", "w": "worker", "e": "epoch"}
+
+
+def letters(codes: Iterable[int]) -> str:
+    """Return what the letters in the short captions of these kinds of span mean: "t task, s sample"; "" if none."""
+    there = {numbered(code)[1] for code in codes}
+    return ", ".join(f"{letter} {what}" for letter, what in _NUMBERS.items() if letter in there)
+
+
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
-    """Return a bar's caption in full and in short: ("sample 65", "65"), ("wait for task 9", "9")."""
+    """Return a bar's caption in full and in short: ("sample 65", "s65"), ("wait for task 9", "t9")."""
     code, span = int(bar["code"]), scene.spans[bar["span"]]
     label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
@@ -167,8 +188,8 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
         label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
-    what = f"{label} for task" if code in _WAITS else label
-    return (f"{what} {number}", str(number)) if number >= 0 else (label, "")
+    before, letter = numbered(code)
+    return (f"{label}{before} {number}", f"{letter}{number}") if number >= 0 else (label, "")
 
 
 def has_field(trace: Trace, span: np.void, name: str) -> bool:
@@ -280,8 +301,8 @@ class Scene:
 
     @property
     def last(self) -> int:
-        """When the trace's last event was, ns. Open bars are drawn beyond it."""
-        return int(self.trace.events["time"][-1]) - self.start if len(self.trace) else 0
+        """The trace's end, ns. Open bars are drawn beyond it, unless the run goes on."""
+        return self.trace.last - self.trace.start if len(self.trace) else 0
 
     @property
     def height(self) -> float:
@@ -405,16 +426,18 @@ class _Maker:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.events: Rows = trace.events
-        self.start = int(self.events["time"][0]) if len(self.events) else 0
+        self.start = trace.start
         self.spans = trace.spans()
         self.layout = Layout(trace, self.spans)
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
-        last = int(self.events["time"][-1]) - self.start if len(self.events) else 0
-        self.edge = min(last + max(1, round(last * EDGE)), NEVER) if is_open.any() else last
+        last = trace.last - self.start if len(self.events) else 0
+        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        goes_on = is_open & (self.lived[self.spans["process"]] >= last)
+        margin = max(1, round(last * EDGE)) if goes_on.any() and not trace.seen else 0
+        self.edge = min(last + margin, NEVER)
         self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
-        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
         self._end_with_the_enclosing()
         self._end_with_the_process()
         stopped = [line["process"] for line in trace.described("trace_end")]

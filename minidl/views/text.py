@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LETTERS: Final = {
     "epoch": "=", "start": "+", "init": "B", "fetcher": "O", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S",
-    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "index_write": "W", "wait": "-", "rebuild": "R",
+    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "wait": "-", "rebuild": "R",
     "pin": "L", "next": "N", "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U",
     "device compute": "U", "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">",
     "still waiting": ">",
@@ -196,7 +196,7 @@ def _label_open(text: list[str], kinds: list[int], bars: Rows) -> None:
     hung = bars[np.isin(bars["fate"], FADING)]
     if len(hung):
         last = hung[hung["begin"].argmax()]
-        words = f" {EVENTS[int(last['code'])].name} {FATES[Fate(last['fate'])]} "
+        words = f" {paint(int(last['code'])).label} {FATES[Fate(last['fate'])]} "
         at = begin + 1 + len(str(hung["task"].max())) + 2
         if at + len(words) + 2 <= len(text):
             text[at : at + len(words)] = words
@@ -257,7 +257,7 @@ def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
         if number == 0:
             yield ""
         bar = left[at]
-        name, about = EVENTS[int(bar["code"])].name, _facts(drawn, drawn.spans[bar["span"]])
+        name, about = paint(int(bar["code"])).label, _facts(drawn, drawn.spans[bar["span"]])
         where = f"{drawn.lanes[bar['lane']].title}: {name}{about}"
         until = f" until {bar['known'] / 1e9:.9f} s" if bar["end"] < drawn.end else ""
         yield f"{FATES[Fate(bar['fate'])]}: {where}, since {bar['begin'] / 1e9:.9f} s{until}"

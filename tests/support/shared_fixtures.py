@@ -8,6 +8,7 @@ from pathlib import Path
 import made_trace
 import pytest
 import workloads
+from browser import Browser, driven
 
 from minidl.device import sim
 from minidl.tracefile.reader import Trace
@@ -39,3 +40,10 @@ def healthy(tmp_path: Path) -> Trace:
 def hung(tmp_path: Path) -> Trace:
     """The trace of an imagined run that hangs in sample 38."""
     return made_trace.made(tmp_path / "trace", **made_trace.HUNG)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A headless Chromium."""
+    with driven(tmp_path / "profile") as started:
+        yield started

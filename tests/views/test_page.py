@@ -230,7 +230,10 @@ def test_it_refers_to_nothing_outside(healthy: Trace) -> None:
         assert not {"src", "href", "action", "srcset", "data", "style"} & attributes.keys(), f"<{tag} {attributes}>"
         assert not [name for name in attributes if name.startswith("on")]
     code = Parsed(page).inside["script"] + Parsed(page).inside["style"]
-    forbidden = r"\beval\b|new Function|fetch\(|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML|insertAdjacentHTML|document\.write|localStorage"  # noqa: E501
+    forbidden = (  # a page of a run that goes on asks its own server for "live": the policy of others forbids it
+        r"\beval\b|new Function|fetch\((?!\"live\", )|XMLHttpRequest|WebSocket|import\(|@import|url\(|https?:|innerHTML"
+        r"|insertAdjacentHTML|document\.write|localStorage"
+    )
     assert re.findall(forbidden, code) == []
 
 

@@ -204,7 +204,7 @@ def test_the_figure(trace: Trace) -> None:
     picked = drawn.pick(sorted(set(drawn.batches["task"].tolist()))[:4])
     assert Counter(key[0] for key, _ in artists(figure, "arrow")) == Counter(drawn.arrows(picked)["batch"].tolist())
     words = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-    assert any("(simulated)" in word for word in words) == bool(drawn.bars["simulated"].any())
+    assert ("simulated" in words) == bool(drawn.bars["simulated"].any())
 
 
 def nearly(bars: Counter[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
@@ -223,11 +223,12 @@ def test_the_viewer(trace: Trace) -> None:
     told: Counter[tuple[str, int, int]] = Counter()
     for e in document["traceEvents"]:
         if e["ph"] in "XB" and e["name"] not in ("index_put", "yield", "arrived"):
-            begin, name = ns(e["ts"]), re.sub(r"( for)? \d+(?= \(|$)", "", e["name"])
+            begin, name = ns(e["ts"]), re.sub(r"( for task| worker)? \d+(?= \(|$)", "", e["name"])
             told[name, begin, begin + ns(e["dur"]) if e["ph"] == "X" else last] += 1
     expected: Counter[tuple[str, int, int]] = Counter()
     for bar in drawn.bars[drawn.bars["code"] != ev.EPOCH[0]]:
-        name = EVENTS[int(bar["code"])].name + (" (simulated)" if bar["simulated"] else "")
+        name = paint(int(bar["code"])).label + (" (simulated)" if bar["simulated"] else "")
+        name = name.replace("idle", "idle (no task)")
         fate = Fate(bar["fate"])
         end = last if fate is not Fate.ENDED and bar["end"] >= drawn.end else int(bar["end"])
         expected[f"{name} ({FATES[fate]})" if fate in FATES else name, int(bar["begin"]), end] += 1
@@ -350,7 +351,7 @@ def test_the_terminal_lists_what_has_no_end(trace: Trace) -> None:
                 end = round(float(m[4]) * 1e9) if m[4] else drawn.last
                 told[m[1], m[2], int(fate), round(float(m[3]) * 1e9), end] += 1
     expected = Counter(
-        (drawn.lanes[b["lane"]].title, EVENTS[int(b["code"])].name, int(b["fate"]), int(b["begin"]), int(b["known"]))
+        (drawn.lanes[b["lane"]].title, paint(int(b["code"])).label, int(b["fate"]), int(b["begin"]), int(b["known"]))
         for b in drawn.bars[drawn.bars["fate"] != Fate.ENDED]
     )
     assert told == expected

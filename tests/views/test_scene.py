@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from made_trace import START, Run, made
 from oracle_trace import write_process
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome
-from minidl.views.colours import paint
 from minidl.views.layout import LaneKind
 from minidl.views.scene import BAR, EDGE, Fate, Scene, alarm, caption, per_pixel, scene_of
 
@@ -461,50 +459,6 @@ def test_a_window_outside_the_trace_is_refused(healthy: Trace, window: dict[str,
 
 # --- Paint and pixels -------------------------------------------------------------------------------------------------
 KINDS = [code for code, event in EVENTS.items() if event.phase is Phase.BEGIN]
-
-# As who lacks the cones for red, or for green, sees linear RGB (Viénot, Brettel and Mollon 1999).
-SIGHTS = {
-    "all cones": np.eye(3),
-    "no red": np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]),
-    "no green": np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]),
-}
-
-
-def lab(colour: str, sight: str) -> np.ndarray:
-    """CIE L*a*b* of an sRGB colour, as it is seen."""
-    rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
-    linear = SIGHTS[sight] @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    ratio = np.cbrt(np.clip(to_xyz @ linear / [0.9505, 1, 1.089], 0.008856, None))
-    return np.array([116 * ratio[1] - 16, 500 * (ratio[0] - ratio[1]), 200 * (ratio[1] - ratio[2])])
-
-
-@pytest.mark.parametrize("sight", SIGHTS)
-def test_steps_of_a_lane_are_told_apart_by_colour(sight: str) -> None:
-    """Waits and frames are drawn pale, and so beside work; the two kinds of work on one track must differ."""
-    near = {}
-    for one, other in itertools.combinations(KINDS, 2):
-        a, b = paint(one), paint(other)
-        if lane_of(one) & lane_of(other) and not a.soft and not b.soft and a.label != b.label:
-            near[a.label, b.label] = float(np.linalg.norm(lab(a.colour, sight) - lab(b.colour, sight)))
-    assert len(near) > 12
-    assert min(near.values()) > 20, sorted(near.items(), key=lambda item: item[1])[:4]
-
-
-def lane_of(code: int) -> set[object]:
-    """Whose lanes a step may lie in: a pin thread reads what else the loader reads; the loader has its own feeders."""
-    if code == ev.INDEX_WRITE[0]:
-        return {LaneKind.QUEUE_FEEDERS}
-    reads = code in (ev.RESULT_GET[0], ev.RESULT_REBUILD[0])
-    return {EVENTS[code].track, Track.PIN} if reads else {EVENTS[code].track}
-
-
-def test_each_stage_has_a_colour_of_its_own() -> None:
-    looks = {paint(code).label: paint(code) for code in KINDS}
-    assert len({look.colour for look in looks.values()}) == len(looks)
-    assert all(paint(code).colour == EVENTS[code].colour == EVENTS[code + 1].colour for code in KINDS)
-    assert paint(ev.RESULT_GET[0]) == paint(ev.READY_GET[0]) == looks["wait"]
-    assert looks["wait"].soft
 
 
 @st.composite

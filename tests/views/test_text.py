@@ -38,7 +38,7 @@ feeder 1                                pp              P
 consumer      busy 31% (consumer 31%)
 loader        busy 11% (start 10%, next <1%, shutdown <1%, sampling <1%),
               wait 48%, join 10%
-queue feeders busy <1% (index_write <1%)
+queue feeders busy <1% (write <1%)
 pin thread    busy 15% (pin 11%, rebuild 4%), wait 5%
 worker 0      busy 53% (sample 40%, collate 13%, fetch <1%), idle 4%
 feeder 0      busy 3% (pickle 2%, write <1%)
@@ -46,8 +46,7 @@ worker 1      busy 50% (sample 37%, collate 12%, fetch <1%), idle <1%
 feeder 1      busy 3% (pickle 2%, write <1%)
 
 = epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
-W write, index_write  - wait  R rebuild  L pin  N next  T consumer  J join
-X shutdown
+W write  - wait  R rebuild  L pin  N next  T consumer  J join  X shutdown
 a small letter: less than half of its cell; a number: the task; blank: nothing
 recorded
 """
@@ -59,9 +58,9 @@ running); loader (pid 1000) was waiting for task 9 of worker 1 for 6.78 ms
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
 consumer             TTTt  TTTt TTTTtTTTt tTt
-loader        ++-0---rr -3-rn -4rrr-- r -8- -10->9>> result_get did not end >>>>
+loader        ++-0---rr -3-rn -4rrr-- r -8- -10->9>> wait did not end >>>>>>>>>>
 queue feeders   w    w w   ww   w w  ww
-worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> index_get did not end >>>>
+worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> idle did not end >>>>>>>>>
 feeder 0            p     p    pp   p     p    p
 worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
 feeder 1             pw   p     p    p
@@ -69,7 +68,7 @@ feeder 1             pw   p     p    p
 consumer      busy 21% (consumer 21%)
 loader        busy 7% (rebuild 3%, start 3%, next <1%, sampling <1%),
               still waiting 46%, wait 26%, did not end <1%
-queue feeders busy <1% (index_write <1%)
+queue feeders busy <1% (write <1%)
 worker 0      busy 49% (sample 36%, collate 12%, fetch <1%), still waiting 47%,
               idle 1%
 feeder 0      busy 2% (pickle 2%, write <1%)
@@ -78,15 +77,14 @@ worker 1      busy 34% (sample 26%, collate 8%, fetch <1%), did not end 62%,
 feeder 1      busy 2% (pickle 1%, write <1%)
 
 did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
-did not end: loader: result_get (task 9, worker 1), since 0.006983000 s
+did not end: loader: wait (task 9, worker 1), since 0.006983000 s
 did not end: loader: next (rcvd_idx 9), since 0.006215000 s
-did not end: worker 0: index_get, since 0.006866000 s
+did not end: worker 0: idle, since 0.006866000 s
 did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006000 s
 did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804000 s
 
-+ start  I sampling  . idle  F fetch  S sample  C collate  P pickle
-W write, index_write  - wait  R rebuild  N next  T consumer
-> did not end, still waiting
++ start  I sampling  . idle  F fetch  S sample  C collate  P pickle  W write
+- wait  R rebuild  N next  T consumer  > did not end, still waiting
 a small letter: less than half of its cell; a number: the task; blank: nothing
 recorded
 """

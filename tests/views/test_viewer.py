@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
 import pytest
-from browser import LOADED, Browser, driven, needs_driver
+from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
@@ -232,7 +232,7 @@ def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: p
     monkeypatch.setattr(Export, "write", slowly)
     with Viewer(trace) as started:
         assert get(started, f"/{secret_of(started)}/perfetto")[0] == 200
-        document = started._server.document  # type: ignore[union-attr]
+        document = started._server.served.document()  # type: ignore[union-attr]
         assert going.wait(60)
         document._stopped = True
         stopping.set()
@@ -434,12 +434,6 @@ window.app.trace.engine.query("select name from slice where dur = -1").then(rows
 """
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with driven(tmp_path / "profile") as started:
-        yield started
-
-
 @pytest.mark.live
 @needs_driver
 def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> None:
@@ -452,7 +446,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     browser.post("/url", url=f"{running.url}perfetto")
     browser.until(LOADED)
     names = browser.post("/execute/async", script=OPEN_SLICES, args=[])
-    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "result_get for 9 (did not end)"} <= set(names)
+    assert {"fetch 9 (did not end)", "sample 38 (did not end)", "wait for task 9 (did not end)"} <= set(names)
     browser.until("return document.body.innerText.includes('/worker 0 1100')")
     shown = browser.run("return document.body.innerText")
     titles = ["/consumer 1", "/loader 1000", "/worker 1 1101", "/worker 0 1100", "batch in flight", "in flight bytes"]
@@ -461,7 +455,7 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     assert shown.count("/loader 1000") == shown.count("in flight bytes"), "no lane is there a second time"
     answers = {name: browser.ask(query.sql) for name, query in QUERIES.items()}
     assert [row["index"] for row in answers["open"] if row["name"].startswith("sample")] == ["38"]
-    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("result_get")] == [
+    assert [(row["task"], row["worker"]) for row in answers["open"] if row["name"].startswith("wait for task")] == [
         ("9", "1")
     ]
     assert (answers["samples"][0]["index"], answers["samples"][0]["worker"]) == ("38", "1")

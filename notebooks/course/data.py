@@ -6,16 +6,9 @@ Datasets live here and not in the notebooks, because a spawned worker imports wh
 
 from __future__ import annotations
 
-import html
-import json
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +16,7 @@ import torch
 import minidl
 
 if TYPE_CHECKING:
-    from pandas.io.formats.style import Styler
+    pass
 
 PATIENCE = 60
 """Seconds after which a wait for another process gives up."""
@@ -137,115 +130,3 @@ class Canonical(minidl.IterableDataset[int]):
 def numbers(samples: list[Any]) -> list[int]:
     """Collate samples into a list of numbers."""
     return [int(sample) for sample in samples]
-
-
-# --- A training that can be killed ------------------------------------------------------------------------------------
-def train(lines: Path, trace: Path) -> None:
-    """Train an epoch from the last whole line of the file on; after each batch, write it and the loader's state."""
-    torch.manual_seed(3)
-    loader = minidl.DataLoader(Uneven(48), batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="fork")
-    before = written(lines)
-    if before:
-        loader.load_state_dict(before[-1]["state"])
-    with minidl.trace(trace), loader, lines.open("a") as file:
-        for batch in loader:
-            time.sleep(STEP)  # the model's work
-            file.write(json.dumps({"batch": batch.tolist(), "state": loader.state_dict()}) + "\n")
-            file.flush()
-
-
-def written(lines: Path) -> list[dict[str, Any]]:
-    """The whole lines. What a kill has left of the last one is cut off, because the next life writes on behind it."""
-    text = lines.read_text() if lines.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        lines.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def live(lines: Path, trace: Path, kill_at: int | None) -> int | None:
-    """Let `train` run in a process of its own; kill it, with its workers, at so many lines. Return its exit code."""
-    life = multiprocessing.get_context("fork").Process(target=_alone, args=(lines, trace))
-    life.start()
-    deadline = time.monotonic() + PATIENCE
-    while kill_at is not None and life.is_alive() and time.monotonic() < deadline:
-        if lines.exists() and lines.read_bytes().count(b"\n") >= kill_at:
-            os.killpg(life.pid or 0, signal.SIGKILL)
-            break
-        time.sleep(0.001)
-    life.join(PATIENCE)
-    if life.is_alive():
-        life.kill()
-        raise TimeoutError(f"the training did not end within {PATIENCE} s")
-    return life.exitcode
-
-
-def _alone(lines: Path, trace: Path) -> None:
-    os.setpgrp()  # so that a kill reaches the workers
-    torch.set_num_threads(1)
-    train(lines, trace)
-
-
-# --- Grading ----------------------------------------------------------------------------------------------------------
-WORDS = {
-    "lost": (
-        "How many tasks are outstanding while the loop works on a batch? See 05, section 1.",
-        "The sampler had given {given} samples, the loop had received {yielded}: the others were on their way.",
-    ),
-    "lost late": (
-        "A task is sent for each one that is yielded, as long as the sampler has any. How many has it?",
-        "The sampler had given {given} samples, and had no more; the loop had received {yielded}.",
-    ),
-    "again": (
-        "In turn, how many of the batches are worker 0's, how many worker 1's? With which does each send a state?",
-        "For each worker, (batches yielded, number of the last one with a state): {workers}. What lies between them is "
-        "fetched again; states of batches that were fetched and not yielded do not count.",
-    ),
-}
-"""Hint and reason of a question, which a reader should not see beside it."""
-
-
-@dataclass(frozen=True)
-class Grade:
-    """What is said to a prediction. answer: what the trace says and why; a notebook shows it folded."""
-
-    verdict: str
-    answer: str = ""
-
-    def __repr__(self) -> str:
-        return self.verdict
-
-    def _repr_html_(self) -> str:
-        folded = f"<details><summary>show the answer</summary>{html.escape(self.answer)}</details>"
-        return f"<p>{html.escape(self.verdict)}</p>" + (folded if self.answer else "")
-
-
-def grade(prediction: object, recorded: object, why: str, hint: str = "") -> Grade:
-    """Hold a prediction against what the trace says; `why` names the step of the protocol that makes it so.
-
-    A wrong prediction gets the hint, and the answer folded, or at once if there is no hint.
-    """
-    if prediction is None:
-        words = (
-            "no prediction yet: write it in the place of None above, run that cell and this one, and the trace answers"
-        )
-        return Grade(words, f"{recorded}. {why}")
-    if str(prediction).strip().casefold() == str(recorded).casefold():
-        return Grade(f"right: {recorded}. {why}")
-    if hint:
-        return Grade(f"not {prediction}. {hint}", f"{recorded}. {why}")
-    return Grade(f"you said {prediction}, the trace says {recorded}. {why}")
-
-
-def grade_on(topic: str, prediction: object, recorded: object, **facts: object) -> Grade:
-    """Grade with the words of `topic`; the reason shows the facts."""
-    hint, why = WORDS[topic]
-    return grade(prediction, recorded, why.format_map(facts), hint)
-
-
-def table(rows: Iterable[tuple[object, ...]], columns: list[str]) -> Styler:
-    """Show rows as a table."""
-    import pandas as pd
-
-    left = [{"selector": "th, td", "props": "text-align: left"}]
-    return pd.DataFrame(list(rows), columns=columns).style.hide(axis="index").set_table_styles(left)

@@ -1,0 +1,223 @@
+"""One case: the evidence of a run's processes, with who is the loop, who are its workers, and where all of them are.
+
+Interface: `Case(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
+`loops` are the threads that iterate, `workers` the worker processes; `name` names a process. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
+from minidl.evidence.graph import KernelWait, waits
+from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
+
+_OWN_THREADS: Final = (LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a trace tells of a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
+    longest before it, seconds.
+
+    pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
+    unknown. step: what the worker was in, in words. own_code: the program's own code does not call next. numbers:
+    pid -> worker; ranks: pid -> rank. facts: what the trace has as evidence, with its source.
+    """
+
+    hung: bool = False
+    since: int = 0
+    seconds: float = -1.0
+    past: float = 0.0
+    pid: int = 0
+    tid: int = 0
+    task: int = -1
+    worker: int = -1
+    worker_pid: int = 0
+    sample: int = -1
+    step: str = ""
+    own_code: bool = False
+    numbers: dict[int, int] = field(default_factory=dict)
+    ranks: dict[int, int] = field(default_factory=dict)
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopThread:
+    """A thread that iterates over a loader, or has done so."""
+
+    pid: int
+    tid: int
+    place: ThreadPlace
+
+
+class Case:
+    """See the module."""
+
+    def __init__(self, looks: Sequence[RunEvidence], told: Told | None = None) -> None:
+        self.looks = tuple(looks)
+        self.now = looks[-1]
+        self.told = told
+        self.waits = waits(self.now)
+        self.places = {(p.pid, t.tid): place_of(t) for p in self.now.processes for t in p.threads}
+        self.processes = {process.pid: process for process in self.now.processes}
+
+    # --- who is who
+    @cached_property
+    def workers(self) -> dict[int, int]:
+        """pid -> number of each worker process that is there; by its stack, by the trace, else by order of start."""
+        known = self.told.numbers if self.told else {}
+        found = [p for p in self.now.processes if (p.pid in known or is_worker(p)) and not self._forked_by_worker(p)]
+        numbers = dict(known)
+        parents: dict[int, list[SeenProcess]] = {}
+        for process in sorted(found, key=lambda p: (p.started, p.pid)):
+            parents.setdefault(process.ppid, []).append(process)
+        for siblings in parents.values():
+            for position, process in enumerate(siblings):
+                place = self.places.get((process.pid, process.pid))
+                own = place.worker if place is not None else -1
+                numbers.setdefault(process.pid, own if own >= 0 else position)
+        return {process.pid: numbers[process.pid] for process in found}
+
+    def _forked_by_worker(self, process: SeenProcess) -> bool:
+        """Whether a worker's code made it: a fork has its parent's name and stack."""
+        parent = self.processes.get(process.ppid)
+        return parent is not None and is_worker(parent) and (not self.told or process.pid not in self.told.numbers)
+
+    @cached_property
+    def loops(self) -> list[LoopThread]:
+        """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
+        out, homes = [], {self.processes[pid].ppid for pid in self.workers}
+        for process in self.now.processes:
+            if process.pid in self.workers or self._below_worker(process) or process.ended:
+                continue
+            mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
+            inside = [one for one in mine if self._at_home(one)]
+            if not inside and (process.pid in homes or process.pid == self.now.main):
+                inside = [one for one in mine if one.tid == process.pid]
+            out += inside
+        told = self.told.pid if self.told else 0
+        several = any(one.pid in homes for one in out)
+        out = [one for one in out if one.pid in homes or not several or self._at_home(one)]
+        return sorted(out, key=lambda one: (one.pid != told, not self._at_home(one), one.pid))
+
+    def _at_home(self, one: LoopThread) -> bool:
+        steps = {one.place.step, *one.place.outer}
+        fetching = {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE}
+        return bool(steps & (AT_HOME | fetching)) and LoaderStep.PIN not in steps
+
+    def _below_worker(self, process: SeenProcess) -> bool:
+        seen = set()
+        while process.ppid in self.processes and process.pid not in seen:
+            seen.add(process.pid)
+            process = self.processes[process.ppid]
+            if process.pid in self.workers:
+                return True
+        return False
+
+    def workers_of(self, pid: int) -> dict[int, int]:
+        """Worker's number -> pid, of the workers that a process has started."""
+        return {number: worker for worker, number in self.workers.items() if self._home_of(worker) == pid}
+
+    def _home_of(self, worker: int) -> int:
+        """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
+        parent = self.processes[worker].ppid
+        server = self.processes.get(parent)
+        if server is not None and any("forkserver" in word for word in server.command):
+            return server.ppid
+        return parent
+
+    # --- names
+    def name(self, pid: int) -> str:
+        if pid in self.workers:
+            return f"{self._rank(self._home_of(pid))}worker {self.workers[pid]} (pid {pid})"
+        if any(pid == loop.pid for loop in self.loops):
+            return f"{self._rank(pid)}the loop (pid {pid})"
+        process = self.processes.get(pid)
+        if process is None:
+            return f"process {pid}, which was not looked at"
+        of = f", a child of {self.name(process.ppid)}" if process.ppid in self.workers else ""
+        return f"process {process.name} (pid {pid}{of})"
+
+    def _rank(self, pid: int) -> str:
+        if self.told and pid in self.told.ranks:
+            return f"rank {self.told.ranks[pid]}: "
+        return ""
+
+    # --- what threads do
+    def thread(self, pid: int, tid: int) -> SeenThread | None:
+        process = self.processes.get(pid)
+        return process.thread(tid) if process is not None else None
+
+    def place(self, pid: int, tid: int) -> ThreadPlace:
+        return self.places.get((pid, tid), ThreadPlace(LoaderStep.OTHER, seen=False))
+
+    def wait(self, pid: int, tid: int) -> KernelWait | None:
+        return self.waits.get((pid, tid))
+
+    def idle_worker(self, pid: int) -> bool:
+        """Whether a worker's main thread waits for a task, by its stack or by what it is blocked in."""
+        place = self.place(pid, pid)
+        if place.seen:
+            return place.step is LoaderStep.IDLE and not place.interrupted
+        thread, wait = self.thread(pid, pid), self.wait(pid, pid)
+        return wait is not None and thread is not None and _polls(thread) and wait.kind.name == "PIPE_READ"
+
+    def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
+        """The threads of a process that run Python of the user's, or of libraries, and not the loader's own."""
+        process = self.processes.get(pid)
+        if process is None:
+            return []
+        return [
+            thread
+            for thread in process.threads
+            if thread.tid not in (pid, but) and thread.stack and self.places[pid, thread.tid].step not in _OWN_THREADS
+        ]
+
+    def forked(self, pid: int) -> bool | None:
+        """Whether a process was forked from its parent without a new program; None = unknown."""
+        process = self.processes.get(pid)
+        if process is None or process.main is None:
+            return None
+        if process.main.stack:
+            return any(frame.file.endswith("popen_fork.py") for frame in process.main.stack)
+        parent = self.processes.get(process.ppid)
+        return None if parent is None else parent.command == process.command
+
+    def before(self, pid: int, tid: int) -> ThreadPlace | None:
+        """Where a thread was at the first look; None if there was none, or no stack."""
+        if len(self.looks) < 2:
+            return None
+        process = self.looks[0].process(pid)
+        thread = process.thread(tid) if process is not None else None
+        return place_of(thread) if thread is not None and thread.stack else None
+
+    @property
+    def apart(self) -> float:
+        """Seconds between the first look and the last."""
+        return (self.now.moment - self.looks[0].moment) / 1e9 + self.now.interval
+
+
+def _polls(thread: SeenThread) -> bool:
+    call = thread.syscall
+    return call is not None and 0 <= call.timeout <= 5.0
+
+
+def spot(place: ThreadPlace) -> str:
+    """Where in the user's code: "D.hook at data.py:6"; "" = unknown."""
+    frame = place.users or (place.inside[0] if place.inside else None)
+    if frame is None:
+        return ""
+    file = frame.file.replace("\\", "/").rpartition("/")[2]
+    return f"{frame.function} at {file}:{frame.line}"
+
+
+def in_library(place: ThreadPlace) -> str:
+    """The innermost frame if it is a library's, "" if it is the user's own."""
+    if not place.inside or not library(place.inside[0].file):
+        return ""
+    frame = place.inside[0]
+    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"

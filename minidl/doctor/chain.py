@@ -1,0 +1,262 @@
+"""Follow the waiting: from the loop to whom it waits for, and on, until a thread that waits for none of the others.
+
+Interface: `follow(case, loop)` -> `Chain`. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from minidl.doctor.case import Case, LoopThread
+from minidl.doctor.places import LoaderStep, ThreadPlace
+from minidl.evidence.graph import Blocked, KernelWait
+
+_NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
+_ENDS: Final = frozenset({
+    Blocked.COMPUTES, Blocked.READY, Blocked.SLEEPS, Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE,
+    Blocked.ENDED, Blocked.TERMINAL, Blocked.FIFO,
+})  # fmt: skip
+"""What a thread is in that no other thread of the run could end."""
+
+_COLLECTIVE: Final = re.compile(
+    r"^(\w+\.)?(all_reduce|all_gather\w*|barrier|monitored_barrier|broadcast\w*|reduce\w*|gather\w*|scatter\w*|recv|send|"
+    r"all_to_all\w*|_all_gather\w*|wait|_sync\w*|init_process_group|synchronize)$"
+)
+LONGEST: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A thread of the chain. by: how the one before waits for it; "" = the first."""
+
+    pid: int
+    tid: int
+    place: ThreadPlace
+    wait: KernelWait
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The links from the loop on. cycle: the last waits for an earlier one, whose position `back` is.
+
+    others: (pid, tid) that the last link may wait for too, if several could end its wait. missing: of the loop's batch
+    the worker is known and idle: nobody of the run works on what is waited for.
+    """
+
+    links: tuple[Link, ...]
+    cycle: bool = False
+    back: int = -1
+    others: tuple[tuple[int, int], ...] = ()
+    missing: bool = False
+
+    @property
+    def end(self) -> Link:
+        return self.links[-1]
+
+
+def follow(case: Case, loop: LoopThread) -> Chain:
+    """The chain of waiting that begins at a loop."""
+    links = [_link(case, loop.pid, loop.tid, "")]
+    while len(links) < LONGEST:
+        following, missing = _next(case, links[-1], links)
+        seen = [(link.pid, link.tid) for link in links]
+        if not following:
+            return Chain(tuple(links), missing=missing)
+        pid, tid, by = following[0]
+        if (pid, tid) in seen:
+            return Chain((*links, _link(case, pid, tid, by)), cycle=True, back=seen.index((pid, tid)))
+        if len(following) > 1 and not by:
+            return Chain(tuple(links), others=tuple((one[0], one[1]) for one in following))
+        links.append(_link(case, pid, tid, by))
+    return Chain(tuple(links))
+
+
+def _link(case: Case, pid: int, tid: int, by: str) -> Link:
+    return Link(pid, tid, case.place(pid, tid), case.wait(pid, tid) or _NOWHERE, by)
+
+
+_Next = list[tuple[int, int, str]]
+
+
+def _next(case: Case, link: Link, links: list[Link]) -> tuple[_Next, bool]:
+    """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
+    step = link.place.step
+    if link.wait.kind in _ENDS or link.place.interrupted:
+        return [], False
+    if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
+        return _maker(case, link)
+    if step is LoaderStep.HAND_OVER:
+        number = _awaited(case, link)
+        pid = case.workers_of(link.pid).get(number, 0)
+        slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
+        chosen = slow[0] if slow else pid
+        return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
+    if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
+        return [], True
+    if not link.place.seen and link.pid not in case.workers and _waits_for_results(case, link):
+        return _maker(case, link)
+    for found in (_joined_thread(case, link), _joined_process(case, link), _other_rank(case, link)):
+        if found:
+            return found, False
+    holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
+    if link.wait.certain or len({pid for pid, _, _ in holders}) == 1:
+        return holders[:1], False
+    return [], False
+
+
+def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
+    """The worker that makes the batch that the loop waits for, or the thread of it that is not done."""
+    pin = _pin_thread(case, link.pid)
+    if pin is not None:
+        return [(link.pid, pin, "pins the batch")], False
+    workers = case.workers_of(link.pid)
+    number = _awaited(case, link)
+    if number in workers:
+        return _in_worker(case, workers[number], f"has to make {_batch(case)}")
+    if number >= 0 and workers:
+        return [], False  # it is gone
+    busy = [pid for pid in workers.values() if not case.idle_worker(pid)]
+    busy.sort(key=lambda pid: -_quiet_for(case, pid))
+    if busy:
+        return _in_worker(
+            case, busy[0], f"has to make {_batch(case)}, or another of {len(busy)} workers that have work"
+        )
+    for pid in workers.values():
+        found, _ = _in_worker(case, pid, "has made a batch")
+        if found and found[0][1] != pid:
+            return found, False
+    return [], bool(workers)
+
+
+def _batch(case: Case) -> str:
+    return f"batch {case.told.task}" if case.told and case.told.task >= 0 else "the next batch"
+
+
+def _awaited(case: Case, link: Link) -> int:
+    """The number of the worker that a loop waits for; -1 = unknown."""
+    told = case.told
+    if told is not None and told.pid == link.pid and told.worker >= 0:
+        return told.worker
+    return link.place.worker
+
+
+def _quiet_for(case: Case, pid: int) -> float:
+    thread = case.thread(pid, pid)
+    return thread.idle if thread is not None else 0.0
+
+
+def _in_worker(case: Case, pid: int, by: str) -> tuple[_Next, bool]:
+    """The worker's main thread; or its feeder, if the main thread has done its work."""
+    if not case.idle_worker(pid):
+        return [(pid, pid, by)], False
+    for thread in case.processes[pid].threads:
+        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE):
+            return [(pid, thread.tid, by.replace("has to make", "has made"))], False
+    return [(pid, pid, by)], True
+
+
+def _pin_thread(case: Case, pid: int) -> int | None:
+    """The pin thread, if it is in anything but a poll for the next result."""
+    process = case.processes.get(pid)
+    for thread in process.threads if process is not None else ():
+        place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
+        if place.step is LoaderStep.PIN or (LoaderStep.PIN in place.outer and place.step is not LoaderStep.NEXT):
+            polls = wait is not None and wait.bounded and wait.kind is Blocked.PIPE_READ
+            if not polls and not (wait is not None and wait.kind is Blocked.MOVES):
+                return thread.tid
+    return None
+
+
+def _cannot_answer(case: Case, pid: int) -> bool:
+    """Whether a worker can serve no memory now: stopped, or its interpreter's lock is kept."""
+    process = case.processes[pid]
+    kinds = {wait.kind for thread in process.threads if (wait := case.wait(pid, thread.tid)) is not None}
+    return bool(kinds & {Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE}) or bool(gil_starved(case, pid))
+
+
+def gil_starved(case: Case, pid: int) -> list[int]:
+    """The threads of a process that ask for the interpreter's lock again and again, and do not get it.
+
+    CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
+    """
+    process = case.processes.get(pid)
+    out = []
+    for thread in process.threads if process is not None else ():
+        asked = (thread.switches[1] - thread.switches[0]) / max(case.now.interval, 1e-3)
+        call = thread.syscall
+        short = call is not None and call.name == "futex" and (0 <= call.timeout < 0.1 or "clock" in call.words)
+        if 60 <= asked <= 400 and thread.used < 0.05 * case.now.interval and (short or "futex" in thread.wchan):
+            out.append(thread.tid)
+    return out
+
+
+def _waits_for_results(case: Case, link: Link) -> bool:
+    """Without a stack: whether a thread polls a pipe that its workers can write to."""
+    workers = set(case.workers_of(link.pid).values())
+    return (
+        link.wait.kind is Blocked.PIPE_READ
+        and link.wait.bounded
+        and bool(workers & {holder.pid for holder in link.wait.holders})
+    )
+
+
+def _joined_thread(case: Case, link: Link) -> _Next:
+    """The thread that this one joins: the one whose own frames have the same Thread object."""
+    for frame in link.place.inside[:4]:
+        name = frame.function.rpartition(".")[2]
+        if frame.file.endswith("threading.py") and name in ("join", "_wait_for_tstate_lock"):
+            wanted = _address(frame.variables.get("self", ""))
+            process = case.processes[link.pid]
+            for thread in process.threads:
+                bottoms = [f for f in thread.stack or () if f.function.rpartition(".")[2] == "_bootstrap_inner"]
+                if (
+                    wanted
+                    and thread.tid != link.tid
+                    and any(_address(f.variables.get("self", "")) == wanted for f in bottoms)
+                ):
+                    named = f" {thread.python_name}" if thread.python_name else ""
+                    return [(link.pid, thread.tid, f"is the thread{named} that it joins")]
+    return []
+
+
+def _address(text: str) -> str:
+    found = re.search(r"0x[0-9a-f]+", text)
+    return found[0] if found else ""
+
+
+def _joined_process(case: Case, link: Link) -> _Next:
+    """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
+    joins = link.place.step is LoaderStep.SHUTDOWN or any(
+        frame.file.endswith(("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py"))
+        and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
+        for frame in link.place.inside
+    )
+    if not joins and link.wait.kind is not Blocked.CHILD:
+        return []
+    children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
+    children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
+    if link.place.step is LoaderStep.SHUTDOWN and not children:
+        children = [pid for pid in case.workers_of(link.pid).values() if not case.processes[pid].ended]
+    busy = [pid for pid in children if not case.idle_worker(pid)]
+    chosen = (busy or children)[:1]
+    return [(pid, pid, "is the process that it waits for to end") for pid in chosen]
+
+
+def collective(place: ThreadPlace) -> str:
+    """The collective of torch.distributed that a thread is in; "" = none."""
+    for frame in place.inside:
+        name = frame.function.rpartition(".")[2]
+        if "torch/distributed/" in frame.file.replace("\\", "/") and _COLLECTIVE.match(name):
+            return name
+    return ""
+
+
+def _other_rank(case: Case, link: Link) -> _Next:
+    """For a loop in a collective: a loop of another rank that is not in one."""
+    if not collective(link.place):
+        return []
+    others = [one for one in case.loops if one.pid != link.pid and not collective(one.place)]
+    return [(one.pid, one.tid, f"is a rank that has not come to the {collective(link.place)}") for one in others[:1]]

@@ -1,0 +1,337 @@
+"""The verdict: follow each loop's waiting to its end, let the rules judge it, and put it into one sentence.
+
+Interface: `diagnose(looks, told)` -> `Diagnosis`. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+from minidl.doctor.case import Case, LoopThread, Told, in_library, spot
+from minidl.doctor.chain import Chain, Link, follow
+from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
+from minidl.doctor.places import AT_HOME, LoaderStep
+from minidl.doctor.rules import Judgement, judged, listed
+from minidl.evidence.graph import Blocked
+from minidl.evidence.model import RunEvidence
+
+LONG: Final = 3.0
+"""Seconds of sleep from which on an unrecorded wait is called a hang: nothing is known of the waits before it."""
+
+_RANK: Final = {State.HUNG: 0, State.MAYBE_HUNG: 1, State.UNKNOWN: 2, State.MOVES: 3, State.FINE: 4}
+
+
+def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosis:
+    """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
+    case = Case(looks, told)
+    verdicts = [_verdict(case, loop, follow(case, loop)) for loop in case.loops]
+    if not verdicts:
+        return _no_loop(case)
+    if told is not None:
+        mine = [one for loop, one in zip(case.loops, verdicts, strict=True) if loop.pid == told.pid]
+        verdicts = mine or verdicts
+    best = min(verdicts, key=lambda one: (_RANK.get(one.state, 5), _vague(one)))
+    others = [one for one in verdicts if one is not best and one.state in (State.HUNG, State.MAYBE_HUNG)]
+    extra = tuple(EvidenceLine(f"another loop: {one.sentence}", "evidence") for one in others[:3])
+    return dataclasses.replace(best, evidence=(*best.evidence, *extra), not_seen=_not_seen(case))
+
+
+def _vague(one: Diagnosis) -> int:
+    """Verdicts that name an end come before those that only name a wait for others."""
+    return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN, HangCause.THREAD))
+
+
+def _verdict(case: Case, loop: LoopThread, chain: Chain) -> Diagnosis:
+    found = judged(case, chain)
+    gone = _gone_worker(case, loop, chain)
+    if gone is not None:
+        found = gone
+    state = _state(case, chain, found)
+    sentence = _sentence(case, chain, found, state)
+    end = chain.end
+    return Diagnosis(
+        state=state,
+        cause=found.cause if state is not State.MOVES else HangCause.NONE,
+        sentence=sentence,
+        chain=tuple(_link_words(case, chain, i) for i in range(len(chain.links))),
+        evidence=(*_facts(case, chain), *found.facts, *_told_facts(case), *_resources(case, end)),
+        sure=found.sure,
+        also=found.also if state is not State.MOVES else (),
+        next_step=_next_step(case, chain, state),
+        fix="" if state is State.MOVES else found.fix,
+        who=_who(case, end),
+        where=_where(case, end),
+    )
+
+
+def _no_loop(case: Case) -> Diagnosis:
+    process = case.processes.get(case.now.main)
+    if process is None or process.ended:
+        return Diagnosis(
+            State.DIED, HangCause.DIED, f"died: process {case.now.main} has ended", sure=Sure.CERTAIN,
+            evidence=(EvidenceLine("there is no such process, or it is a zombie", "/proc"),),
+        )  # fmt: skip
+    said = f"unknown: process {process.pid} has no loop over a loader that could be seen"
+    return Diagnosis(State.UNKNOWN, HangCause.UNKNOWN, said, not_seen=_not_seen(case))
+
+
+# --- How it stands ----------------------------------------------------------------------------------------------------
+def _state(case: Case, chain: Chain, found: Judgement) -> State:
+    told, end = case.told, chain.end
+    if told is not None and told.hung:
+        return State.HUNG
+    if found.moves or _moved(case, chain):
+        return State.MOVES
+    thread = case.thread(end.pid, end.tid)
+    idle = thread.idle if thread is not None else -1.0
+    if chain.missing:
+        return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
+    if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
+        return State.HUNG
+    if end.wait.kind is Blocked.SLEEPS and thread is not None and thread.syscall is not None:
+        return State.HUNG if thread.syscall.timeout > 60 or idle >= LONG else State.MAYBE_HUNG
+    if end.wait.kind is Blocked.COMPUTES:
+        return State.HUNG if found.cause is HangCause.GIL else State.MAYBE_HUNG
+    if idle >= LONG and thread is not None and thread.slept:
+        return State.HUNG
+    if found.cause is HangCause.UNKNOWN:
+        return State.UNKNOWN
+    return State.MAYBE_HUNG
+
+
+def _moved(case: Case, chain: Chain) -> bool:
+    """Whether a thread of the chain was at another task or sample at the first look, or ran between the two."""
+    for link in chain.links[1:] or chain.links:
+        before = case.before(link.pid, link.tid)
+        if before is not None and link.place.seen:
+            was, now = (before.step, before.task, before.sample), (link.place.step, link.place.task, link.place.sample)
+            if was != now:
+                return True
+        if len(case.looks) > 1 and before is None and _ran(case, link):
+            return True
+    return False
+
+
+def _ran(case: Case, link: Link) -> bool:
+    """Whether a thread without a stack woke up and went on between two looks, other than from a poll."""
+    process = case.looks[0].process(link.pid)
+    then, now = (process.thread(link.tid) if process is not None else None), case.thread(link.pid, link.tid)
+    if then is None or now is None or now.switches[1] == then.switches[1]:
+        return False
+    return not link.wait.bounded and link.wait.kind is not Blocked.COMPUTES
+
+
+def _gone_worker(case: Case, loop: LoopThread, chain: Chain) -> Judgement | None:
+    """The loop waits for a worker that has ended."""
+    if len(chain.links) > 1 or chain.end.place.step not in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ):
+        return None
+    number = case.told.worker if case.told and case.told.worker >= 0 else chain.end.place.worker
+    ended = [p for p in case.now.processes if p.ended and p.ppid == loop.pid]
+    if not ended and (number < 0 or number in case.workers_of(loop.pid) or not case.workers_of(loop.pid)):
+        return None
+    facts = tuple(
+        EvidenceLine(f"pid {p.pid} has ended ({_exit(p.exit_code)}), unreaped", f"/proc/{p.pid}") for p in ended
+    )
+    which = f"worker {number}" if number >= 0 else "a worker"
+    how = f" ({_exit(ended[0].exit_code)})" if ended else ""
+    return Judgement(
+        HangCause.DIED, f"waits for {which}, which has ended{how}", Sure.LIKELY, facts,
+        fix="find what ended it: dmesg for the out-of-memory killer, its stderr, python -X faulthandler",
+    )  # fmt: skip
+
+
+def _exit(status: int) -> str:
+    if status < 0:
+        return "how is not known"
+    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def _sentence(case: Case, chain: Chain, found: Judgement, state: State) -> str:
+    told, links = case.told, chain.links
+    seconds = told.seconds if told is not None else -1.0
+    how_long = f" for {_seconds(seconds)}" if state is State.HUNG and seconds >= 0 else ""
+    first, end = links[0], chain.end
+    head = f"{state.value}{how_long}: "
+    if len(links) == 1:
+        return f"{head}{case.name(first.pid)}{_comma(_place(case, first))} {found.what}"
+    head += f"{_loop_words(case, first)} {case.name(links[1].pid)}"
+    if links[1] is end:
+        return head + _described(_place(case, end), found.what)
+    if chain.cycle:
+        return head + _described(_place(case, links[1]), found.what)
+    waits = f"is {links[1].wait.words}"
+    if links[1].pid == end.pid:
+        return head + _described(_place(case, end), found.what)
+    head += _described(_place(case, links[1]), waits)
+    return f"{head}; {case.name(end.pid)}{_comma(_place(case, end))} {found.what}"
+
+
+def _described(place: str, what: str) -> str:
+    return f",{place}: it {what}" if place else f", which {what}"
+
+
+def _comma(place: str) -> str:
+    return f",{place}," if place else ""
+
+
+def _loop_words(case: Case, first: Link) -> str:
+    name = case.name(first.pid)
+    if first.place.step is LoaderStep.SHUTDOWN:
+        return f"{name} shuts down, and waits for"
+    if first.place.step is LoaderStep.HAND_OVER:
+        return f"{name} fetches a batch's memory from"
+    if first.place.step in AT_HOME or not first.place.seen:
+        task = f"batch {case.told.task} of" if case.told is not None and case.told.task >= 0 else ""
+        return f"{name} waits for {task}".rstrip() if task else f"{name} waits for"
+    return f"{name}, in its own code, waits for"
+
+
+def _place(case: Case, link: Link) -> str:
+    """Where a link is, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
+    place, told = link.place, case.told
+    words, at = "", spot(place)
+    sample = place.sample
+    if sample < 0 and told is not None and told.worker_pid == link.pid:
+        sample = told.sample
+    if place.interrupted:
+        words = "in a signal handler or finalizer"
+    elif sample >= 0:
+        words = f"in sample {sample}"
+    elif place.seen and place.step is LoaderStep.OTHER and any(link.pid == loop.pid for loop in case.loops):
+        words = "in its own code" if link.pid not in case.workers else ""
+    elif place.seen and place.step not in (LoaderStep.OTHER, LoaderStep.IDLE, LoaderStep.NEXT):
+        words = place.step.value
+    elif told is not None and told.worker_pid == link.pid and told.step:
+        words = told.step
+    idle = _asleep_for(case, link)
+    said = f" {words}" if words else ""
+    said += f" ({at})" if at and place.step not in (LoaderStep.NEXT, LoaderStep.IDLE) else ""
+    return f"{said}{idle}" if said else ""
+
+
+def _asleep_for(case: Case, link: Link) -> str:
+    thread = case.thread(link.pid, link.tid)
+    if thread is None or thread.idle < 1 or (link.wait.bounded and link.wait.kind is not Blocked.SLEEPS):
+        return ""
+    return f" for {_seconds(thread.idle)}"
+
+
+def _link_words(case: Case, chain: Chain, position: int) -> str:
+    link = chain.links[position]
+    by = f" {link.by}" if link.by else ""
+    if chain.cycle and position == len(chain.links) - 1:
+        return f"{case.name(link.pid)}{by}: the circle is closed"
+    step = link.place.step.value if link.place.seen else "no Python stack"
+    place = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
+    at = f", {spot(link.place)}" if spot(link.place) else ""
+    return f"{case.name(link.pid)}{by}: {step}{place}{at}; {link.wait.words}{_asleep_for(case, link)}"
+
+
+def _facts(case: Case, chain: Chain) -> list[EvidenceLine]:
+    out = []
+    for link in chain.links[: chain.back if chain.cycle and chain.back > 0 else None]:
+        if link.place.users is not None:
+            frame = link.place.users
+            text = f"{case.name(link.pid)} is in {frame.function}, {frame.file}:{frame.line}"
+            out.append(
+                EvidenceLine(text + (f": {frame.source}" if frame.source else ""), f"stack of thread {link.tid}")
+            )
+            if inner := in_library(link.place):
+                out.append(EvidenceLine(f"innermost frame: {inner}", f"stack of thread {link.tid}"))
+    return out
+
+
+def _told_facts(case: Case) -> list[EvidenceLine]:
+    return [EvidenceLine(text, source) for text, source in case.told.facts] if case.told is not None else []
+
+
+def _resources(case: Case, end: Link) -> list[EvidenceLine]:
+    """What of the machine is short, whatever the cause."""
+    out, machine = [], case.now.machine
+    if 0 <= machine.shm_free < max(1 << 20, machine.shm_size // 50):
+        out.append(
+            EvidenceLine(f"/dev/shm has {machine.shm_free >> 20} MiB of {machine.shm_size >> 20} MiB left", "statvfs")
+        )
+    for group in machine.cgroups:
+        if group.oom_kills > 0:
+            out.append(
+                EvidenceLine(f"the kernel has killed {group.oom_kills} processes of {group.path} for memory", "cgroup")
+            )
+        if 0 < group.memory_limit and group.memory > 0.95 * group.memory_limit:
+            out.append(
+                EvidenceLine(f"{group.path} uses {group.memory >> 20} of {group.memory_limit >> 20} MiB", "cgroup")
+            )
+    for process in case.now.processes:
+        most = process.limits.get("open files", 0)
+        if most and len(process.descriptors) > 0.95 * most:
+            out.append(
+                EvidenceLine(f"{case.name(process.pid)} has {len(process.descriptors)} of {most} descriptors", "/proc")
+            )
+        if process.maps > 0.95 * machine.max_map_count > 0:
+            out.append(
+                EvidenceLine(
+                    f"{case.name(process.pid)} has {process.maps} of {machine.max_map_count} mappings", "/proc"
+                )
+            )
+    return out
+
+
+def _next_step(case: Case, chain: Chain, state: State) -> str:
+    end = chain.end
+    sample = end.place.sample if end.place.sample >= 0 else (case.told.sample if case.told is not None else -1)
+    if state is State.MOVES:
+        return "look again later, or record it: minidl run --observe says what it spends its time on"
+    if state is State.MAYBE_HUNG:
+        return "ask again in a minute: nothing moved in a short look, which may be a slow step"
+    if sample >= 0 and end.pid in case.workers:
+        return f"run dataset[{sample}] alone, in a new process"
+    alone = {
+        LoaderStep.COLLATE: "call collate_fn on a few samples alone",
+        LoaderStep.INIT: "call worker_init_fn alone",
+        LoaderStep.OPEN: "iterate over the dataset without workers",
+        LoaderStep.ITERATE: "iterate over the dataset without workers",
+        LoaderStep.SAMPLER: "iterate over the sampler alone",
+        LoaderStep.PICKLE: "pickle a batch alone",
+        LoaderStep.UNPICKLE: "pickle and unpickle a batch alone",
+        LoaderStep.UNPICKLE_DATASET: "pickle and unpickle the dataset alone",
+        LoaderStep.PICKLE_DATASET: "pickle the dataset alone",
+        LoaderStep.IMPORT: "import the main module alone: its code runs in each spawned worker, so put it under "
+        "if __name__ == '__main__'",
+    }
+    return alone.get(end.place.step, "")
+
+
+def _who(case: Case, end: Link) -> dict[str, Any]:
+    loop = any(end.pid == one.pid for one in case.loops)
+    role = "worker" if end.pid in case.workers else ("loop" if loop else "other")
+    return {"role": role, "worker": case.workers.get(end.pid, -1), "pid": end.pid, "thread": end.tid}
+
+
+def _where(case: Case, end: Link) -> dict[str, Any]:
+    frame = end.place.users
+    sample = end.place.sample
+    if sample < 0 and case.told is not None and case.told.worker_pid == end.pid:
+        sample = case.told.sample
+    step = "signal-handler" if end.place.interrupted else end.place.step.name.lower()
+    found: dict[str, Any] = {"step": step if end.place.seen else "unseen", "sample": sample, "task": end.place.task}
+    if frame is not None:
+        found |= {"function": frame.function, "file": frame.file, "line": frame.line}
+    return found
+
+
+def _not_seen(case: Case) -> tuple[str, ...]:
+    """What could not be seen, with the processes that this is so for."""
+    found: dict[str, list[str]] = {text: [] for text in case.now.not_seen}
+    for process in case.now.processes:
+        for text in process.not_seen:
+            found.setdefault(text, []).append(str(process.pid))
+    return tuple(f"{text} (pid {listed(pids)})" if pids else text for text, pids in found.items())
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,659 @@
+"""The rules: each names one kind of cause from the end of a chain, and says what would speak against it.
+
+Interface: `RULES`, in order; `judged(case, chain)` -> `Judgement` of the first that fits. Pure.
+
+A rule is written from a cause, not from a case: it looks at what a thread is blocked in (of the kernel and of Python),
+and not at which test program that might be. To add one, write a function and put it into `RULES` before those that it
+is more special than. `counter` is evidence that would refute it; a rule that sees it says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from minidl.doctor.case import Case, in_library, spot
+from minidl.doctor.chain import Chain, Link, collective, gil_starved
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import LoaderStep, library
+from minidl.evidence.graph import Blocked, semaphore_at
+
+SOON: Final = 5.0
+"""Seconds: a sleep that ends within them is no hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a rule found. what: for the sentence, after the name and the place of the chain's end."""
+
+    cause: HangCause
+    what: str
+    sure: Sure = Sure.CERTAIN
+    facts: tuple[EvidenceLine, ...] = ()
+    also: tuple[str, ...] = ()
+    fix: str = ""
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRule:
+    """One rule. test: None = it does not apply. counter: what would speak against it."""
+
+    test: Callable[[Case, Chain], Judgement | None]
+    about: str
+    counter: str
+
+
+# --- What a process is in, whatever its code --------------------------------------------------------------------------
+def _nobody_has_it(case: Case, chain: Chain) -> Judgement | None:
+    """All workers wait for tasks, and the loop waits for a result: it was lost on its way, or never sent."""
+    if not chain.missing:
+        return None
+    loop = next(link for link in chain.links if link.pid not in case.workers)
+    torn = _bytes_waiting(case, loop)
+    told = case.told
+    task = f"task {told.task}" if told and told.task >= 0 else "the batch"
+    worker = case.name(chain.end.pid) if chain.end.pid in case.workers else "every worker"
+    facts = [
+        EvidenceLine(f"{worker} waits for a task, and its feeder has nothing to send", f"stacks of {chain.end.pid}")
+    ]
+    if torn > 0:
+        facts.append(EvidenceLine(f"{torn} bytes lie in the result pipe and make no whole message", "FIONREAD"))
+        return Judgement(
+            HangCause.TORN_MESSAGE, f"is idle; {torn} bytes of a message lie in the result pipe, unfinished",
+            Sure.LIKELY, tuple(facts), ("the loop has not looked yet",),
+            "a writer was killed in the middle of a message: find what killed it (dmesg, exit codes)",
+        )  # fmt: skip
+    if torn == 0:
+        facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
+    return Judgement(
+        HangCause.LOST_RESULT, f"is idle, and {task} is nowhere: lost on its way to the loop", Sure.LIKELY,
+        tuple(facts), ("the task was never sent (its indices could not be pickled)",),
+        "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
+        "plain tensors",
+    )  # fmt: skip
+
+
+def _bytes_waiting(case: Case, loop: Link) -> int:
+    """Bytes in the pipe that the loop polls; -1 = unknown."""
+    process, thread = case.processes.get(loop.pid), case.thread(loop.pid, loop.tid)
+    if process is None or thread is None or thread.syscall is None:
+        return -1
+    waiting = [one.waiting for fd in thread.syscall.fds if (one := process.descriptor(fd)) is not None]
+    return max(waiting, default=-1)
+
+
+def _cycle(case: Case, chain: Chain) -> Judgement | None:
+    if not chain.cycle:
+        return None
+    ring = [case.name(link.pid) for link in chain.links[chain.back :]]
+    facts = tuple(
+        EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
+    )
+    return Judgement(
+        HangCause.CYCLE, f"is {chain.end.wait.words}: a circle of waiting ({' -> '.join(ring)})", Sure.CERTAIN, facts,
+        fix="take the locks in one order everywhere, or hold none while waiting for another process",
+    )  # fmt: skip
+
+
+def _stopped(case: Case, chain: Chain) -> Judgement | None:
+    kind, pid = chain.end.wait.kind, chain.end.pid
+    if kind is Blocked.TRACED:
+        tracer = case.processes[pid].tracer
+        return Judgement(
+            HangCause.STOPPED, f"is stopped by a debugger (pid {tracer})", facts=(_state(case, chain.end),),
+            fix=f"let the debugger (pid {tracer}) continue it",
+        )  # fmt: skip
+    if kind is not Blocked.STOPPED:
+        return None
+    return Judgement(
+        HangCause.STOPPED, "is stopped by a signal (state T)", facts=(_state(case, chain.end),),
+        fix=f"kill -CONT {pid}; find who sent SIGSTOP (a job control, a memory guard, a suspended container)",
+    )  # fmt: skip
+
+
+def _uninterruptible(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.UNINTERRUPTIBLE:
+        return None
+    return Judgement(
+        HangCause.UNINTERRUPTIBLE, f"is {chain.end.wait.words} (state D)", facts=(_state(case, chain.end),),
+        also=("a slow disk or network file system, which may still answer",),
+        fix="look at the disk or the network file system that it reads from (dmesg, nfsstat); signals don't help",
+    )  # fmt: skip
+
+
+def _keeps_the_gil(case: Case, chain: Chain) -> Judgement | None:
+    """Threads of the process ask for the interpreter's lock in vain while another one sleeps, or computes in C."""
+    pid = chain.end.pid
+    starved = gil_starved(case, pid)
+    process = case.processes.get(pid)
+    if process is None:
+        return None
+    holders = [t for t in process.threads if t.gil and t.tid not in starved]
+    if holders and not starved:  # one that sleeps while it holds the lock keeps it from all the others
+        holders = [t for t in holders if t.slept]
+    if not starved and not holders:
+        return None
+    holder = holders[0] if holders else case.thread(pid, chain.end.tid)
+    if holder is None or holder.tid in starved:
+        return None
+    wait, place = case.wait(pid, holder.tid), case.place(pid, holder.tid)
+    inside = f", {wait.words}" if wait is not None else ""
+    facts = [EvidenceLine(f"thread {tid} asks for the GIL in vain", f"/proc/{pid}/task/{tid}") for tid in starved]
+    if holder.gil:
+        facts.append(EvidenceLine(f"thread {holder.tid} holds the interpreter's lock", "py-spy"))
+    at = f" in {spot(place)}" if spot(place) else ""
+    return Judgement(
+        HangCause.GIL, f"keeps the GIL{at}{inside}", Sure.CERTAIN if holder.gil else Sure.LIKELY, tuple(facts),
+        fix="the C code that it calls must release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or return",
+    )  # fmt: skip
+
+
+def _no_cpu(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.READY:
+        return None
+    process = case.processes[chain.end.pid]
+    machine = case.now.machine
+    quotas = [one.cpu_quota for one in machine.cgroups if one.cpu_quota > 0]
+    facts = [EvidenceLine(f"it may use CPUs {list(process.cpus)} of {machine.cpus}; load {machine.load:.1f}", "/proc")]
+    facts += [EvidenceLine(f"its cgroup has {min(quotas):g} CPUs", "cgroup")] if quotas else []
+    return Judgement(
+        HangCause.NO_CPU, f"is {chain.end.wait.words}", Sure.LIKELY, tuple(facts), moves=True,
+        fix="give it CPUs: fewer workers, a wider affinity (os.sched_setaffinity), a larger quota",
+    )  # fmt: skip
+
+
+# --- Locks ------------------------------------------------------------------------------------------------------------
+def _file_lock(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    locked = next((link for link in chain.links if link.wait.kind is Blocked.FILE_LOCK), None)
+    if locked is None or (locked is not end and end.wait.kind is Blocked.FILE_LOCK):
+        return None
+    facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
+    who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
+    if locked is end:
+        sure = Sure.CERTAIN if facts else Sure.POSSIBLE
+        return Judgement(
+            HangCause.FILE_LOCK, f"is {end.wait.words}; {who} holds it", sure, tuple(facts),
+            () if facts else ("a lock of another machine (network file system), or of another container",),
+            "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
+        )  # fmt: skip
+    below = judged(case, Chain(chain.links[-1:]))
+    return Judgement(
+        HangCause.FILE_LOCK,
+        f"holds that lock, and {below.what}", below.sure, (*facts, *below.facts), below.also,
+        f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
+    )  # fmt: skip
+
+
+def _mutex(case: Case, chain: Chain) -> Judgement | None:
+    """A mutex of glibc, in a library: it names its owner."""
+    end = chain.end
+    if end.wait.kind is not Blocked.MUTEX:
+        return None
+    thread = case.thread(end.pid, end.tid)
+    assert thread is not None
+    fact = EvidenceLine(f"the mutex names thread {thread.owner} as its owner", f"memory of {end.pid}")
+    if thread.owner == end.tid:
+        return Judgement(
+            HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock before it is locked again"
+        )
+    if case.processes[end.pid].thread(thread.owner) is None:
+        return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,), fix=_AFTER_FORK)
+    return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="see what the owner waits for")
+
+
+_AFTER_FORK: Final = (
+    "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
+    "the worker (worker_init_fn)"
+)
+_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|acquire_for_wait|put|_recv)$")
+
+
+def _blocked_in_python(case: Case, chain: Chain) -> tuple[Link, str] | None:
+    """The chain's end if it waits for something of its own process, with the waiting function of the library."""
+    end = chain.end
+    if end.wait.kind is not Blocked.FUTEX or end.wait.bounded or not end.place.inside:
+        return None
+    waiting = ""
+    for frame in end.place.inside:
+        name = frame.function.rpartition(".")[2]
+        if not library(frame.file):
+            break
+        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
+            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
+    return end, waiting
+
+
+def _barrier(case: Case, chain: Chain) -> Judgement | None:
+    """A barrier: it waits for a number of threads or processes, and says nothing of which."""
+    end = chain.end
+    frames = [f for f in end.place.inside if re.search(r"\bBarrier\b", f.function) and f.file.endswith("threading.py")]
+    named = [f for f in end.place.inside if re.match(r"(.*\.)?_?wait$", f.function) and "barrier" in f.source.lower()]
+    barriers = [f for f in end.place.inside if f.file.endswith("threading.py") and "self._cond" in f.source + "_cond"]
+    if (
+        not frames
+        and not named
+        and not (barriers and any("Barrier" in v for f in barriers for v in f.variables.values()))
+    ):
+        return None
+    there = [
+        pid for pid in case.processes
+        if any("Barrier" in f.function or "Barrier" in f.variables.get("self", "")
+               for t in case.processes[pid].threads for f in (t.stack or ()))
+    ]  # fmt: skip
+    others = [case.name(pid) for pid in case.workers if pid not in there]
+    facts = (
+        EvidenceLine(f"at the barrier: {listed([case.name(pid) for pid in there])}", "stacks"),
+        *((EvidenceLine(f"not at the barrier: {listed(others)}", "stacks"),) if others else ()),
+    )
+    missing = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
+    return Judgement(
+        HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, facts,
+        fix="a barrier needs all of its parties: workers get different samples, so don't wait for one another in a "
+        "dataset; give it a timeout",
+    )  # fmt: skip
+
+
+def _collective(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    name = collective(end.place)
+    if not name:
+        return None
+    also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
+    return Judgement(
+        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks", Sure.LIKELY,
+        (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"),), also,
+        "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
+        "number of steps",
+    )  # fmt: skip
+
+
+def _thread_is_missing(case: Case, chain: Chain) -> Judgement | None:
+    """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
+    found = _blocked_in_python(case, chain)
+    if found is None or not found[1]:
+        return None
+    end, waiting = found
+    process = case.processes[end.pid]
+    own = case.users_threads(end.pid, but=end.tid)
+    if own or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None
+    parents = case.users_threads(process.ppid, but=_loop_tid(case, process.ppid))
+    facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
+    pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
+    if parents:
+        names = listed([thread.python_name or thread.name for thread in parents])
+        facts.append(
+            EvidenceLine(f"the process that forked it has the threads {names}, which a fork does not copy", "threads")
+        )
+    if not parents and not pooled:
+        return None
+    return Judgement(
+        HangCause.MISSING_THREAD, f"waits in {waiting} for a thread that the fork did not copy",
+        Sure.CERTAIN if parents and pooled else Sure.LIKELY, tuple(facts),
+        () if pooled else ("nothing was ever to answer, fork or not",), _AFTER_FORK,
+    )  # fmt: skip
+
+
+def _loop_tid(case: Case, pid: int) -> int:
+    return next((loop.tid for loop in case.loops if loop.pid == pid), pid)
+
+
+def _nobody_answers(case: Case, chain: Chain) -> Judgement | None:
+    """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
+    found = _blocked_in_python(case, chain)
+    if found is None or not found[1]:
+        return None
+    end, waiting = found
+    own = case.users_threads(end.pid, but=end.tid)
+    full = waiting.startswith("Queue.put")
+    cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
+    cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
+    if own:
+        names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        return Judgement(
+            cause, f"waits in {waiting}", Sure.POSSIBLE,
+            (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
+            ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
+        )  # fmt: skip
+    also = ("a signal handler is to end it",)
+    fork = case.forked(end.pid)
+    if end.pid in case.workers and fork:
+        also = ("the thread that was to answer lived in the process that forked it, and a fork copies no threads",)
+    return Judgement(
+        cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
+        (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
+        "answer it from the same process, or give the wait a timeout",
+    )  # fmt: skip
+
+
+def _lock(case: Case, chain: Chain) -> Judgement | None:
+    """A lock of Python's: it has no owner, so what else runs in the process decides."""
+    found = _blocked_in_python(case, chain)
+    if found is None or found[1]:
+        return None
+    end, _ = found
+    process, frame = case.processes[end.pid], end.place.inside[0]
+    line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
+    own = case.users_threads(end.pid, but=end.tid)
+    what = f"waits for a lock in {line}"
+    shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
+    if own:
+        names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        return Judgement(
+            HangCause.LOCK, what, Sure.POSSIBLE,
+            (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
+            ("one of these threads holds it", "it holds it itself"),
+            "see which of them is inside of the lock; hold it for as short as possible",
+        )  # fmt: skip
+    alone = EvidenceLine(
+        "no other thread of its process runs the program's code, so none can release it", f"threads of {end.pid}"
+    )
+    parents = (
+        case.users_threads(process.ppid, but=_loop_tid(case, process.ppid)) if process.ppid in case.processes else []
+    )
+    if end.pid in case.workers and case.forked(end.pid) is True:
+        same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
+        names = listed([t.python_name or t.name for t in (same or parents)])
+        if parents:
+            held = EvidenceLine(
+                f"the process that forked it has the threads {names}, one of which may have held it", "threads"
+            )
+            return Judgement(
+                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
+                (*shown, alone, held), ("it holds the lock itself (not re-entrant)",), _AFTER_FORK,
+            )  # fmt: skip
+        return Judgement(
+            HangCause.SELF_LOCK, f"{what} that no thread of its process can release", Sure.LIKELY, (*shown, alone),
+            ("the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'",),
+            "it holds the lock itself: use threading.RLock, or release it before it is taken again",
+        )  # fmt: skip
+    return Judgement(
+        HangCause.SELF_LOCK, f"{what} that no other thread can release", Sure.LIKELY, (*shown, alone),
+        ("it was acquired, and never released, by a thread that has ended",),
+        "it holds the lock itself: use threading.RLock, or release it before it is taken again",
+    )  # fmt: skip
+
+
+def _semaphore(case: Case, chain: Chain) -> Judgement | None:
+    """multiprocessing's locks, semaphores and conditions: shared, and without an owner."""
+    end = chain.end
+    if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
+        return None
+    process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
+    semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
+    sharers = [holder.pid for holder in end.wait.holders]
+    users = [pid for pid in sharers if _in_users_code(case, pid)]
+    same = [pid for pid in users if _waits_for_same(case, pid, end.wait.target)]
+    could = [pid for pid in users if pid not in same]
+    value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
+    facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
+    facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
+    frames = [f for f in end.place.inside if f.file.endswith("multiprocessing/queues.py")]
+    if frames and frames[0].function.endswith("put"):
+        return Judgement(
+            HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, tuple(facts),
+            fix="read that queue while the workers run, or don't bound it",
+        )  # fmt: skip
+    if end.place.step in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
+        return Judgement(
+            HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, tuple(facts),
+            ("a live process holds it and is stopped",),
+            "a process that was killed in the middle of a message left it locked: find what killed it",
+        )  # fmt: skip
+    if could:
+        facts += [
+            EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {_doing(case, pid)}", "stack")
+            for pid in could
+        ]
+        return Judgement(
+            HangCause.SEMAPHORE,
+            f"waits for a lock of several processes; {listed([case.name(p) for p in could])} may hold it",
+            Sure.POSSIBLE, tuple(facts), ("a permit was never given back",),
+            "see whether that process is inside of the lock",
+        )  # fmt: skip
+    idle = listed([case.name(pid) for pid in sharers if pid not in same])
+    if idle:
+        facts.append(EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"))
+    return Judgement(
+        HangCause.PERMIT_LOST, "waits for a lock or permit of several processes that none of them is about to release",
+        Sure.LIKELY, tuple(facts),
+        ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
+        "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+    )  # fmt: skip
+
+
+def _in_users_code(case: Case, pid: int) -> bool:
+    steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
+    return bool(steps & {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.INIT, LoaderStep.OPEN})
+
+
+def _waits_for_same(case: Case, pid: int, target: str) -> bool:
+    return any(
+        (wait := case.wait(pid, t.tid)) is not None and wait.target == target for t in case.processes[pid].threads
+    )
+
+
+# --- Pipes, sockets, files, children ----------------------------------------------------------------------------------
+def _child(case: Case, chain: Chain) -> Judgement | None:
+    waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
+    if waiter is None or (waiter.pid == chain.end.pid and waiter is not chain.end):
+        return None
+    if waiter is chain.end:
+        known = [one.pid for one in waiter.wait.holders]
+        return Judgement(
+            HangCause.CHILD, f"waits for its child ({listed([case.name(pid) for pid in known]) or 'none is left'})",
+            Sure.LIKELY, (EvidenceLine(waiter.wait.words, _call(case, waiter)),),
+            fix="give the wait a timeout; see what the child does",
+        )  # fmt: skip
+    if chain.end.pid in case.workers:
+        return None
+    below = judged(case, Chain(chain.links[-1:]))
+    return Judgement(
+        HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, _call(case, waiter)), *below.facts),
+        below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
+    )  # fmt: skip
+
+
+def _pipe(case: Case, chain: Chain) -> Judgement | None:
+    link = chain.end
+    full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
+    if full is not None:
+        ends = [case.name(one.pid) for one in full.wait.holders if one.pid != full.pid]
+        sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
+        facts = (EvidenceLine(full.wait.words, _call(case, full)), *sides)
+        if full.place.step is LoaderStep.WRITE:
+            return None
+        if full is link:
+            who = f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
+            return Judgement(HangCause.PIPE_FULL, f"is {full.wait.words}{who}", Sure.LIKELY, facts, fix=_READ_IT)
+        return Judgement(
+            HangCause.PIPE_FULL, f"has the pipe's reading end and does not read: it is {link.wait.words}", Sure.LIKELY,
+            facts, fix=_READ_IT,
+        )  # fmt: skip
+    empty = next((one for one in reversed(chain.links) if _reads_users_pipe(case, one)), None)
+    if empty is None:
+        return None
+    ends = [case.name(one.pid) for one in empty.wait.holders]
+    facts = (EvidenceLine(empty.wait.words, _call(case, empty)),)
+    if empty is not link:
+        what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
+        return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
+    who = f"; {listed(ends)} could write to it" if ends else ""
+    return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
+
+
+_READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
+_WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
+
+
+def _reads_users_pipe(case: Case, link: Link) -> bool:
+    if link.wait.kind is not Blocked.PIPE_READ:
+        return False
+    return (
+        link.place.step not in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
+        if link.place.seen
+        else not link.wait.bounded
+    )
+
+
+def _fifo(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.FIFO:
+        return None
+    return Judgement(
+        HangCause.FIFO, f"is {chain.end.wait.words}",
+        facts=(EvidenceLine(chain.end.wait.words, _call(case, chain.end)),),
+        fix="start what opens the other end, or open it with os.O_NONBLOCK; is a FIFO expected at this path?",
+    )  # fmt: skip
+
+
+def _socket(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.SOCKET:
+        return None
+    who = listed([case.name(one.pid) for one in end.wait.holders])
+    own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
+    other = "which it has itself" if own else (who or "a server that is not among these processes")
+    return Judgement(
+        HangCause.SOCKET, f"is {end.wait.words}; the other end: {other}", Sure.LIKELY,
+        (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
+        "give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
+    )  # fmt: skip
+
+
+def _terminal(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.TERMINAL:
+        return None
+    return Judgement(
+        HangCause.TERMINAL, f"is {chain.end.wait.words} (a debugger's prompt?)", fix="answer it, or remove it"
+    )
+
+
+def _signal(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.SIGNAL:
+        return None
+    return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}", fix="send it, or don't wait for it in a dataset")
+
+
+def _file(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.FILE:
+        return None
+    return Judgement(
+        HangCause.FILE, f"is {chain.end.wait.words}", Sure.LIKELY, also=("a slow disk, which will answer",),
+        facts=(EvidenceLine(chain.end.wait.words, _call(case, chain.end)),),
+        fix="look at the file system that the file is on",
+    )  # fmt: skip
+
+
+# --- What moves by itself ---------------------------------------------------------------------------------------------
+def _sleeps(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.SLEEPS:
+        return None
+    thread = case.thread(end.pid, end.tid)
+    left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
+    return Judgement(
+        HangCause.SLEEP, f"is {end.wait.words}", facts=(EvidenceLine(end.wait.words, _call(case, end)),),
+        fix="remove the sleep, or bound the retries that it belongs to", moves=0 <= left <= SOON,
+    )  # fmt: skip
+
+
+def _computes(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.COMPUTES:
+        return None
+    before = case.before(end.pid, end.tid)
+    moved = before is not None and (before.task, before.sample) != (end.place.task, end.place.sample)
+    same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
+    return Judgement(
+        HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
+        (EvidenceLine(end.wait.words, _call(case, end)),),
+        ("an endless loop, or one sample that takes long: look again later",),
+        "run that sample alone under a profiler; bound its loop", moves=moved,
+    )  # fmt: skip
+
+
+def _thread(case: Case, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if len(chain.links) < 2 or chain.links[-2].pid != end.pid or not end.by.startswith("is the thread"):
+        return None
+    return Judgement(HangCause.THREAD, f"is {end.wait.words}", Sure.LIKELY, fix="give join() a timeout; end the thread")
+
+
+def _moves(case: Case, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.MOVES:
+        return None
+    return Judgement(HangCause.NONE, f"is {chain.end.wait.words}", moves=True)
+
+
+def _unknown(case: Case, chain: Chain) -> Judgement | None:
+    words = chain.end.wait.words
+    seen = "" if chain.end.place.seen else "; without its Python stack the cause is not known"
+    return Judgement(
+        HangCause.UNKNOWN, f"is {words}{seen}", Sure.UNKNOWN, (EvidenceLine(words, _call(case, chain.end)),),
+        fix="" if chain.end.place.seen else "install py-spy and ask again, as root or with CAP_SYS_PTRACE",
+    )  # fmt: skip
+
+
+RULES: Final = (
+    CauseRule(_nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
+    CauseRule(_stopped, "SIGSTOP or a debugger", "its state is not T or t"),
+    CauseRule(_uninterruptible, "the kernel waits for a device", "it ran between the looks"),
+    CauseRule(_keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
+    CauseRule(_cycle, "each waits for the next", "one link of the circle has a timeout"),
+    CauseRule(_file_lock, "a file lock is held", "the lock is free in /proc/locks"),
+    CauseRule(_mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
+    CauseRule(_child, "a child does not end", "the child has ended"),
+    CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
+    CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
+    CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
+    CauseRule(_lock, "a lock of Python's is held", "its holder runs"),
+    CauseRule(_semaphore, "a lock of several processes is held", "its holder runs"),
+    CauseRule(_pipe, "the other end does not read or write", "bytes move"),
+    CauseRule(_fifo, "nobody opened the other end", "the other end is open"),
+    CauseRule(_socket, "the other end does not answer", "bytes move"),
+    CauseRule(_terminal, "it asks a person", "it has no terminal"),
+    CauseRule(_signal, "it waits for a signal", "the signal is pending"),
+    CauseRule(_file, "a file system does not answer", "bytes move"),
+    CauseRule(_thread, "a thread does not end", "it has ended"),
+    CauseRule(_sleeps, "it sleeps", "the sleep ends soon"),
+    CauseRule(_computes, "it computes", "its sample changed between the looks"),
+    CauseRule(_no_cpu, "others have the CPUs", "it gets CPU time"),
+    CauseRule(_moves, "it moves", ""),
+    CauseRule(_unknown, "nothing above fits", ""),
+)
+"""The first that applies names the cause. What holds whatever the code is comes first."""
+
+
+def judged(case: Case, chain: Chain) -> Judgement:
+    """What the first rule that applies says."""
+    return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def listed(items: list[str], most: int = 4) -> str:
+    shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _state(case: Case, link: Link) -> EvidenceLine:
+    thread = case.thread(link.pid, link.tid)
+    state = thread.state[1] if thread is not None else "?"
+    return EvidenceLine(f"its state is {state} at both looks", f"/proc/{link.pid}/stat")
+
+
+def _call(case: Case, link: Link) -> str:
+    thread = case.thread(link.pid, link.tid)
+    if thread is None:
+        return f"process {link.pid}"
+    call = thread.syscall
+    return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
+
+
+def _doing(case: Case, pid: int) -> str:
+    place = case.place(pid, pid)
+    return spot(place) or in_library(place) or place.step.value

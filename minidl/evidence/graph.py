@@ -1,0 +1,302 @@
+"""Who waits for whom: what each thread is in, and who could end it, across the kernel's objects.
+
+Interface: `waits(evidence)` -> (pid, tid) -> `KernelWait`. Pure: it reads evidence, and no process.
+
+Rules of use: a holder is one that could let the thread go on. For a file lock it is the one that holds it; for a pipe
+or a semaphore there may be several, and `certain` is False: each could, and the kernel does not know who will.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from minidl.evidence.model import Descriptor, FileLock, RunEvidence, SeenProcess, SeenThread, Semaphore
+
+BUSY: Final = 0.25
+"""Share of one CPU from which on a thread computes; below, it only wakes now and then."""
+
+
+class Blocked(enum.Enum):
+    """What a thread is in."""
+
+    COMPUTES = "computes"
+    READY = "is ready to run and gets little CPU"
+    MOVES = "runs now and then"
+    SLEEPS = "sleeps"
+    STOPPED = "is stopped by a signal"
+    TRACED = "is stopped by a debugger"
+    UNINTERRUPTIBLE = "is in an uninterruptible sleep"
+    ENDED = "has ended"
+    FILE_LOCK = "waits for a file lock"
+    PIPE_READ = "waits for data in a pipe"
+    PIPE_WRITE = "waits for room in a pipe"
+    FIFO = "waits for the other end of a FIFO"
+    SOCKET = "waits at a socket"
+    SEMAPHORE = "waits for a semaphore of several processes"
+    MUTEX = "waits for a mutex"
+    FUTEX = "waits for a lock or a condition of its own process"
+    CHILD = "waits for a child process"
+    EVENT = "waits for an event"
+    FILE = "waits for a file"
+    TERMINAL = "waits for input"
+    SIGNAL = "waits for a signal"
+    OTHER = "waits in the kernel"
+    UNKNOWN = "can't be seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who could end a wait. tid: 0 = the process as a whole. why: how that is known."""
+
+    pid: int
+    tid: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWait:
+    """What a thread is in. words: for a sentence, after "it is"; target: of the object, "" = none.
+
+    holders: who could end it. certain: one of them must. bounded: the wait has a timeout, and will end by itself.
+    """
+
+    kind: Blocked
+    words: str
+    target: str = ""
+    holders: tuple[Holder, ...] = ()
+    certain: bool = False
+    bounded: bool = False
+
+
+def waits(evidence: RunEvidence) -> dict[tuple[int, int], KernelWait]:
+    """What each thread of the evidence is in."""
+    ends = _Ends(evidence)
+    return {
+        (process.pid, thread.tid): _wait(process, thread, evidence, ends)
+        for process in evidence.processes
+        for thread in process.threads
+    }
+
+
+class _Ends:
+    """Which processes have an object: by its inode."""
+
+    def __init__(self, evidence: RunEvidence) -> None:
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.writers: dict[int, list[int]] = defaultdict(list)
+        self.sockets: dict[int, list[int]] = defaultdict(list)
+        self.semaphores: dict[int, list[int]] = defaultdict(list)
+        self.keepers: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for process in evidence.processes:
+            for one in process.descriptors:
+                self._take(process.pid, one)
+            for semaphore in process.semaphores:
+                self.semaphores[semaphore.inode].append(process.pid)
+
+    def _take(self, pid: int, one: Descriptor) -> None:
+        if one.kind in ("pipe", "fifo"):
+            for ends, letter in ((self.readers, "r"), (self.writers, "w")):
+                if letter in one.mode and pid not in ends[one.inode]:
+                    ends[one.inode].append(pid)
+        elif one.kind == "socket":
+            self.sockets[one.inode].append(pid)
+        if one.locks:
+            self.keepers[one.device, one.inode].append(pid)
+
+
+def _wait(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends: _Ends) -> KernelWait:
+    state = thread.state[1]
+    share = thread.used / evidence.interval if evidence.interval else 0.0
+    by_state = {"T": Blocked.STOPPED, "t": Blocked.TRACED, "Z": Blocked.ENDED, "X": Blocked.ENDED}
+    if state in by_state:
+        return KernelWait(by_state[state], by_state[state].value.removeprefix("is "))
+    if thread.state == ("D", "D") and thread.used == 0 and thread.switches[0] == thread.switches[1]:
+        where = f", in the kernel's {thread.wchan}" if thread.wchan else ""
+        return KernelWait(Blocked.UNINTERRUPTIBLE, f"in an uninterruptible sleep{where}")
+    if share >= BUSY:
+        return KernelWait(Blocked.COMPUTES, f"computing ({share:.0%} of a CPU)")
+    if "R" in thread.state and thread.state[0] == thread.state[1]:
+        return KernelWait(Blocked.READY, f"ready to run, with {share:.0%} of a CPU")
+    if not thread.slept and not _same_call(thread):
+        return KernelWait(Blocked.MOVES, "running now and then", bounded=True)
+    return _in_call(process, thread, evidence, ends)
+
+
+def _same_call(thread: SeenThread) -> bool:
+    now, then = thread.syscall, thread.syscall_before
+    if now is None or then is None:
+        return False
+    return (now.name, now.fds, now.address) == (then.name, then.fds, then.address)
+
+
+_WRITES: Final = frozenset(("write", "writev", "pwrite64", "sendto", "sendmsg", "connect", "sendfile"))
+_POLLS: Final = frozenset(("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"))
+
+
+def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends: _Ends) -> KernelWait:
+    call = thread.syscall
+    if call is None:
+        return _by_function(thread)
+    if call.name == "futex":
+        return _futex(process, thread, evidence, ends)
+    if call.name in ("nanosleep", "clock_nanosleep"):
+        return KernelWait(Blocked.SLEEPS, f"asleep ({call.words})" if call.words else "asleep", bounded=True)
+    if call.name in ("wait4", "waitid"):
+        children = (call.target,) if call.target > 0 else process.children
+        holders = tuple(Holder(pid, why="is its child") for pid in children)
+        return KernelWait(Blocked.CHILD, f"waiting {call.words}", holders=holders, certain=call.target > 0)
+    if call.name == "flock" or (call.name == "fcntl" and call.words):
+        return _file_lock(process, thread, evidence, ends)
+    if call.name in ("open", "openat"):
+        named = call.words.removeprefix("opens ")
+        kind = Blocked.FIFO if thread.wchan in ("wait_for_partner", "fifo_open") else Blocked.FILE
+        end = "" if kind is Blocked.FILE else ", a FIFO whose other end nobody has opened"
+        return KernelWait(kind, f"opening {named}{end}", named)
+    if call.name in ("pause", "rt_sigsuspend", "rt_sigtimedwait"):
+        return KernelWait(Blocked.SIGNAL, f"waiting for a signal ({call.name})")
+    bounded = call.timeout >= 0
+    found = [one for fd in call.fds if (one := process.descriptor(fd)) is not None]
+    if call.name in _POLLS and found and found[0].kind == "epoll":
+        found = [one for fd in found[0].watched if (one := process.descriptor(fd)) is not None] or found
+    if call.name in _POLLS and len(found) > 1:
+        parts = [_descriptor(process, one, call.name, ends) for one in found]
+        holders = tuple(dict.fromkeys(holder for part in parts for holder in part.holders))
+        return KernelWait(parts[0].kind, f"waiting for one of {len(found)} descriptors", "", holders, False, bounded)
+    if found:
+        return replace(_descriptor(process, found[0], call.name, ends), bounded=bounded)
+    if call.name in _POLLS and not call.fds and bounded:
+        return KernelWait(Blocked.SLEEPS, f"asleep in {call.name} ({call.timeout:g} s)", bounded=True)
+    return KernelWait(Blocked.OTHER, f"in {call.name}" + (f" ({call.words})" if call.words else ""), bounded=bounded)
+
+
+def _by_function(thread: SeenThread) -> KernelWait:
+    """What the kernel's function says, where the system call can't be seen."""
+    name = thread.wchan
+    known = (
+        ("futex", Blocked.FUTEX, "waiting for a lock or a condition"),
+        ("nanosleep", Blocked.SLEEPS, "asleep"),
+        ("pipe_read", Blocked.PIPE_READ, "waiting for data in a pipe"),
+        ("pipe_write", Blocked.PIPE_WRITE, "waiting for room in a pipe"),
+        ("wait_for_partner", Blocked.FIFO, "opening a FIFO whose other end nobody has opened"),
+        ("locks_lock_inode_wait", Blocked.FILE_LOCK, "waiting for a file lock"),
+        ("flock", Blocked.FILE_LOCK, "waiting for a file lock"),
+        ("fcntl_setlk", Blocked.FILE_LOCK, "waiting for a file lock"),
+        ("do_wait", Blocked.CHILD, "waiting for a child process"),
+        ("skb_wait", Blocked.SOCKET, "waiting at a socket"),
+        ("unix_stream", Blocked.SOCKET, "waiting at a socket"),
+        ("poll_schedule", Blocked.OTHER, "waiting for a descriptor (poll)"),
+        ("ep_poll", Blocked.OTHER, "waiting for a descriptor (epoll)"),
+    )
+    for start, kind, words in known:
+        if start in name:
+            return KernelWait(kind, f"{words} (the kernel's {name})")
+    return KernelWait(
+        Blocked.OTHER if name else Blocked.UNKNOWN, f"asleep in the kernel's {name}" if name else "asleep"
+    )
+
+
+# --- Locks and semaphores ---------------------------------------------------------------------------------------------
+def _futex(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends: _Ends) -> KernelWait:
+    call = thread.syscall
+    assert call is not None
+    bounded = call.timeout >= 0
+    semaphore = semaphore_at(process, call.address)
+    if semaphore is not None:
+        others = [pid for pid in dict.fromkeys(ends.semaphores[semaphore.inode]) if pid != process.pid]
+        holders = tuple(Holder(pid, why="shares it") for pid in others)
+        value = f", whose value is {semaphore.value}" if semaphore.value >= 0 else ""
+        words = f"waiting for the semaphore {semaphore.name}{value}, which {len(others) or 'no'} other processes share"
+        return KernelWait(Blocked.SEMAPHORE, words, f"semaphore:{semaphore.inode}", holders, False, bounded)
+    if thread.owner > 0:
+        return _mutex(process, thread, evidence)
+    place = f"futex:{process.pid}:{call.address:x}"
+    same = [one for one in process.threads if one is not thread and one.syscall and one.syscall.address == call.address]
+    crowd = f"; so do {len(same)} more of its threads" if same else ""
+    return KernelWait(
+        Blocked.FUTEX, f"waiting for a lock or a condition of its own process{crowd}", place, (), False, bounded
+    )
+
+
+def _mutex(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait:
+    call, owner = thread.syscall, thread.owner
+    assert call is not None
+    place = f"mutex:{process.pid}:{call.address:x}"
+    if owner == thread.tid:
+        return KernelWait(Blocked.MUTEX, "waiting for a mutex that it holds itself", place, (), True)
+    if process.thread(owner) is not None:
+        holder = (Holder(process.pid, owner, "the mutex names it as its owner"),)
+        return KernelWait(Blocked.MUTEX, f"waiting for a mutex that its thread {owner} holds", place, holder, True)
+    elsewhere = next((p for p in evidence.processes if p.thread(owner) is not None), None)
+    whose = f"a thread of process {elsewhere.pid}" if elsewhere is not None else "a thread that is no more"
+    words = f"waiting for a mutex that was locked at the fork: its owner, thread {owner}, is {whose}"
+    return KernelWait(Blocked.MUTEX, words, place, (), True)
+
+
+def semaphore_at(process: SeenProcess, address: int) -> Semaphore | None:
+    """The named semaphore that a futex belongs to."""
+    return next((one for one in process.semaphores if one.address <= address < one.address + 32), None)
+
+
+def _file_lock(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends: _Ends) -> KernelWait:
+    call = thread.syscall
+    assert call is not None
+    file = process.descriptor(call.fds[0])
+    what = f"{call.name} on {file.target}" if file is not None else call.name
+    if file is None:
+        return KernelWait(Blocked.FILE_LOCK, f"waiting in {what}", certain=True)
+    holders = tuple(_lock_holders(process, file, evidence.locks, ends))
+    return KernelWait(Blocked.FILE_LOCK, f"waiting in {what}", file.target, holders, bool(holders))
+
+
+def _lock_holders(process: SeenProcess, file: Descriptor, locks: tuple[FileLock, ...], ends: _Ends) -> Iterable[Holder]:
+    """Who holds a file's lock. A lock by flock belongs to an open file, which a fork shares: its taker may be gone."""
+    held = [one for one in locks if (one.device, one.inode) == (file.device, file.inode) and not one.waits]
+    keepers = [pid for pid in ends.keepers[file.device, file.inode] if pid != process.pid] if held else []
+    for pid in keepers:
+        taker = next((one.pid for one in held if one.kind != "POSIX" and one.pid > 0), pid)
+        passed = f", which process {taker} took and passed on" if taker != pid else ""
+        yield Holder(pid, why=f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}")
+    for one in held:
+        if one.pid not in keepers and one.pid > 0 and (one.kind == "POSIX" or not keepers) and one.pid != process.pid:
+            yield Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)")
+
+
+# --- Descriptors ------------------------------------------------------------------------------------------------------
+def _descriptor(process: SeenProcess, one: Descriptor, call: str, ends: _Ends) -> KernelWait:
+    writes = call in _WRITES
+    if one.kind in ("pipe", "fifo"):
+        return _pipe(process, one, writes, ends)
+    if one.kind == "socket":
+        peers = [pid for pid in ends.sockets.get(one.peer, []) if one.peer]
+        holders = tuple(Holder(pid, why="has the socket's other end") for pid in dict.fromkeys(peers))
+        doing = {"accept": "waiting for a connection", "accept4": "waiting for a connection"}.get(
+            call, "waiting to write to a socket" if writes else "waiting for data at a socket"
+        )
+        return KernelWait(Blocked.SOCKET, doing, one.target, holders, bool(holders))
+    if one.kind == "device" and one.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+        return KernelWait(Blocked.TERMINAL, f"waiting for input at {one.target}", one.target)
+    if one.kind == "eventfd":
+        return KernelWait(Blocked.EVENT, f"waiting for an event ({one.about})", one.target)
+    if one.kind == "pidfd":
+        pid = int(one.about.split()[-1]) if one.about.split()[-1:] else 0
+        return KernelWait(Blocked.CHILD, f"waiting for process {pid}", one.target, (Holder(pid),), True)
+    if one.kind in ("file", "directory", "device", "shm"):
+        return KernelWait(Blocked.FILE, f"in {call} of {one.target}", one.target)
+    return KernelWait(Blocked.OTHER, f"in {call} of {one.target}", one.target)
+
+
+def _pipe(process: SeenProcess, one: Descriptor, writes: bool, ends: _Ends) -> KernelWait:
+    others = [pid for pid in (ends.readers if writes else ends.writers)[one.inode] if pid != process.pid]
+    own = process.pid in (ends.readers if writes else ends.writers)[one.inode]
+    end = "reading" if writes else "writing"
+    holders = tuple(Holder(pid, why=f"has the pipe's {end} end") for pid in others)
+    name = one.target if one.kind == "fifo" else f"pipe {one.inode}"
+    doing = f"waiting for {'room' if writes else 'data'} in {name}"
+    kind = Blocked.PIPE_WRITE if writes else Blocked.PIPE_READ
+    if not others:
+        doing += f", whose {end} end " + ("only it has itself" if own else "none of these processes has")
+    return KernelWait(kind, doing, f"pipe:{one.inode}", holders, False)

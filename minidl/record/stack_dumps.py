@@ -1,0 +1,101 @@
+"""The Python stacks of a recorded process, written by itself when the watchdog asks, even while a call keeps the GIL.
+
+Interface: `answer(directory, describe)` prepares this process; `no_longer()` ends that.
+
+The watchdog sends a real-time signal, and faulthandler's handler, which is C and takes no lock, writes the stacks of
+all threads to a file in the trace's folder. The signal is one that nothing in this process uses; a system call that it
+interrupts is restarted. Before faulthandler takes the signal it is ignored, so that one that comes while the
+interpreter ends, which gives the signal back, kills nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+SUFFIX: Final = ".stacks"
+
+
+@dataclass
+class _Answering:
+    pid: int
+    signum: int
+    file: IO[bytes]
+
+
+_answering: _Answering | None = None
+
+
+def answer(directory: str, describe: Callable[..., Any]) -> None:
+    """Write this process's stacks when asked to, and describe how to ask. Does nothing if it does already, or can't.
+
+    A forked child that calls it gets a file of its own.
+    """
+    global _answering
+    inherited = _answering
+    if inherited is not None and inherited.pid == os.getpid():
+        return
+    signum = free_signal() if inherited is None else inherited.signum
+    if signum is None:
+        return
+    name = f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
+    try:
+        file = open(os.path.join(directory, name), "ab", buffering=0)  # noqa: SIM115  # it stays open
+        try:
+            if inherited is None:
+                signal.signal(signum, signal.SIG_IGN)  # ValueError in another thread than the main one
+            faulthandler.register(signum, file, all_threads=True, chain=False)
+        except (ValueError, RuntimeError, OSError):
+            file.close()
+            os.unlink(os.path.join(directory, name))
+            return
+    except OSError:  # no descriptor, no room: the stacks are not to be had, and the run goes on
+        return
+    _answering = _Answering(os.getpid(), signum, file)
+    describe("stacks", signal=signum, fd=file.fileno(), file=name)
+
+
+def no_longer() -> None:
+    """Give the signal back and delete the file. To be called when nobody asks any more."""
+    global _answering
+    if _answering is None or _answering.pid != os.getpid():
+        return
+    was, _answering = _answering, None
+    faulthandler.unregister(was.signum)
+    with contextlib.suppress(ValueError):  # in another thread than the main one it stays ignored
+        signal.signal(was.signum, signal.SIG_DFL)
+    was.file.close()
+    with contextlib.suppress(OSError):
+        os.unlink(was.file.name)
+
+
+def free_signal() -> int | None:
+    """Return a real-time signal that this process neither handles nor ignores nor blocks; None if there is none.
+
+    The middle of the range: libraries take the ends.
+    """
+    masks = _masks(Path("/proc/self/status"))
+    if masks is None:
+        return None
+    first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
+    middle = (first + last) // 2
+    for signum in [*range(middle, last), *range(first, middle)]:
+        if not masks >> (signum - 1) & 1 and signal.getsignal(signum) is signal.SIG_DFL:
+            return int(signum)
+    return None
+
+
+def _masks(status: Path) -> int | None:
+    """Return the signals that are handled, ignored or blocked, as one mask; None if that can't be read."""
+    try:
+        lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        return int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16) | int(lines["SigBlk"], 16)
+    except (OSError, ValueError, KeyError):
+        return None

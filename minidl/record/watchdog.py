@@ -1,0 +1,172 @@
+"""The watchdog of a trace: its settings, its start and its end in the traced process.
+
+Interface: `settings(...)` says when it acts, `begin(recording)` starts it, `end(dog)` ends it. `answer(recording)` lets
+it ask a process for its stacks.
+
+MINIDL_HANG_AFTER=SECONDS starts it with each trace, "off" never; MINIDL_ON_HANG is "report", "raise" or "kill";
+MINIDL_HANG_STACKS=off sends no signal for stacks. It is a process (see `minidl.watch`), and no child of this one: a
+program that waits for any child does not meet it. It ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from minidl.errors import LoaderHangError
+from minidl.record import recorder, stack_dumps
+from minidl.record.recorder import TraceConfig
+from minidl.tracefile.format import TraceError
+
+ON_HANG: Final = ("report", "raise", "kill")
+RUN_SECONDS: Final = 120.0
+"""When `minidl run` calls a wait a hang, unless it is told otherwise."""
+
+_PACKAGE = Path(__file__).parents[2]
+_END_SECONDS: Final = 2.0
+
+_BOOT: Final = (
+    "import json, os, sys; os.fork() and os._exit(0); os.setsid(); "
+    "given = json.loads(sys.argv[1]); sys.path[:] = given.pop('path'); "
+    "from minidl.watch.watcher import main; main(**given)"
+)
+"""What the watchdog's interpreter runs. The process that was started ends at once, so the other is no child of ours."""
+
+
+def seconds(text: str) -> float:
+    """Read "off" as 0, or a number of seconds above 0. Raises ValueError."""
+    if text == "off":
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e7:
+        raise ValueError(f"{text!r} is neither 'off' nor a number of seconds")
+    return value
+
+
+def settings(hang_after: float | None = None, on_hang: str | None = None) -> dict[str, Any]:
+    """Return the watchdog's fields of a TraceConfig; None = as the environment says, which by default is none.
+
+    Raises TraceError for what they do not allow.
+    """
+    after, what, stacks = (os.environ.get(f"MINIDL_{name}", "") for name in ("HANG_AFTER", "ON_HANG", "HANG_STACKS"))
+    if stacks not in ("", "on", "off"):
+        raise TraceError(f"MINIDL_HANG_STACKS is 'on' or 'off', not {stacks!r}")
+    if hang_after is None:
+        try:
+            hang_after = seconds(after or "off")
+        except ValueError as error:
+            raise TraceError(f"MINIDL_HANG_AFTER: {error}") from error
+    chosen = on_hang or what or "report"
+    if chosen not in ON_HANG:
+        raise TraceError(f"{'on_hang' if on_hang else 'MINIDL_ON_HANG'} is one of {', '.join(ON_HANG)}, not {chosen!r}")
+    return {"hang_after": hang_after, "on_hang": chosen, "hang_stacks": stacks != "off"}
+
+
+def answer(recording: recorder.Recorder) -> None:
+    """Let the watchdog of a trace ask this process for its stacks, if there is one."""
+    if recording.config.hang_after and recording.config.hang_stacks:
+        stack_dumps.answer(recording.config.directory, recording.describe)
+
+
+class Watchdog:
+    """The watchdog that this process has started. Raises OSError if it can't be."""
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.pid = os.getpid()
+        self.mine, theirs = socket.socketpair()
+        self._raises = _signal_that_raises(self.mine) if config.on_hang == "raise" else 0
+        given = {
+            "path": [*dict.fromkeys(place or os.getcwd() for place in [*sys.path, str(_PACKAGE)])],
+            "directory": config.directory,
+            "main_pid": self.pid,
+            "channel": theirs.fileno(),
+            "hang_after": config.hang_after,
+            "on_hang": config.on_hang,
+            "stacks": config.hang_stacks,
+            "raises": self._raises,
+        }
+        try:
+            started = subprocess.Popen(
+                [sys.executable, "-S", "-c", _BOOT, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env=_environment(),
+                pass_fds=(theirs.fileno(),),
+            )
+            started.wait()
+        except OSError:
+            self.mine.close()
+            raise
+        finally:
+            theirs.close()
+
+    def end(self) -> bool:
+        """End it; return whether it has ended, which takes some ms. A forked child leaves it alone."""
+        if self.pid != os.getpid():
+            return False
+        ended = False
+        with contextlib.suppress(OSError):
+            self.mine.settimeout(_END_SECONDS)
+            self.mine.sendall(b"end")
+            while self.mine.recv(4096):  # what it had to say, until it closes its end
+                pass
+            ended = True
+        if self._raises and ended:
+            with contextlib.suppress(ValueError):
+                signal.signal(self._raises, signal.SIG_DFL)
+        self.mine.close()
+        return ended
+
+
+def begin(recording: recorder.Recorder) -> Watchdog | None:
+    """Start the watchdog of a trace, if it is to have one. A failure is said on stderr, and the run goes on."""
+    if not recording.config.hang_after:
+        return None
+    try:
+        dog = Watchdog(recording.config)
+    except (OSError, ValueError) as error:
+        print(f"minidl: no watchdog: {error}. The run goes on without one.", file=sys.stderr)
+        return None
+    answer(recording)
+    return dog
+
+
+def end(dog: Watchdog | None) -> None:
+    """End a watchdog, if there is one; then nobody asks this process for its stacks any more."""
+    if dog is not None and dog.end():
+        stack_dumps.no_longer()
+
+
+def _environment() -> dict[str, str]:
+    """Return the watchdog's environment: it is no process of the run, and needs one thread."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MINIDL_", "PYTHON"))}
+    home = {name: os.environ[name] for name in ("PYTHONHOME",) if name in os.environ}
+    return kept | home | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _signal_that_raises(channel: socket.socket) -> int:
+    """Let a free signal raise LoaderHangError in the main thread; return it. Raises ValueError if that can't be."""
+    signum = stack_dumps.free_signal()
+    if signum is None:
+        raise ValueError("--on-hang=raise needs a real-time signal that the program does not use, and there is none")
+
+    def raise_hang(number: int, frame: object) -> None:
+        text = b""
+        with contextlib.suppress(OSError):
+            text = channel.recv(4096, socket.MSG_DONTWAIT)
+        raise LoaderHangError(text.decode("utf-8", "replace") or "the watchdog found that the loader hangs")
+
+    signal.signal(signum, raise_hang)
+    return signum

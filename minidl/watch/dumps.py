@@ -1,0 +1,169 @@
+"""Ask processes for their Python stacks by a signal (see `record.stack_dumps`), and read what they write.
+
+Interface: `Asked(directory)` knows which processes answer; `stacks(pids)` asks them. `parsed(text)` reads a dump.
+
+Rules of use: a process is sent the signal only if it handles that signal, and its descriptor is the file that it named:
+a program that the process has turned into by exec would die of the signal, and a descriptor that was closed may be
+another file by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from minidl.evidence.model import Frame
+from minidl.evidence.processes import memory_of
+from minidl.evidence.stacks import Stack, Stacks
+from minidl.tracefile.format import SIDE_SUFFIX, parts_of
+
+ANSWER_SECONDS: Final = 1.0
+"""How long a process may take to answer: one that is stopped, or in an uninterruptible sleep, does not."""
+
+_HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
+_MOST_BYTES: Final = 1 << 20
+_TID_AT: Final = 0x2D0 if platform.machine() == "x86_64" else 0xD0
+"""Where glibc's `struct pthread`, which a thread's ident points to, has its number. What is read is checked."""
+
+
+class Answering(NamedTuple):
+    """How a process is asked. threads: what pthreads calls a thread -> its number and name."""
+
+    pid: int
+    signum: int
+    fd: int
+    file: str
+    threads: dict[int, tuple[int, str]]
+
+
+class DumpedThread(NamedTuple):
+    """A thread of a dump. ident: what pthreads calls it; current: the signal ran in it. frames: innermost first."""
+
+    ident: int
+    current: bool
+    name: str
+    frames: tuple[Frame, ...]
+
+
+def parsed(text: str) -> list[DumpedThread]:
+    """Read a dump of faulthandler's; a line that makes no sense is left out."""
+    out: list[DumpedThread] = []
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if head := _HEAD.fullmatch(line):
+            frames = []
+            out.append(DumpedThread(int(head[2], 16), head[1].startswith("Current"), head[3] or "", ()))
+        elif out and (frame := _FRAME.fullmatch(line)):
+            frames.append(Frame(frame[3], frame[1], int(frame[2])))
+            out[-1] = out[-1]._replace(frames=tuple(frames))
+    return out
+
+
+class Asked:
+    """The processes of the trace in `directory` that can be asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def stacks(self, pids: Iterable[int]) -> Stacks:
+        """Return the stacks of those processes that answer, by process and by the kernel's number of the thread."""
+        known = {pid: self._how(pid) for pid in pids}
+        return {pid: found for pid, how in known.items() if how is not None and (found := self._ask(how))}
+
+    def _how(self, pid: int) -> Answering | None:
+        """Read in the side files of the trace how a process is asked."""
+        answering, threads = None, dict[int, tuple[int, str]]()
+        for path in sorted(self.directory.glob(f"{pid}-*{SIDE_SUFFIX}"), key=lambda path: parts_of(path.name)[1]):
+            for line in _lines(path):
+                if line.get("kind") == "stacks":
+                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                        answering = (int(line["signal"]), int(line["fd"]), str(line["file"]))
+                elif line.get("kind") == "thread" and type(line.get("ident")) is int:
+                    threads[line["ident"]] = (int(line["tid"]), str(line["name"]))
+        return None if answering is None else Answering(pid, *answering, threads)
+
+    def _ask(self, how: Answering) -> dict[int, Stack]:
+        file = self.directory / os.path.basename(how.file)
+        try:
+            before = file.stat().st_size
+            process = os.pidfd_open(how.pid)
+        except OSError:
+            return {}
+        try:
+            if not _handles(how, file):
+                return {}
+            signal.pidfd_send_signal(process, how.signum)
+        except OSError:
+            return {}
+        finally:
+            os.close(process)
+        return _by_tid(parsed(_written(file, before)), how)
+
+
+def _handles(how: Answering, file: Path) -> bool:
+    """Whether the process handles the signal now, and its descriptor is the file still."""
+    status = Path(f"/proc/{how.pid}/status").read_text()
+    caught = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")), 0)
+    there, own = os.stat(f"/proc/{how.pid}/fd/{how.fd}"), file.stat()
+    return bool(caught >> (how.signum - 1) & 1) and (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
+
+def _written(file: Path, before: int) -> str:
+    """Return what is written behind `before`, once nothing more comes."""
+    until, size, since = time.monotonic() + ANSWER_SECONDS, before, time.monotonic()
+    while time.monotonic() < until:
+        time.sleep(0.005)
+        try:
+            now = file.stat().st_size
+        except OSError:
+            return ""
+        if now != size:
+            size, since = now, time.monotonic()
+        elif size > before and time.monotonic() - since > 0.05:
+            break
+    with file.open("rb") as opened:
+        opened.seek(before)
+        return opened.read(_MOST_BYTES).decode("utf-8", "replace")
+
+
+def _by_tid(threads: list[DumpedThread], how: Answering) -> dict[int, Stack]:
+    """Give the dumped threads their numbers in the kernel; a thread whose number is not to be had is left out."""
+    try:
+        tids = {int(name) for name in os.listdir(f"/proc/{how.pid}/task")}
+    except OSError:
+        return {}
+    memory, out = memory_of(how.pid), {}
+    for thread in threads:
+        tid, name = how.threads.get(thread.ident) or (_tid_of(thread.ident, memory, tids), thread.name)
+        if not tid and thread.current:
+            tid = how.pid  # a signal to a process runs in its first thread
+        if tid in tids:
+            out[tid] = Stack(thread.frames, name or thread.name)
+    return out
+
+
+def _tid_of(ident: int, memory: Callable[[int, int], bytes], tids: set[int]) -> int:
+    """Read the kernel's number of a thread where glibc keeps it; 0 where that is none of the process's."""
+    data = memory(ident + _TID_AT, 4)
+    tid = int.from_bytes(data, sys.byteorder)
+    return tid if tid in tids else 0
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    out = []
+    with contextlib.suppress(OSError):
+        for text in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                out += [line] if isinstance(line, dict) else []
+    return out

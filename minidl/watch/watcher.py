@@ -1,0 +1,372 @@
+"""The watchdog's main loop, and its looks at a hang.
+
+Interface: `main(...)`, which `record.watchdog` starts in a process of its own.
+
+Every second it looks whether the run's processes are there, samples them now and then, and reads the new events of
+those that iterate over a loader (`waits`). When one has waited for too long, a forked child takes a look: evidence of
+all processes, and at the time of the alarm what `minidl doctor` says of it. So the watchdog itself never waits for
+anything but the next second, the end of a process, or a word of the run, and ends within milliseconds of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import minidl
+from minidl.tracefile import watched
+from minidl.tracefile.attachments import SUFFIX
+from minidl.tracefile.watched import NEXT, SHUTDOWN, START, Ended, Stall
+from minidl.watch.vitals import exit_code, sample, started
+
+TICK: Final = 1.0
+EARLY_SECONDS: Final = 10.0
+"""A wait as long as this is looked at, without a word: a run that is killed before the alarm has its evidence."""
+
+LONGER: Final = 3
+"""A wait is looked at early if it is also so many times as long as the longest one before: what is slow is no hang."""
+
+SAMPLE_SECONDS: Final = 10.0
+"""The longest pause between two samples; they begin at one a second, and come as often as a hundredth of the run."""
+
+EARLY_LOOKS: Final = 4
+MOST_LOOKS: Final = 8
+MOST_LOOKS_OF_A_RUN: Final = 64
+MOST_BYTES: Final = 32 << 20
+MOST_EVENTS: Final = 8192
+MOST_TEXT: Final = 4000
+KILL_SECONDS: Final = 5.0
+_SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
+
+
+class Watcher:
+    """Watches the processes of the trace in `directory` until the one that began it ends, or says so."""
+
+    def __init__(
+        self, directory: Path, main_pid: int, channel: socket.socket, hang_after: float, on_hang: str, stacks: bool,
+        raises: int,
+    ) -> None:  # fmt: skip
+        self.directory, self.main_pid, self.channel = directory, main_pid, channel
+        self.hang_after, self.on_hang, self.stacks, self.raises = hang_after, on_hang, stacks, raises
+        self.stderr = os.dup(2)  # the run's own; the alarm is all that is written to it
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+        self.begun = time.monotonic()
+        self.processes: dict[int, _Watched] = {}
+        self.stems: set[str] = set()  # of the processes' files, as far as they have been found
+        self.stalls: dict[tuple[int, int], _Open] = {}  # by process and iterator
+        self.next_sample = 0.0
+        self.looks = 0
+        self.poll = select.poll()
+        self.poll.register(channel, select.POLLIN)
+        name = f"{watched.KIND}-{main_pid}-{time.monotonic_ns()}{SUFFIX}"
+        self.fd = os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.write(watched.description(minidl.__version__, main_pid, hang_after, on_hang=on_hang))
+
+    # --- the loop
+    def run(self) -> None:
+        """Watch until the run ends."""
+        self._watch(main_pid := self.main_pid)
+        while main_pid in self.processes:
+            self._find_processes()
+            now = time.monotonic()
+            if now >= self.next_sample:
+                self.write(watched.sample(sample(self.processes)))
+                self.next_sample = now + min(SAMPLE_SECONDS, max(TICK, (now - self.begun) / 100))
+            self._look_at_waits()
+            if self._wait_for_next():
+                break
+        self._finish()
+
+    def _wait_for_next(self) -> bool:
+        """Wait for a second, or what happens before; return whether the run has ended its trace."""
+        tick = min(TICK, self.hang_after / 8)
+        for fd, _ in self.poll.poll(tick * 1000):
+            if fd == self.channel.fileno():
+                word = b""
+                with contextlib.suppress(OSError):
+                    word = self.channel.recv(16)
+                if word == b"end":
+                    return True
+                self.poll.unregister(self.channel)  # all that held the other end are gone, or it was closed by mistake
+        for pid, process in list(self.processes.items()):
+            if not process.is_there():
+                self._ended(pid, process)
+        for known in self.stalls.values():
+            if known.reap():
+                self._act(known.stall)
+        return False
+
+    def _finish(self) -> None:
+        for stall in self.stalls.values():
+            stall.stop()
+        left = [pid for pid, one in self.processes.items() if one.is_there()]
+        self.write(watched.sample(sample(left)))  # also: who has outlived the main process
+        self.write(watched.over())
+        for file in self.directory.glob("*.stacks"):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+    def write(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):  # the disk is full, the trace deleted: there is nobody to tell
+            os.write(self.fd, line)
+
+    # --- processes
+    def _find_processes(self) -> None:
+        """Find the processes that record into the trace."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            self.processes.clear()  # the trace was deleted: nothing is left to be done
+            return
+        for name in names:
+            stem, _, kind = name.partition(".")
+            if kind == "meta.jsonl" and stem not in self.stems:
+                self.stems.add(stem)
+                self._watch(int(stem.split("-")[0]), stem)
+
+    def _watch(self, pid: int, stem: str = "") -> None:
+        if pid not in self.processes:
+            process = _Watched(pid)
+            if not process.is_there():
+                return
+            self.processes[pid] = process
+            if process.fd >= 0:
+                self.poll.register(process.fd, select.POLLIN)
+        if stem:
+            self.processes[pid].readers.append(_WaitReader(self.directory, stem, pid))
+
+    def _ended(self, pid: int, process: _Watched) -> None:
+        self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
+        if process.fd >= 0:
+            self.poll.unregister(process.fd)
+            os.close(process.fd)
+        del self.processes[pid]
+
+    # --- waits
+    def _look_at_waits(self) -> None:
+        if time.monotonic() - self.begun < min(EARLY_SECONDS, self.hang_after) / 2:
+            return  # a short run needs no NumPy
+        found = {}
+        for reader in (reader for process in self.processes.values() for reader in process.readers):
+            for wait in reader.waits():
+                found[reader.pid, wait.loader] = Stall(wait.loader, wait.what, wait.since, reader.pid), reader.longest
+        for key in self.stalls.keys() - found.keys():
+            self.stalls.pop(key).stop()
+        for key, (stall, longest) in found.items():
+            known = self.stalls.get(key)
+            if known is None or known.stall != stall:
+                if known is not None:
+                    known.stop()
+                known = self.stalls[key] = _Open(stall, self._first_look(longest / 1e9))
+            self._attend_to(known)
+
+    def _first_look(self, longest: float) -> float:
+        """Return after how many seconds a wait is looked at first."""
+        return min(self.hang_after, max(min(EARLY_SECONDS, self.hang_after / 4), LONGER * longest))
+
+    def _attend_to(self, known: _Open) -> None:
+        """Take a look at a stall if one is due."""
+        waited = (time.monotonic_ns() - known.stall.since) / 1e9
+        if waited < known.due or known.child or known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN:
+            return
+        alarm = waited >= self.hang_after and not known.said
+        known.due = self._next_look(waited, known.looks + 1)
+        if os.fstat(self.fd).st_size < MOST_BYTES:
+            known.looks += 1
+            self.looks += 1
+            known.said, known.acts = known.said or alarm, alarm
+            known.child = self._fork_look(known, alarm)
+
+    def _next_look(self, waited: float, looks: int) -> float:
+        """Return after how many seconds the next look is due: twice the time, but one at the time of the alarm."""
+        if waited >= self.hang_after:
+            return waited * 2
+        return self.hang_after if looks >= EARLY_LOOKS else min(waited * 2, self.hang_after)
+
+    def _fork_look(self, known: _Open, alarm: bool) -> int:
+        child = os.fork()
+        if child:
+            return child
+        try:
+            _Glance(self, known, list(self.processes)).take(alarm)
+        except BaseException as error:  # whatever it is, this process ends here
+            self.write(watched.said(f"a look has failed: {type(error).__name__}: {error}"))
+        finally:
+            os._exit(0)
+
+    def _act(self, stall: Stall) -> None:
+        """Do what was asked for when the loader hangs."""
+        if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.what != SHUTDOWN:
+            os.kill(self.main_pid, self.raises)
+        elif self.on_hang == "kill":
+            self._kill(signal.SIGTERM, self.main_pid)
+            self._kill(signal.SIGKILL, *(self.processes.keys() - {self.main_pid}))
+            until = time.monotonic() + KILL_SECONDS
+            while self.processes[self.main_pid].is_there() and time.monotonic() < until:
+                time.sleep(0.05)
+            self._kill(signal.SIGKILL, self.main_pid)
+
+    def _kill(self, signum: int, *pids: int) -> None:
+        for pid in pids:
+            if self.processes[pid].is_there():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signum)
+
+
+class _Watched:
+    """A process that is watched. fd: it can be read from once the process has ended; -1 = the kernel has no such."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.readers: list[_WaitReader] = []  # of its files: it has more than one if it has recorded twice
+        self.started = started(pid)
+        try:
+            self.fd = os.pidfd_open(pid)
+        except OSError:
+            self.fd = -1
+
+    def is_there(self) -> bool:
+        """Whether it has not ended; a zombie has."""
+        return bool(self.started) and started(self.pid) == self.started and exit_code(self.pid) is None
+
+
+class _WaitReader:
+    """Reads the new events of one process, if it iterates over a loader."""
+
+    def __init__(self, directory: Path, stem: str, pid: int) -> None:
+        self.events, self.side, self.pid = directory / f"{stem}.events", directory / f"{stem}.meta.jsonl", pid
+        self.read = 0
+        self.known: Any = None  # its Waits, once it is known to have a loader
+        self.works = False  # it is a worker, and what it waits for is no hang of the loader
+
+    @property
+    def longest(self) -> int:
+        return int(self.known.longest)
+
+    def waits(self) -> list[Any]:
+        """Return what the process's iterators wait for, as of its newest event."""
+        if self.known is None and not self._has_a_loader():
+            return []
+        import numpy as np
+
+        from minidl.tracefile.format import header_problem, records
+        from minidl.tracefile.tail import tail
+
+        data = tail(self.events, MOST_EVENTS, self.read)
+        if not header_problem(data):
+            rows = records(data)
+            rows = np.sort(rows[rows["seq"] > 0], order="seq")
+            if len(rows):
+                self.known.take(rows, gap=bool(self.read) and int(rows["seq"][0]) > self.read + 1)
+                self.read = int(rows["seq"][-1])
+        return list(self.known.open())
+
+    def _has_a_loader(self) -> bool:
+        if self.works:
+            return False
+        try:
+            facts = self.side.read_bytes()
+        except OSError:
+            return False
+        if b'"role": "loader"' in facts:
+            from minidl.watch.waits import Waits
+
+            self.known = Waits()
+        self.works = b'"role": "worker"' in facts
+        return self.known is not None
+
+
+class _Open:
+    """A stall that lasts. due: seconds of waiting at the next look; child: the look that runs, 0 = none."""
+
+    def __init__(self, stall: Stall, due: float) -> None:
+        self.stall, self.due = stall, due
+        self.looks = 0
+        self.said = False  # the alarm was given
+        self.acts = False  # it was, and what is to be done then is still to be done
+        self.child = 0
+
+    def reap(self) -> bool:
+        """Return whether the look that the alarm was for has just ended."""
+        if not self.child or not os.waitpid(self.child, os.WNOHANG)[0]:
+            return False
+        self.child = 0
+        first, self.acts = self.acts, False
+        return first
+
+    def stop(self) -> None:
+        """End the look that runs: its stall, or the run, is over."""
+        if self.child:
+            os.kill(self.child, signal.SIGKILL)
+            os.waitpid(self.child, 0)
+            self.child = 0
+
+
+class _Glance:
+    """One look at a stall, in a process of its own."""
+
+    def __init__(self, watcher: Watcher, known: _Open, pids: list[int]) -> None:
+        self.watcher, self.stall, self.number = watcher, known.stall, known.looks
+        self.pids = pids
+
+    def take(self, alarm: bool) -> None:
+        """Write evidence; with `alarm`, also say what is wrong."""
+        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), self._evidence()))
+        if alarm:
+            text = self._sentence()
+            self.watcher.write(watched.said(text))
+            with contextlib.suppress(OSError):
+                os.write(self.watcher.stderr, f"minidl: {text}\n".encode("utf-8", "backslashreplace"))
+            if self.watcher.on_hang == "raise":
+                self.watcher.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
+
+    def _evidence(self) -> dict[str, Any]:
+        from minidl.evidence.collect import collect, with_stacks
+        from minidl.watch.dumps import Asked
+
+        found = collect(self.watcher.main_pid, self.pids)
+        unseen = [one.pid for one in found.processes if not one.ended and all(t.stack is None for t in one.threads)]
+        if unseen and self.watcher.stacks:
+            found = with_stacks(found, Asked(self.watcher.directory).stacks(unseen))
+        evidence: dict[str, Any] = json.loads(found.to_json())
+        return evidence
+
+    def _sentence(self) -> str:
+        waited = (time.monotonic_ns() - self.stall.since) / 1e9
+        cause = ""
+        with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
+            cause = _cause(self.watcher.directory)
+        start = f"iterator {self.stall.loader} of pid {self.stall.pid} {_SINCE[self.stall.what]} for {waited:.0f} s"
+        next_step = f"next: minidl doctor {self.watcher.directory}"
+        return f"{start}: {cause or 'what its processes do is in the trace'}; {next_step}"
+
+
+def _cause(directory: Path) -> str:
+    """Say what holds the run up, in a sentence; "" if that is unknown."""
+    from minidl.analysis.headline import headline
+    from minidl.analysis.live import LiveTrace
+
+    trace = LiveTrace(directory).read()[0]
+    return headline(trace).sentence
+
+
+def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:
+    """Watch a run. directory: of its trace; main_pid: the process that began it; channel: a socket to that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("minidl-watch")
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    watcher = Watcher(Path(directory), main_pid, socket.socket(fileno=channel), **settings)
+    try:
+        watcher.run()
+    except Exception as error:
+        watcher.write(watched.said(f"the watchdog has failed: {type(error).__name__}: {error}"))
+        sys.exit(1)

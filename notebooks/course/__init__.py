@@ -1,0 +1,102 @@
+"""What the notebooks share: recordings, datasets for their workers, questions, and checks of exercises.
+
+`record` runs a loader and returns its batches and its trace; `place` gives a new folder for a recording. `asking` has
+predictions, `checking` exercises; each notebook's own are in the module of its name (`first_look`, `many_workers`, ...).
+Importing it silences two warnings that depend on the reader's machine: of more workers than cores, and (Python 3.12 and
+later) of fork in a process with threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import minidl
+from course.data import PATIENCE, STEP, Canonical, Held, Stream, Uneven, Walk, numbers
+from minidl.tracefile.format import TraceError
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+__all__ = [
+    "PATIENCE", "STEP", "Canonical", "Held", "Stream", "Uneven", "Walk",
+    "numbers", "place", "record", "recorded", "recording", "show", "table",
+]  # fmt: skip
+
+warnings.filterwarnings("ignore", "This DataLoader will create")
+warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
+_folder = tempfile.TemporaryDirectory(prefix="minidl-course-")  # removed when the kernel ends
+_number = itertools.count(1)
+
+
+def place(name: str) -> Path:
+    """A new path for a recording: a cell that records may be run again."""
+    return Path(_folder.name) / str(next(_number)) / name
+
+
+def recorded(path: Path | str) -> minidl.Trace:
+    """The trace at a path, which must be whole, without the names of the reader's folders: notebooks are handed on."""
+    trace = minidl.read_trace(path)
+    if trace.problems:
+        raise TraceError(f"the recording {Path(path).name} is not whole: {'; '.join(trace.problems)}")
+    trace.path = Path(Path(path).name)
+    for fact in ("command", "cwd", "host"):
+        trace.manifest.pop(fact, None)
+    for loader in trace.loaders.values():
+        file, _, line = str(loader.get("made_at", "")).rpartition(":")
+        loader["made_at"] = f"{'notebook' if 'ipykernel' in file else Path(file).name}:{line}"
+    return trace
+
+
+def recording(name: str) -> minidl.Trace:
+    """A recorded run of the folder traces/ beside the notebooks; a line says where and when, and what is simulated."""
+    trace = recorded(Path(__file__).parents[2] / "traces" / f"{name}.minidl")
+    facts = trace.manifest
+    versions = facts.get("versions", {})
+    simulated = bool(trace.described("simulated accelerator"))
+    print(
+        f"The recorded run {name!r}: {facts.get('cpus_allowed')} cores, Python {versions.get('python')}, "
+        f"torch {versions.get('torch')}" + ("; pinned memory and device are simulated." if simulated else ".")
+    )
+    return trace
+
+
+def record(
+    name: str, dataset: Any, *, batches: int | None = None, step: float = 0, **options: Any
+) -> tuple[list[Any], minidl.Trace]:  # fmt: skip
+    """Run a loader of batches of 4 over a dataset; return its batches, as lists, and its trace.
+
+    batches: how many the loop takes; None = all. step: seconds that the loop works on each. options: of the loader.
+    """
+    options = {"batch_size": 4, "multiprocessing_context": "fork" if options.get("num_workers") else None} | options
+    got = []
+    directory = place(name)
+    with minidl.trace(directory), minidl.DataLoader(dataset, **options) as loader:
+        for batch in itertools.islice(loader, batches):
+            got.append(batch.tolist() if hasattr(batch, "tolist") else batch)
+            time.sleep(step)
+    return got, recorded(directory)
+
+
+def show(*functions: Any) -> None:
+    """Print functions of the package as they stand there, with the name of their file."""
+    for function in functions:
+        source, _ = inspect.getsourcelines(function)
+        margin = len(source[0]) - len(source[0].lstrip())
+        print(f"# {inspect.getmodule(function).__name__.replace('.', '/')}.py")
+        print("".join(line[margin:] if line.strip() else line for line in source))
+
+
+def table(rows: Iterable[tuple[object, ...]], columns: list[str]) -> Styler:
+    """Show rows as a table."""
+    import pandas as pd
+
+    left = [{"selector": "th, td", "props": "text-align: left"}]
+    return pd.DataFrame(list(rows), columns=columns).style.hide(axis="index").set_table_styles(left)

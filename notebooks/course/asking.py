@@ -1,0 +1,274 @@
+"""Predict, then reveal: questions that are made from a trace, and the grading of answers to them.
+
+A question is a function from a trace to an `Asked`, decorated with `@question`. A notebook calls it with the reader's
+answer, as in `ask.piped(trace, answer="hardly any")`; `...` stands for "no answer yet". It shows the question and, as
+the answer demands, a hint, or the reason with the moment in the replay. What is not to be seen yet is folded, so that a
+saved page holds it, too. Nothing is remembered: a cell may run twice, and in any order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any, ClassVar
+
+import minidl
+from minidl.playback.words import lines
+
+NUMBERS = dict(zip(
+    ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"],
+    range(17), strict=True,
+)) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2}  # fmt: skip
+
+
+class Unreadable(Exception):
+    """An answer of which the question makes no sense; the message says what it takes."""
+
+
+# --- Forms of answers -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Count:
+    """A number. It may be given as a number or in words, and with what it counts: 4, "four", "4 tasks"."""
+
+    value: int
+    example = 'a whole number, such as 3 or "three"'
+
+    def read(self, given: object) -> int:
+        if isinstance(given, str):
+            words = re.findall(r"\d[\d,_]*(?:\.\d+)?|[a-z]+", given.casefold())
+            found = {float(re.sub("[,_]", "", word)) for word in words if word[0].isdigit()}
+            found |= {NUMBERS[word] for word in words if word in NUMBERS}
+            given = found.pop() if len(found) == 1 else None
+        if isinstance(given, bool) or not hasattr(given, "__int__") or int(given) != given:
+            raise Unreadable(self.example)
+        return int(given)
+
+    def __str__(self) -> str:
+        return f"{self.value:,}"
+
+
+class Worker(Count):
+    """A worker's number: 0, "worker 0", "w0"."""
+
+    example = 'a worker, such as 0 or "worker 0"'
+
+    def read(self, given: object) -> int:
+        if isinstance(given, str):
+            named = re.fullmatch(r"\s*(?:the )?(?:worker|w)?[\s#]*(\w+)\W*", given.casefold())
+            given = named[1] if named else ""
+        return super().read(given)
+
+    def __str__(self) -> str:
+        return f"worker {self.value}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few answers. options: answer -> other words for it; True and False stand for "yes" and "no"."""
+
+    value: str
+    options: Mapping[str, Sequence[object]]
+
+    def read(self, given: object) -> str:
+        known = {_plain(word): name for name, others in self.options.items() for word in (name, *others)}
+        said = _plain({True: "yes", False: "no"}.get(given, given) if isinstance(given, bool) else given)
+        if said in known:
+            return known[said]
+        named = {name for word, name in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
+        close = difflib.get_close_matches(said, known, n=1, cutoff=0.75)
+        if len(named) == 1 or close:
+            return named.pop() if len(named) == 1 else known[close[0]]
+        raise Unreadable("one of " + ", ".join(map(repr, self.options)))
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def _plain(given: object) -> str:
+    words = re.sub(r"[^\w%/.+-]+", " ", str(given).casefold()).split()
+    return " ".join(word for word in words if word not in ("the", "a", "an")).rstrip(".")
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, in three sizes. It may be given in words, as a fraction, in per cent, or in units of `total`."""
+
+    part: float
+    total: float
+
+    SIZES: ClassVar = {"hardly any": 0.05, "about half": 0.85, "nearly all": 2.0}
+    WORDS: ClassVar = {
+        "hardly any": ("almost none", "almost nothing", "none", "nothing", "very little", "few", "a few", "little"),
+        "about half": ("half", "half of them", "some"),
+        "nearly all": ("all", "all of them", "everything", "almost all", "most", "every byte"),
+    }
+
+    @property
+    def value(self) -> str:
+        return self._size(self.part / self.total)
+
+    def read(self, given: object) -> str:
+        if isinstance(given, str):
+            number = re.fullmatch(r"\s*(?:about|~)?\s*([\d.,]+)\s*(%|per ?cent|\w*)\s*", given)
+            if number is None:
+                return Choice("", self.WORDS).read(given)
+            given, unit = float(number[1].replace(",", "")), number[2]
+            if unit in ("%", "percent", "per cent"):
+                return self._size(given / 100)
+        if isinstance(given, bool) or not hasattr(given, "__float__"):
+            raise Unreadable("a share: " + ", ".join(map(repr, self.SIZES)) + ', a fraction, or "10 %"')
+        number = float(given)  # type: ignore[arg-type]
+        return self._size(number if number <= 1 else number / self.total)
+
+    def _size(self, share: float) -> str:
+        return next(name for name, most in self.SIZES.items() if share <= most or name == "nearly all")
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Numbers in an order, as a list or in a string: [1, 0], "1, 0", "batch 1, then batch 0"."""
+
+    value: tuple[int, ...]
+
+    def read(self, given: object) -> tuple[int, ...]:
+        if isinstance(given, str):
+            given = [int(digits) for digits in re.findall(r"\d+", given)] or None
+        try:
+            return tuple(Count(0).read(one) for one in given)  # type: ignore[attr-defined]
+        except (TypeError, Unreadable):
+            raise Unreadable('numbers in their order, such as [1, 0] or "1, 0"') from None
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.value)) or "none"
+
+
+Form = Count | Choice | Share | Listed
+
+
+# --- Questions --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Asked:
+    """A question about one trace. Text in backquotes is shown as code.
+
+    why: the reason, by the step of the protocol. at: the row of `Trace.events` that shows it. slips: a wrong answer ->
+    what it misses, shown in the place of the hint.
+    """
+
+    text: str
+    answer: Form
+    hint: str
+    why: str
+    at: int | None = None
+    slips: Mapping[Any, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A question and what is said to an answer. `right` is None as long as there is no answer that makes sense."""
+
+    asked: Asked
+    given: object
+    trace: minidl.Trace | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_judged", self._judge())
+
+    def _judge(self) -> tuple[bool | None, str]:
+        if self.given is ... or self.given is None:
+            return None, "Write your answer in the place of `...` and run this cell again."
+        try:
+            said = self.asked.answer.read(self.given)
+        except Unreadable as wanted:
+            return None, f"{self.given!r} cannot be read here: give {wanted}."
+        if said == self.asked.answer.value:
+            return True, f"Right: {self.asked.answer}."
+        return False, f"Not {self.given}. {self.asked.slips.get(said, self.asked.hint)}"
+
+    @property
+    def right(self) -> bool | None:
+        return self._judged[0]
+
+    @property
+    def verdict(self) -> str:
+        return self._judged[1]
+
+    def replay(self) -> Any:
+        """The replay, at the moment that shows the reason."""
+        if self.trace is None or self.asked.at is None:
+            raise ValueError("this question points at no moment of a trace")
+        run = minidl.replay(self.trace, int(self.trace.events["loader"][self.asked.at]))
+        run.to_row(self.asked.at)
+        return run
+
+    def __repr__(self) -> str:
+        reason = f" {self.asked.why}" if self.right else ""
+        return f"{self.asked.text}\n{self.verdict}{reason}".replace("`", "")
+
+    def _repr_html_(self) -> str:
+        reason = f"<p>{marked(f'{self.asked.answer}. {self.asked.why}')}</p>{self._moment()}"
+        hint = (
+            "" if self.right is False and self.asked.hint in self.verdict else folded("hint", marked(self.asked.hint))
+        )
+        rest = reason if self.right else hint + folded("answer and reason", reason)
+        return boxed(self.right, f"<p><b>Predict.</b> {marked(self.asked.text)}</p><p>{marked(self.verdict)}</p>{rest}")
+
+    def _moment(self) -> str:
+        if self.trace is None or self.asked.at is None:
+            return ""
+        run = self.replay()
+        ms = (int(run.event["time"]) - int(self.trace.events["time"][0])) / 1e6
+        said = f"The moment: event {run.position} of {len(run)} in the replay ({ms:.1f} ms): {run.words}. It left:"
+        rows = "".join(
+            f'<tr><td style="{CELL};white-space:nowrap">{html.escape(line.name)}</td>'
+            f'<td style="{CELL}">{html.escape(line.text)}</td></tr>'
+            for line in lines(run.state) if line.text
+        )  # fmt: skip
+        return f"<p>{html.escape(said)}</p><table>{rows}</table>"
+
+
+CELL = "text-align:left;padding:1px 10px 1px 0;vertical-align:top;white-space:normal"
+EDGES = {True: "#2e7d32", False: "#b26a00", None: "#1459c7"}
+
+
+def boxed(right: bool | None, inside: str) -> str:
+    """HTML in a box whose edge says how the answer is."""
+    return f'<div style="border:1px solid #8a94a0;border-left:6px solid {EDGES[right]};border-radius:6px;padding:2px 14px;max-width:64em">{inside}</div>'
+
+
+def folded(name: str, inside: str) -> str:
+    """HTML that the reader unfolds."""
+    return f'<details style="margin:6px 0"><summary style="cursor:pointer">{name}</summary>{inside}</details>'
+
+
+def marked(text: str) -> str:
+    """Text as HTML, with what is between backquotes as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def question(asks: Callable[..., Asked]) -> Callable[..., Prediction]:
+    """Make a function that asks: of the same arguments, and `answer=`. Its first argument is the trace, if it has one."""
+
+    @functools.wraps(asks)
+    def ask(*about: Any, answer: object | EllipsisType = ..., **more: Any) -> Prediction:
+        trace = about[0] if about and isinstance(about[0], minidl.Trace) else None
+        return Prediction(asks(*about, **more), answer, trace)
+
+    ask.is_question = True  # type: ignore[attr-defined]
+    return ask
+
+
+def rows(trace: minidl.Trace, name: str, phase: str = "", **fields: object) -> list[int]:
+    """Rows of `Trace.events` with this name, phase ("B", "E", "i"; "" = any) and these fields, in time order."""
+    events = trace.to_pandas()
+    found = events.name == name
+    for column, value in {"phase": phase, **fields}.items() if phase else fields.items():
+        found &= (events[column] == value).fillna(False)
+    return [int(row) for row in events.index[found]]

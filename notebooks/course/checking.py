@@ -1,0 +1,150 @@
+"""Build it yourself: checks of what the reader has written, each of which says which step of the protocol went wrong.
+
+A check is a function that takes the reader's object, decorated with `@exercise`. It returns what was right, in words, or
+raises `Wrong`. A stub raises NotImplementedError: it is "not written yet". `explored` runs a dispatcher or a driver of
+the reader through all interleavings of a small loader, and shows the shortest run that goes wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import io
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import minidl
+from course.asking import boxed, folded, marked
+from minidl.check import examine
+from minidl.dispatcher import Dispatcher
+from minidl.driver import Driver
+from minidl.explore.configurations import OURS, Configuration, Protocol
+from minidl.explore.decisions import Driving
+from minidl.explore.model import Model
+from minidl.explore.search import Bad, Run, shortest
+from minidl.explore.trace import write
+from minidl.record.decisions import TracedDispatcher
+
+
+class Wrong(Exception):
+    """The reader's object is wrong. step: the step of the protocol that went wrong, and what it is for.
+
+    trace: a run that shows it; window: seconds of it to draw, batches: those whose way is drawn.
+    """
+
+    def __init__(
+        self, words: str, step: str, trace: minidl.Trace | None = None, evidence: str = "", **drawn: Any
+    ) -> None:  # fmt: skip
+        super().__init__(words)
+        self.step, self.trace, self.evidence, self.drawn = step, trace, evidence, drawn
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check says. passed: None if there is nothing to check yet."""
+
+    passed: bool | None
+    words: str
+    step: str = ""
+    evidence: str = ""
+    trace: minidl.Trace | None = None
+    """The run that shows what is wrong, to be stepped through: minidl.replay(outcome.trace)."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """What `timeline` is asked to draw of it."""
+
+    @property
+    def picture(self) -> bytes:
+        """The run as a PNG; nothing if there is none."""
+        return b"" if self.trace is None else drawn(self.trace, **self.shown)
+
+    def __repr__(self) -> str:
+        return "\n".join(part for part in (self.words, self.step, self.evidence) if part).replace("`", "")
+
+    def _repr_html_(self) -> str:
+        inside = f"<p><b>Check.</b> {marked(self.words)}</p>"
+        inside += f"<p>{marked(self.step)}</p>" if self.step else ""
+        if picture := self.picture:
+            data = base64.b64encode(picture).decode()
+            inside += (
+                f'<img style="max-width:100%" alt="timeline of the failed run" src="data:image/png;base64,{data}">'
+            )
+        if self.evidence:
+            lines = f'<pre style="white-space:pre-wrap;font-size:12px">{html.escape(self.evidence)}</pre>'
+            inside += folded("the run, step by step", lines)
+        return boxed(self.passed, inside)
+
+
+def exercise(check: Callable[..., str]) -> Callable[..., Outcome]:
+    """Make a function that checks the reader's object and never raises for what it does."""
+
+    @functools.wraps(check)
+    def judge(*given: Any, **more: Any) -> Outcome:
+        try:
+            return Outcome(True, f"Right. {check(*given, **more)}")
+        except NotImplementedError as error:
+            return Outcome(
+                None, f"Not written yet{f': {error}' if error.args else ''}. Write it, and run this cell again."
+            )
+        except Wrong as wrong:
+            return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            words = f"Your code has raised {type(error).__name__}: {error}"
+            return Outcome(False, words, f"In `{last.name}`, line {last.lineno}: `{last.line}`")
+
+    judge.is_exercise = True  # type: ignore[attr-defined]
+    return judge
+
+
+def drawn(trace: minidl.Trace, batches: Iterable[int] = (), **options: Any) -> bytes:
+    """The picture of a trace, as PNG, with the way of these batches, as far as they are in it."""
+    out = io.BytesIO()
+    known = set(trace.events["task"].tolist())
+    minidl.timeline(trace, batches=[task for task in batches if task in known], **options).savefig(
+        out, format="png", dpi=100
+    )
+    return out.getvalue()
+
+
+# --- The explorer -----------------------------------------------------------------------------------------------------
+def explored(
+    configuration: Configuration, *, dispatcher: type[Dispatcher] | None = None, driver: type[Driver] = Driver,
+    protocol: Protocol = OURS,
+) -> tuple[Bad, minidl.Trace] | None:  # fmt: skip
+    """The shortest run that goes wrong of a loader with these parts, as a trace; None if there is none."""
+    traced = TracedDispatcher
+    if dispatcher is not None:
+        traced = type("Traced", (TracedDispatcher, dispatcher), {"decides": dispatcher})
+    driving = Driving(configuration, protocol, dispatcher=traced, driver=driver)
+    model = Model(configuration, protocol, reduced=True, driving=driving)
+    run = shortest(model)
+    return None if run is None or run.bad is None else (run.bad, as_trace(model, run))
+
+
+def as_trace(model: Model, run: Run) -> minidl.Trace:
+    """A run of a model, read back from the files that a recorder would have written."""
+    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+        trace = minidl.read_trace(write(Path(folder) / "explored", model, run))
+    trace.path = Path("the failed run")
+    return trace
+
+
+def fails(bad: Bad, trace: minidl.Trace, step: str, **drawn: Any) -> Wrong:
+    """What is said of a run that the explorer has found."""
+    steps = [line for line in trace.lines if line.get("kind") == "step"]
+    which = [f"{line['number']:>3}  {line['who']:<18} {line['what']}" for line in steps]
+    report = examine(trace)
+    rule = f" The checker's rule `{report.first.rule}`: {report.first.message}." if report.first else ""
+    return Wrong(
+        f"A run of {len(steps)} steps goes wrong ({bad.kind}): {bad.what}.{rule}",
+        step,
+        trace,
+        "\n".join(which),
+        title=bad.what,
+        **drawn,
+    )

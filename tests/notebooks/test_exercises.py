@@ -1,0 +1,217 @@
+"""Each exercise's check, held against typical wrong solutions: what is said names the step that went wrong.
+
+That the solutions pass is tested where the notebooks run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minidl
+from course import checkpointing, first_look, many_workers, one_page
+from minidl.dispatcher import STORED, Dispatcher
+from minidl.tracefile.events import FETCH, SAMPLE
+
+nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.py"))
+
+Case = tuple[Callable[..., Any], Any, str]
+"""A check, a wrong object, and what has to be said."""
+
+
+def received(write: Callable[[Any, int, Any], Any]) -> type[Dispatcher]:
+    return type("Mine", (Dispatcher,), {"receive": write})
+
+
+def at_once(self: Any, idx: int, data: Any) -> Any:
+    self.tasks_outstanding -= 1
+    self.task_info[idx].data = data
+    return self._deliver(idx)
+
+
+def uncounted(self: Any, idx: int, data: Any) -> Any:
+    self.task_info[idx].data = data
+    return self._deliver(idx) if idx == self.rcvd_idx else STORED
+
+
+def dropped(self: Any, idx: int, data: Any) -> Any:
+    self.tasks_outstanding -= 1
+    return self._deliver(idx) if idx == self.rcvd_idx else STORED
+
+
+def longest(trace: minidl.Trace, code: int, column: str) -> int:
+    spans = trace.spans()
+    spans = spans[spans["code"] == code]
+    return int(spans[column][(spans["end"] - spans["begin"]).argmax()])
+
+
+def of_first(trace: minidl.Trace, task: int, column: str) -> int:
+    events = trace.to_pandas()
+    return int(events[column][events.task == task].iloc[0])
+
+
+def unlike(samples: Any) -> Any:
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.stack(labels)
+
+
+def in_turn(active: Any, held: Any, turn: int, capacity: int) -> int:
+    return turn
+
+
+def least_loaded(active: Any, held: Any, turn: int, capacity: int) -> int:
+    return min(range(len(held)), key=lambda worker: held[worker])
+
+
+def share_of_all(active: Any, held: Any, turn: int, capacity: int) -> int | None:
+    around = [(turn + step) % len(active) for step in range(len(active))]
+    return next((w for w in around if active[w] and held[w] < capacity // len(active)), None)
+
+
+def stored(trace: minidl.Trace) -> int:
+    return int((trace.to_pandas().name == "reorder_store").sum())
+
+
+def in_notebook(name: str, begin: str) -> dict[str, Any]:
+    """What the cell of a notebook defines that begins so."""
+    (cell,) = [cell for cell in nbformat.read(NOTEBOOKS / name, as_version=4).cells if cell.source.startswith(begin)]
+    defined: dict[str, Any] = {"itertools": itertools}
+    exec(cell.source, defined)
+    return defined
+
+
+def sent(write: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
+    """A check of a `_try_put_index` that sends an index in this way, if there is one."""
+
+    def method(self: Any) -> None:
+        if (index := next(self.indices, None)) is not None:
+            write(self, index, next(self.turn))
+
+    in_order = in_notebook("04_one_page.ipynb", "class InOrder")["InOrder"]
+    return lambda check: check(in_order, method)
+
+
+def unnumbered(self: Any, index: Any, worker: int) -> None:
+    self.task_info[self.send_idx] = worker
+    self.crew.put(worker, index, self.send_idx)
+
+
+def always_first(self: Any, index: Any, worker: int) -> None:
+    self.task_info[self.send_idx] = 0
+    self.crew.put(0, index, self.send_idx)
+    self.send_idx += 1
+
+
+def late(self: Any, index: Any, worker: int) -> None:
+    self.send_idx += 1
+    self.crew.put(worker, index, self.send_idx)
+
+
+def dies(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while (task := index_queue.get()) is not None:
+        result_queue.put((task[0], [dataset[i] for i in task[1]]))
+
+
+def goes_on(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while not index_queue.empty():
+        if (task := index_queue.get()) is not None:
+            result_queue.put((task[0], answer(dataset, task[1])))
+
+
+def nameless(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+    while (task := index_queue.get()) is not None:
+        result_queue.put(answer(dataset, task[1]))
+
+
+def answer(dataset: Any, indices: Any) -> Any:
+    try:
+        return [dataset[i] for i in indices]
+    except Exception as error:
+        return error
+
+
+PURE: list[Case] = [
+    (one_page.worker_loop, dies, "KeyError"),
+    (one_page.worker_loop, goes_on, "a task behind the sentinel"),
+    (one_page.worker_loop, nameless, "the results should be"),
+    (one_page.try_put_index, sent(unnumbered), "task 1 should be the number 1"),
+    (one_page.try_put_index, sent(always_first), "task 1 should be the number 1, for worker 1"),
+    (one_page.try_put_index, sent(late), "WaitsForever"),
+    (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "task"), "its task"),
+    (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "bx"), "its place in the batch"),
+    (first_look.slowest, lambda trace: longest(trace, FETCH[0], "worker"), "sample 75 took longest"),
+    (many_workers.reorder_buffer, received(at_once), "task 0 is yielded after task 1"),
+    (many_workers.reorder_buffer, received(uncounted), "tasks are outstanding, the capacity is"),
+    (many_workers.reorder_buffer, received(dropped), "rule reorder"),
+    (many_workers.room, in_turn, "each may hold"),
+    (many_workers.room, least_loaded, "From the one whose turn it is"),
+    (many_workers.room, share_of_all, "among"),
+    (many_workers.blocked, stored, "at most 6 batches"),
+    (many_workers.blocked, lambda trace: int(trace.to_pandas().depth.max()), "at most 0 batches"),
+    (many_workers.blocked, lambda trace: 6, "at most 0 batches"),
+    (checkpointing.place_of, lambda batches, workers: ([batches // workers] * workers, 0), "the loader says"),
+    (checkpointing.place_of, lambda batches, workers: ([batches] * workers, batches % workers), "the loader says"),
+    (checkpointing.place_of, lambda batches, workers: ([0] * workers, batches % workers), "the loader says"),
+]  # fmt: skip
+
+LIVE: list[Case] = [
+    (first_look.wasteful, minidl.default_collate, "the shortcut is still taken"),
+    (first_look.wasteful, lambda samples: torch.stack([image for image, _ in samples]), "(images, labels)"),
+    (first_look.wasteful, unlike, "Your code has raised TypeError"),
+    (first_look.worker_of, lambda trace, task: task % 3, "does not say whose it is"),
+    (first_look.worker_of, lambda trace, task: of_first(trace, task, "pid"), "your function says"),
+    (first_look.worker_of, lambda trace, task: of_first(trace, task, "worker"), "says -1"),
+    (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: 4 * workers * prefetch, "28 samples are lost"),
+    (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: size - 4 * yielded, "8 samples are lost"),
+    (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: 0, "8 samples are lost"),
+]  # fmt: skip
+
+
+def judged(case: Case) -> None:
+    check, wrong, said = case
+    outcome = wrong(check) if check is one_page.try_put_index else check(wrong)
+    assert outcome.passed is False
+    assert said in repr(outcome)
+    assert outcome.step
+
+
+@pytest.mark.parametrize("case", PURE, ids=lambda case: case[0].__name__)
+def test_a_wrong_solution_is_told_its_step(case: Case) -> None:
+    judged(case)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("case", LIVE, ids=lambda case: case[0].__name__)
+def test_a_wrong_solution_that_is_run_is_told_its_step(case: Case) -> None:
+    judged(case)
+
+
+def test_each_exercise_has_three_wrong_solutions() -> None:
+    counted: dict[str, int] = {}
+    for check, _, _ in PURE + LIVE:
+        counted[f"{check.__module__}.{check.__name__}"] = counted.get(f"{check.__module__}.{check.__name__}", 0) + 1
+    known = {
+        f"course.{path.stem}.{name}"
+        for path in SOLUTIONS
+        for name, one in vars(importlib.import_module(f"course.{path.stem}")).items()
+        if getattr(one, "is_exercise", False)
+    }
+    assert counted == dict.fromkeys(known, 3)
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_each_module_of_solutions_says_what_it_solves(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))

@@ -1,0 +1,158 @@
+"""The notebooks run as they are committed, again with right answers, and their questions with wrong ones.
+
+One kernel a notebook serves all of this. What is committed is what a run shows, with no answer given.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+
+from notebooks import NOTEBOOKS, Kernel, copied  # noqa: E402
+
+ANSWERS: dict[str, dict[str, tuple[object, object]]] = {
+    "00_first_look": {
+        "processes": (4, "three"), "decoder": ("worker", "loader"), "owner": ("worker 1", 4),
+        "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
+    },
+    "04_one_page": {
+        "alternates": ("never", 5), "flood": ("twelve", 2), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
+        "between": ("the next task", "nothing"), "outstanding": (4, 24),
+    },
+    "05_many_workers": {
+        "first_tasks": ("4 tasks", 2), "most_outstanding": (4, 5), "sent_for_each": ("one", 2),
+        "owner": (1, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
+        "last_batch": (False, "yes"),
+    },
+    "12_checkpointing": {
+        "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
+        "count_alone": ("both", "nothing"),
+    },
+}  # fmt: skip
+"""Of each question a right answer and a wrong one, in the forms that readers use."""
+
+ASKED = re.compile(r"^ask\.(\w+)\(.*answer=\.\.\.\)$", re.MULTILINE)
+CHECKED = re.compile(r"^ask\.(\w+)\((?!.*answer=)", re.MULTILINE)
+UNANSWERED = "Write your answer in the place of ... and run this cell again."
+UNWRITTEN = "Not written yet. Write it, and run this cell again."
+
+by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def said(cell: Any) -> str:
+    """What the cell shows as text."""
+    shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+    return "".join(shown)
+
+
+def pictures(notebook: Any) -> int:
+    return sum("image/png" in output.get("data", {}) for cell in code(notebook) for output in cell.outputs)
+
+
+def unwanted(notebook: Any) -> list[Any]:
+    """Errors and warnings."""
+    outputs = [output for cell in code(notebook) for output in cell.outputs]
+    return [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+# --- What is committed ------------------------------------------------------------------------------------------------
+@by_name
+def test_what_is_committed_is_a_run_without_answers(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert pictures(notebook) >= 1
+    assert not unwanted(notebook)
+    assert all(cell.execution_count for cell in code(notebook))
+    for promise in ("What you'll do", "What you'll learn", "What you need"):
+        assert promise in notebook.cells[0].source
+    asked = [cell for cell in code(notebook) if ASKED.search(cell.source)]
+    checked = [cell for cell in code(notebook) if CHECKED.search(cell.source)]
+    assert {ASKED.search(cell.source)[1] for cell in asked} == set(ANSWERS[path.stem])
+    assert len(asked) >= 5
+    assert 2 <= len(checked) <= 4
+    for cell in asked:
+        assert said(cell).endswith(UNANSWERED)
+        assert cell.outputs[-1]["data"]["text/html"].count("<details") == 2  # hint; answer and reason
+    for cell in checked:
+        assert "raise NotImplementedError" in cell.source
+        assert said(cell) == UNWRITTEN
+
+
+@by_name
+def test_no_path_of_a_machine_is_committed(path: Path) -> None:
+    found = re.findall(r"(?<![\w.])/(?:tmp|root|home|work|usr|var)/[^\s\"'<]*", path.read_text())
+    assert not found
+
+
+@by_name
+def test_each_local_link_leads_somewhere(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    links = [link for cell in notebook.cells for link in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source)]
+    assert links
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+# --- Running ----------------------------------------------------------------------------------------------------------
+def answered(notebook: Any, place: int) -> Any:
+    """The notebook with right (0) or wrong (1) answers; with the right ones, the exercises are solved, too."""
+    name = notebook.metadata["stem"]
+    for cell in code(notebook):
+        if asked := ASKED.search(cell.source):
+            cell.source = cell.source.replace("answer=...", f"answer={ANSWERS[name][asked[1]][place]!r}")
+        elif CHECKED.search(cell.source) and not place:
+            names = [node.name for node in ast.parse(cell.source).body if hasattr(node, "name")]
+            solved = f"from solutions.{name[3:]} import {', '.join(names)}\n"
+            cell.source = CHECKED.sub(lambda match, solved=solved: solved + match[0], cell.source, count=1)
+    return notebook
+
+
+@functools.cache
+def executed(path: Path, folder: Path) -> list[Any]:
+    """The notebook as it is, then with right answers, then its questions with wrong ones: all in one kernel."""
+    here = copied(folder)
+    (here / "matplotlibrc").write_text("savefig.dpi: 30\n")  # the same pictures, faster
+
+    def read() -> Any:
+        notebook = nbformat.read(path, as_version=4)
+        notebook.metadata["stem"] = path.stem
+        return notebook
+
+    questions = answered(read(), 1)
+    questions.cells = [cell for cell in questions.cells if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE)]
+    with Kernel(here).started() as kernel:
+        return [kernel.run(notebook) for notebook in (read(), answered(read(), 0), questions)]
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+@by_name
+def test_it_runs_twice_and_grades_right_and_wrong_answers(path: Path, tmp_path: Path) -> None:
+    first, right, wrong = executed(path, tmp_path)
+    for notebook in (first, right, wrong):
+        assert not unwanted(notebook)
+    assert pictures(first) == pictures(right) == pictures(nbformat.read(path, as_version=4))
+    for cell in code(first):
+        if ASKED.search(cell.source):
+            assert said(cell).endswith(UNANSWERED)
+    for cell in code(right):
+        if cell.source.startswith("ask."):
+            assert "\nRight: " in said(cell), said(cell)
+        elif CHECKED.search(cell.source):
+            assert said(cell).startswith("Right. "), said(cell)
+    for cell in code(wrong):
+        assert "\nNot " in said(cell), said(cell)
+        open_part, *folds = cell.outputs[-1]["data"]["text/html"].split("<details")
+        assert "answer and reason" in folds[-1]
+        assert "answer and reason" not in open_part
