@@ -554,7 +554,7 @@ class _Inquiry:
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
         told = self._told(wait, state, waited, ())
-        return Headline(What.CUT, what, evidence, helps, self._focus_of(wait.row, wait.until), told)
+        return Headline(What.CUT, what, evidence, helps, waited, told)
 
     def _running(self, waits: list[_Wait]) -> Headline:
         """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""

@@ -41,6 +41,10 @@ SLIVER: Final = 0.01
 """Share of the trace's duration that a step has at least in the picture in which a process died."""
 
 
+FEW_BATCHES: Final = 60
+"""A run of so few is shown whole: its bars can be told apart."""
+
+
 class Fate(enum.IntEnum):
     """How a bar ends."""
 
@@ -288,9 +292,9 @@ class Scene:
 
     @property
     def opening(self) -> tuple[int, int]:
-        """Begin and end, ns, of what a view that can move shows first: around the focus, or everything."""
+        """Begin and end, ns, of what a view that can move shows first: around the focus, or a short run whole."""
         spot = self.headline.focus
-        if spot is None:
+        if spot is None or len(self.batches) <= FEW_BATCHES:
             return self.begin, self.end
         yielded = np.sort(self.batches["yielded"][self.batches["yielded"] >= 0])
         each = int(np.median(np.diff(yielded))) if len(yielded) > 1 else (self.end - self.begin) // 10

@@ -1,9 +1,8 @@
 """Show a trace in the browser, from a server on this machine: the page of `page`, and Perfetto's UI at the same place.
 
 Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
-for notebooks and tests. `serve_live(target)` follows a running job (see `live_page`). `focus(trace)` chooses what
-Perfetto opens on if the page does not say: a time window, a selected step, and the answers to some of
-`queries.QUERIES` in tabs.
+for notebooks and tests. `serve_live(target)` follows a running job (see `live_page`). `focus(trace)` is what Perfetto
+opens on if the page does not say: the headline's place, and the answers to some of `queries.QUERIES` in tabs.
 
 The trace is written for Perfetto when Perfetto is first asked for, since that takes longer than the page.
 
@@ -41,15 +40,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import numpy as np
 
 from minidl import terminal
+from minidl.analysis.headline import headline
 from minidl.analysis.live import find_trace
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import MANIFEST
 from minidl.views.chrome import Export, Progress
 from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import html
 from minidl.views.queries import QUERIES
-from minidl.views.scene import alarming
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -282,13 +280,10 @@ class Focus:
 
 
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
-    """Return a window around the first work that did not end, or the first failure, or the longest wait for a batch.
+    """Return a window around what the trace's headline is about.
 
-    queries: those that are asked for. Without any, the UI's lower half is free for the lanes.
-
-    The first wait of an epoch includes its workers' start, and counts only if there is no other. The worker that
-    hangs, or was waited for, comes first: the UI does not scroll to what is selected. Raises ViewerError for an unknown
-    query.
+    queries: those that are asked for. Without any, the UI's lower half is free for the lanes. The worker that hangs, or
+    was waited for, comes first: the UI does not scroll to what is selected. Raises ViewerError for an unknown query.
     """
     for name in queries or ():
         if name not in QUERIES:
@@ -318,30 +313,20 @@ def _window(trace: Trace, step: int) -> int:
 
 
 def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
-    """Return a moment, the step around it, and the worker's lane that it is about."""
-    failures = trace.events[alarming(trace.events)]
+    """Return a moment, the step around it, and the worker's lane that it is about: those of the headline."""
     spans = trace.spans()
-    idle = [c for c, e in EVENTS.items() if e.stage in ("", "idle", "wait")]
-    hung = spans[(spans["end"] < 0) & ~np.isin(spans["code"], idle)]
-    if len(hung):
-        row = hung[hung["begin"].argmin()]
-        begin = int(row["begin"]) - start
-        return begin, (begin, -1), _lane(trace, int(row["process"]))
-    if len(failures):
-        return int(failures["time"][0]) - start, None, ""
-    waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] >= 0) & (spans["ey"] == ev.Outcome.DATA)]
-    later = waits[waits["ex"] > 1]
-    waits = later if len(later) else waits
-    if not len(waits):
+    spot = headline(trace, spans).focus
+    if spot is None:
         return 0, None, ""
-    row = waits[(waits["end"] - waits["begin"]).argmax()]
-    begin, took = int(row["begin"]) - start, int(row["end"] - row["begin"])
+    there = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (spans["code"] == spot.code)
+    rows = spans[there & (spans["begin"] == spot.span)]
+    begin, lane = spot.span - start, _lane(trace, spot.process)
+    if len(rows) and rows["end"][-1] < 0:
+        return begin, (begin, -1), lane
+    took = int(rows["end"][-1]) - spot.span if len(rows) else 0
     # The UI zooms in on what is selected, and a short wait alone is not worth a window.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    worked = spans[(spans["code"] == ev.FETCH[0]) & (spans["loader"] == row["loader"])]
-    worked = worked[(worked["task"] == row["end_task"]) & (worked["begin"] < row["end"])]
-    lane = _lane(trace, int(worked["process"][-1])) if len(worked) else ""
-    return begin + took, (begin, took) if took >= LEAST_SHARE * shown else None, lane
+    return begin + took // 2, (begin, took) if took >= LEAST_SHARE * shown else None, lane
 
 
 def _lane(trace: Trace, process: int) -> str:

@@ -25,6 +25,7 @@ from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
 
+from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer
@@ -291,60 +292,36 @@ def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -
     return read_trace(path)
 
 
-def window(trace: Trace) -> tuple[int, int]:
-    shown = focus(trace)
-    return shown.begin, shown.end
-
-
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
     assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ())
 
 
-def test_the_window_of_a_long_run_is_where_work_did_not_end(tmp_path: Path) -> None:
-    work = (ev.FETCH[0], 30.0, None)
+HANG = {
+    "batches": 30,
+    "cost": lambda task: made_trace.NEVER if task == 9 else 900_000,
+    "polls": 2,
+    "poll": 5_000_000_000,
+}
+
+
+@pytest.mark.parametrize("name", ["hung", "slow"])
+def test_the_window_is_around_what_the_headline_is_about(tmp_path: Path, name: str) -> None:
+    slow = {"batches": 3000, "cost": lambda task: 900_000_000 if task == 700 else 900_000}
+    trace = made_trace.made(tmp_path / "t", **HANG if name == "hung" else slow)
+    shown, spot, last = focus(trace), headline(trace).focus, trace.last - trace.start
+    assert spot is not None
+    assert shown.step is not None
+    assert shown.step[0] == spot.span - trace.start
+    assert (shown.step[1] < 0) == (name == "hung")
+    assert 0 <= shown.begin <= shown.step[0] < shown.end <= last + 1
+    assert shown.end - shown.begin <= LONGEST_WINDOW < last
+    assert shown.lane == f"worker {spot.worker} {1100 + spot.worker}"
+
+
+def test_without_a_focus_the_window_is_where_the_run_begins(tmp_path: Path) -> None:
     waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
-    shown = focus(lasting(tmp_path / "hung", 60, work, *waits))
-    assert shown == Focus(29 * 10**9, 31 * 10**9, (30 * 10**9, -1), (), "worker 0 100")
-    assert window(lasting(tmp_path / "fine", 60, *waits)) == (0, LONGEST_WINDOW)
-
-
-def test_the_window_of_a_hang_at_the_end_stays_inside_the_trace(tmp_path: Path) -> None:
-    assert window(lasting(tmp_path, 60, (ev.FETCH[0], 59.9, None))) == (58 * 10**9, 60 * 10**9)
-
-
-def test_the_window_is_around_what_went_wrong_where_all_work_ended(tmp_path: Path) -> None:
-    trace = lasting(tmp_path / "1", 60, (ev.FETCH[0], 3.0, 4.0))
-    events = [
-        {"time": 1 + 40 * 10**9, "code": ev.WORKER_GONE, "worker": 1, "x": 7, "y": 0},
-        {"time": 1 + 50 * 10**9, "code": ev.WORKER_GONE, "worker": 0, "x": 8, "y": -9},
-    ]
-    write_process(tmp_path / "1", events, role="loader", pid=900)
-    shown = focus(read_trace(trace.path))
-    assert shown == Focus(49 * 10**9, 51 * 10**9, None, ())
-    hung = lasting(tmp_path / "2", 60, (ev.FETCH[0], 3.0, None))
-    write_process(tmp_path / "2", events, role="loader", pid=900)
-    assert focus(read_trace(hung.path)).step == (3 * 10**9, -1)
-
-
-def waited(path: Path, *waits: tuple[float, float]) -> Trace:
-    """A minute in which the training loop waited so, for one batch after the other."""
-    events = [{"time": 1 + 60 * 10**9, "code": ev.QUEUE_CLOSE}, {"time": 1, "code": ev.QUEUE_CLOSE}]
-    for number, (begin, end) in enumerate(waits, 1):
-        events.append({"time": 1 + int(begin * 1e9), "code": ev.NEXT[0]})
-        events.append({"time": 1 + int(end * 1e9), "code": ev.NEXT[1], "x": number, "y": ev.Outcome.DATA})
-    write_process(path, sorted(events, key=lambda e: e["time"]), role="loader")
-    return read_trace(path)
-
-
-def test_where_all_ended_the_window_is_around_the_longest_wait_that_is_no_start(tmp_path: Path) -> None:
-    several = waited(tmp_path / "1", (1.0, 9.0), (10.0, 10.5), (20.0, 23.0), (30.0, 31.0))
-    assert focus(several) == Focus(22 * 10**9, 24 * 10**9, (20 * 10**9, 3 * 10**9), ())
-    assert focus(waited(tmp_path / "2", (1.0, 9.0))).step == (10**9, 8 * 10**9)
-
-
-def test_a_wait_of_which_nothing_can_be_seen_is_not_selected(tmp_path: Path) -> None:
-    short, long = (waited(tmp_path / str(n), (1.0, 2.0), (20.0, 20.0 + n / 1000)) for n in (39, 41))
-    assert (focus(short).step, focus(long).step) == (None, (20 * 10**9, 41 * 10**6))
+    shown = focus(lasting(tmp_path, 60, *waits))
+    assert (shown.begin, shown.end, shown.step, shown.lane) == (0, LONGEST_WINDOW, None, "")
 
 
 def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
