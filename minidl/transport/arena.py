@@ -102,7 +102,7 @@ class Slab:
 
 
 @dataclass
-class _Open:
+class _Filling:
     """A slab that the present batch is written into."""
 
     slab: Slab
@@ -131,7 +131,7 @@ class Arena:
     def __init__(self, states: memoryview) -> None:
         self._states = states
         self._slabs: dict[int, Slab] = {}
-        self._open: list[_Open] = []
+        self._open: list[_Filling] = []
         self._expected = 0  # bytes of the largest batch so far
         self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
@@ -180,7 +180,7 @@ class Arena:
         slab = self._take(max(size, 0 if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
-        self._open.append(_Open(slab, root))
+        self._open.append(_Filling(slab, root))
         return len(self._open) - 1, self._open[-1].room(size)
 
     def _take(self, size: int) -> Slab:

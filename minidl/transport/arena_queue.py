@@ -139,7 +139,7 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
     return memoryview(board[worker_id].numpy())  # type: ignore[arg-type]
 
 
-class _Incoming:
+class _FromWorker:
     """The loader's end of one worker's socket: bytes and descriptors that have come, cut into messages."""
 
     def __init__(self, receiver: socket.socket, states: memoryview) -> None:
@@ -235,11 +235,11 @@ class ArenaQueue(LiveRepr):
         for writer in self._writers:
             writer._siblings = self._writers
         self._poll = select.poll()
-        self._incoming: dict[int, _Incoming] = {}  # by descriptor
+        self._incoming: dict[int, _FromWorker] = {}  # by descriptor
         for worker_id, (receiver, _) in enumerate(pairs):
-            self._incoming[receiver.fileno()] = _Incoming(receiver, _row(self._board, worker_id))
+            self._incoming[receiver.fileno()] = _FromWorker(receiver, _row(self._board, worker_id))
             self._poll.register(receiver, select.POLLIN)
-        self._messages: collections.deque[tuple[_Incoming | None, Any]] = collections.deque()
+        self._messages: collections.deque[tuple[_FromWorker | None, Any]] = collections.deque()
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._news, select.POLLIN)
         self._closed = self._told = False
