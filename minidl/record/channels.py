@@ -6,6 +6,7 @@ before a put and after a get.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -350,6 +351,8 @@ class TracedProcess(Proxy):
         self.gone = False
 
     def start(self) -> None:
+        chosen = getattr(self.inner, "_start_method", None)  # None: the program's default
+        self.shared.describe_start(chosen or multiprocessing.get_start_method(), self.worker_id)
         with spanned(self.shared.emit, ev.WORKER_START, -1, self.worker_id) as end:
             self.inner.start()
             end.append(self.inner.pid)
