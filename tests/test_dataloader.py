@@ -134,7 +134,8 @@ NAMES = (
 def test_the_signature_is_torchs() -> None:
     """But for `state_every` and `transport`, which come after it."""
     ours, theirs = (inspect.signature(lib.DataLoader.__init__).parameters for lib in (minidl, TORCH))
-    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("state_every", "transport")]
+    names = "state_every", "transport"
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in (*theirs.values(), *own)
     ]
