@@ -335,6 +335,22 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
             ),
         ),
+        Command(
+            commands.lab, "run failures of the field as programs, and score the doctor on them", "lab sample_stuck",
+            (
+                _arg("case", nargs="?", metavar="CASE", help="run this one and ask the doctor (default: list all)"),
+                _arg("--seed", type=_count, default=0, metavar="N",
+                     help="workers, sizes and timing of the run (default: %(default)s)"),
+                _flag("--fixed", "run the fixed program instead"),
+                _arg("--loader", choices=("torch", "observed", "ours"),
+                     help="torch's loader, the same observed by minidl, or minidl's own"),
+                _flag("--score", "run all cases and ask the doctor blind, live and after kill -9"),
+                _arg("--runs", type=_positive, default=3, metavar="N", help="--score: runs a case (default: 3)"),
+                _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
+                _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
+                _flag("--json", "--score: print every answer as JSON"),
+            ),
+        ),
     ),
 }  # fmt: skip
 

@@ -420,6 +420,13 @@ def explore(arguments: Namespace) -> int:
         return run(arguments)
 
 
+def lab(arguments: Namespace) -> int:
+    from minidl.lab import run
+
+    with _prefixed("lab", ValueError):
+        return run(arguments)
+
+
 def bench(arguments: Namespace) -> int:
     from minidl.bench import run
 

@@ -23,9 +23,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
+from minidl.doctor.diagnosis import Diagnosis
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -91,7 +93,8 @@ class Spot:
 class Headline:
     """What held the loader up. next_step: what helps in this case, "" if nothing has to be done.
 
-    told: the last wait, for the doctor; None if the last thing that happened was none.
+    told: the last wait, for the doctor; None if the last thing that happened was none. diagnosis: the doctor's, if the
+    trace has evidence of what its processes were blocked in; then the sentence is its sentence.
     """
 
     kind: What
@@ -100,6 +103,7 @@ class Headline:
     next_step: str = ""
     focus: Spot | None = None
     told: Told | None = None
+    diagnosis: Diagnosis | None = None
 
     def lines(self) -> list[str]:
         """The headline for a terminal."""
@@ -131,7 +135,9 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     if len(sentence) > LONGEST:
         sentence = sentence[: LONGEST - 3] + "..."
     evidence = tuple(map(plain, found.evidence))
-    return Headline(found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told)
+    return Headline(
+        found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told, found.diagnosis
+    )  # fmt: skip
 
 
 _NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
@@ -276,7 +282,12 @@ class _Inquiry:
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
         evidence.append(f"last signs of life: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
-        return Headline(What.HUNG, f"hung for {for_how_long}{rank}: {what}", tuple(evidence), step, focus, told)
+        sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
+        if found is None:
+            return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
+        chain = [*found.chain, *(fact.line() for fact in found.evidence)]
+        helps = "; ".join(filter(None, (found.next_step, found.fix)))
+        return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""

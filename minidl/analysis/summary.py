@@ -23,7 +23,7 @@ from minidl.tracefile.events import EVENTS, Ending, Reason
 from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.unended import alive_at_end, left_alive, open_spans
+from minidl.tracefile.unended import alive_at_end, how_ended, left_alive, open_spans
 from minidl.tracefile.words import counted, duration, percent, plain, size
 
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ class Summary:
     loaders: list[LoaderSummary]
     open: list[str] = field(default_factory=list)
     alive: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     attachments: list[str] = field(default_factory=list)
     dataloaders: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
@@ -227,6 +228,8 @@ class Summary:
         lines += list(self._loader_texts()) or ["no iterator in this trace"]
         if unended and not self._broken:
             lines += unended
+        if self.ended:
+            lines += ["how it ended:", *(f"  {text}" for text in self.ended)]
         if self.alive:
             lines += ["alive at the program's end:", *(f"  {text}" for text in self.alive)]
         if self.attachments:
@@ -271,6 +274,7 @@ def summary(trace: Trace) -> Summary:
         loaders=[_loader(trace, spans, number, number in alive, several.get(number, -1)) for number in numbers],
         open=open_spans(trace, spans),
         alive=alive_at_end(trace, spans),
+        ended=how_ended(trace),
         problems=[*trace.problems, *lacking(trace.manifest, trace.lines)],
         attachments=[one.line for one in trace.attachments],
         dataloaders=[(one.iterators, _about(trace, one, spans)) for one in dataloaders(trace) if _has_name(trace, one)],

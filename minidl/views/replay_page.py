@@ -31,6 +31,9 @@ from minidl.tracefile.words import size
 from minidl.views.colours import ACTORS, paint
 from minidl.views.page import Page, as_json, framed
 
+LEAST_HEIGHT, BESIDE_WORKERS, WORKER_HEIGHT = 680, 530, 54
+"""Of the page in a notebook, in pixels: at least, without its workers, for each worker."""
+
 MOST_EVENTS: Final = 5000
 """Events that a page holds by default: about 200 KB, and a second to compute."""
 
@@ -38,7 +41,6 @@ MOST_EVENTS: Final = 5000
 class ReplayPage(Page):
     """A replay's page as text."""
 
-    height = 780
     shows = "replay of a minidl trace"
 
     def __repr__(self) -> str:
@@ -236,4 +238,7 @@ def _fill(shown: dict[str, Any], compress: bool) -> ReplayPage:
         raw = json.dumps(shown, separators=(",", ":")).encode()
         data = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
     kind = "application/octet-stream" if compress else "application/json"
-    return ReplayPage(framed("replay.html", {"TITLE": markup.escape(shown["title"]), "KIND": kind, "DATA": data}))
+    page = ReplayPage(framed("replay.html", {"TITLE": markup.escape(shown["title"]), "KIND": kind, "DATA": data}))
+    workers = {key for now in (shown["base"], *shown["steps"]) for key in now if key.startswith("worker ")}
+    page.height = max(LEAST_HEIGHT, BESIDE_WORKERS + WORKER_HEIGHT * len(workers))
+    return page

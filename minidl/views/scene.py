@@ -445,7 +445,7 @@ class _Maker:
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
         last = trace.last - self.start if len(self.events) else 0
-        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        self.lived: Ints = np.minimum(np.array(alive_until(trace), np.int64) - self.start, last)
         goes_on = is_open & (self.lived[self.spans["process"]] >= last)
         margin = max(1, round(last * EDGE)) if goes_on.any() and not trace.seen else 0
         self.edge = min(last + margin, NEVER)

@@ -12,6 +12,7 @@ import functools
 import html
 import io
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -145,6 +146,6 @@ def fails(bad: Bad, trace: minidl.Trace, step: str, **drawn: Any) -> Wrong:
         step,
         trace,
         "\n".join(which),
-        title=bad.what,
+        title=textwrap.shorten(bad.what, 100, placeholder=" ..."),
         **drawn,
     )

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import minidl
-from course import checkpointing, first_look, many_workers, one_page
+from course import checkpointing, first_look, many_workers, one_page, shutdown
 from minidl.dispatcher import STORED, Dispatcher
+from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import FETCH, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
@@ -143,7 +144,21 @@ def answer(dataset: Any, indices: Any) -> Any:
         return error
 
 
+def sentinels(driver: Any) -> tuple[Any, ...]:
+    return tuple(step for worker in range(len(driver.told)) for step in driver._sentinel(worker))
+
+
+def pin_steps(*steps: Any) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda driver: steps if driver.pin else ()
+
+
 PURE: list[Case] = [
+    (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE,), "its sentinel is sent"),
+    (shutdown.tell_workers, sentinels, "the workers' done event is set"),
+    (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE, *driver._sentinel(0)), "its sentinel is sent"),
+    (shutdown.stop_pin, pin_steps(Simple.SET_PIN_DONE, JoinPin(10.0)), "the pin thread's sentinel is sent"),
+    (shutdown.stop_pin, pin_steps(Simple.WAKE_PIN, JoinPin(10.0)), "the pin thread's done event is set"),
+    (shutdown.stop_pin, pin_steps(Simple.SET_PIN_DONE, Simple.WAKE_PIN), "leaves the pin thread behind"),
     (one_page.worker_loop, dies, "KeyError"),
     (one_page.worker_loop, goes_on, "a task behind the sentinel"),
     (one_page.worker_loop, nameless, "the results should be"),

@@ -18,7 +18,7 @@ pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install 
 
 from notebooks import NOTEBOOKS, Kernel, copied  # noqa: E402
 
-ANSWERS: dict[str, dict[str, tuple[object, object]]] = {
+ANSWERS: dict[str, dict[str, Any]] = {
     "00_first_look": {
         "processes": (4, "three"), "decoder": ("worker", "loader"), "owner": ("worker 1", 4),
         "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
@@ -32,12 +32,16 @@ ANSWERS: dict[str, dict[str, tuple[object, object]]] = {
         "owner": (1, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
         "last_batch": (False, "yes"),
     },
+    "08_shutdown": {
+        "first_told": ("the pin thread", "workers"), "sentinels": (5, 4), "unyielded": (8, 0),
+        "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "hang"), "watchdog": ("orphans", "late")},
+    },
     "12_checkpointing": {
         "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
         "count_alone": ("both", "nothing"),
     },
 }  # fmt: skip
-"""Of each question a right answer and a wrong one, in the forms that readers use."""
+"""Of each question a right answer and a wrong one, in readers' own forms; by its argument if it is asked twice."""
 
 ASKED = re.compile(r"^ask\.(\w+)\(.*answer=\.\.\.\)$", re.MULTILINE)
 CHECKED = re.compile(r"^ask\.(\w+)\((?!.*answer=)", re.MULTILINE)
@@ -110,7 +114,10 @@ def answered(notebook: Any, place: int) -> Any:
     name = notebook.metadata["stem"]
     for cell in code(notebook):
         if asked := ASKED.search(cell.source):
-            cell.source = cell.source.replace("answer=...", f"answer={ANSWERS[name][asked[1]][place]!r}")
+            both = ANSWERS[name][asked[1]]
+            if isinstance(both, dict):
+                both = both[re.search(r'"(.*?)"', cell.source)[1]]
+            cell.source = cell.source.replace("answer=...", f"answer={both[place]!r}")
         elif CHECKED.search(cell.source) and not place:
             names = [node.name for node in ast.parse(cell.source).body if hasattr(node, "name")]
             solved = f"from solutions.{name[3:]} import {', '.join(names)}\n"
