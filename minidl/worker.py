@@ -295,6 +295,7 @@ def _worker_loop(spec: WorkerSpec) -> None:
         worker.unpack()
         _seed(spec)
         _publish_worker_info(spec, worker.users.dataset)
+        spec.result_queue.enter_worker()
         spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()
         worker.run()
