@@ -330,8 +330,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _start_workers(self, loader: Loader) -> None:
         """Start the workers; article 1 §2.4.2."""
         context = loader.multiprocessing_context or torch.multiprocessing
-        self._worker_result_queue = self._ports.queue("result", context)
         self._workers_done_event = self._ports.done_event("workers")
+        if loader.transport == "arena":
+            self._worker_result_queue = self._ports.arena_queue(self._num_workers, self._workers_done_event)
+        else:
+            self._worker_result_queue = self._ports.queue("result", context)
         self._board = ProgressBoard(self._num_workers)
         self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
@@ -357,7 +360,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             base_seed=int(self._base_seed),
             worker_init_fn=self._worker_init_fn,
             index_queue=index_queue,
-            result_queue=self._worker_result_queue,
+            result_queue=self._worker_result_queue.writer(worker_id),
             done_event=self._workers_done_event,
             board=self._board,
             ports=self._ports,

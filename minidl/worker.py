@@ -247,6 +247,7 @@ def _worker_loop(spec: WorkerSpec) -> None:
         torch.multiprocessing._set_thread_name("pt_data_worker")
         _seed(spec)
         _publish_worker_info(spec)
+        spec.result_queue.enter_worker()
         spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()
         worker.run()

@@ -138,7 +138,9 @@ class _Sources:
 def _row(entry: Entry, sources: _Sources) -> str:
     number = f'<a class="key" href="#{entry.anchor}">{markup.escape(entry.key.partition(": ")[0])}</a>'
     level = "h3" if entry.topic else "h2"
-    parts = [f"<{level}>{number} {spans(entry.words.titles)}</{level}>", blocks(entry.words.texts)]
+    heading = entry.section.heading if not entry.topic else ""  # of a section that has no number: as the article has it
+    theirs = f'<p class="at" lang="zh">{markup.escape(heading)}</p>' if heading else ""
+    parts = [f"<{level}>{number} {spans(entry.words.titles)}</{level}>{theirs}", blocks(entry.words.texts)]
     if entry.has_counterpart:
         parts.append(_references(entry, sources))
     else:
@@ -170,7 +172,7 @@ def _guard(guard: Guard, sources: _Sources) -> str:
         f'<div class="refs"><div><h4>{_word("here")}</h4><ul>{sources.list([guard.ours], "minidl")}</ul></div>'
         f"<div><h4>{_word('torch')}</h4><ul>{torch}</ul></div></div>"
         f"<h4>{_word('without')}</h4><ol>{shown}</ol><p class='wrong'>{markup.escape(wrong)}</p>"
-        f"<p><code>minidl explore --guard {guard.name}</code></p></details>"
+        f"<p><code>minidl explore --guard {guard.name} -o explored</code></p></details>"
     )
 
 
@@ -269,7 +271,7 @@ def _note(sources: _Sources) -> str:
         drawn = "".join(f'<div class="diagram">{_diagram(each)}</div>' for each in part.diagrams)
         out.append(
             f'<section class="row" id="note-{name}"><h2>{spans(part.words.titles)}</h2>'
-            f"{blocks(part.words.texts)}{drawn}{guards}</section>"
+            f"{blocks(part.words.texts)}{drawn}{guards}{''.join(map(_moment, part.moments))}</section>"
         )
     return "".join(out)
 
@@ -292,7 +294,7 @@ def _one_drift(drift: Drift) -> str:
         claims.append(f"<li><code>{markup.escape(finding.claim)}</code>{where} {verdict}</li>")
     about = inline(drift.source) if drift.section else "NOTE [ Data Loader Multiprocessing Shutdown Logic ]"
     return (
-        f'<section class="row" id="drift-{drift.name}"><h2><span class="kind">{drift.kind}</span> '
+        f'<section class="row" id="drift-{drift.name}"><h2><span class="kind">{_word(f"kind-{drift.kind}")}</span> '
         f"{spans(drift.words.titles)}</h2><p class='faint'>{about}</p>{blocks(drift.words.texts)}"
         f"<h4>{_word('evidence')}</h4><ul class='claims'>{''.join(claims)}</ul></section>"
     )

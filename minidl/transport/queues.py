@@ -137,6 +137,13 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
             if lock._semlock._is_zero():
                 yield f"{name} lock held"
 
+    def writer(self, worker_id: int) -> BoundedQueue:
+        """What a worker gets to write to: all workers share one pipe."""
+        return self
+
+    def enter_worker(self) -> None:
+        """This process is a worker. Nothing is prepared: the first message starts the feeder thread."""
+
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Hand a message to the feeder thread, which the first one starts.
 

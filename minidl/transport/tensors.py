@@ -62,12 +62,28 @@ class TensorPickler(pickle.Pickler):
         self.shared_bytes += storage.nbytes()
         if storage.is_shared():
             return reduce_storage(storage)
+        arena = getattr(_filling, "arena", None)
+        if arena is not None:
+            return arena.reduce(storage)  # type: ignore[no-any-return]
         self.copied_bytes += storage.nbytes()
         return self.copy_storage(storage)
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Reduce a storage whose bytes are not in shared memory yet; this is where the copy happens."""
         return reduce_storage(storage)
+
+
+_filling = threading.local()
+
+
+@contextlib.contextmanager
+def filling(arena: Any) -> Iterator[None]:
+    """In this thread and block, storages that are not in shared memory are put into slabs (see `arena.Arena`)."""
+    _filling.arena = arena
+    try:
+        yield
+    finally:
+        _filling.arena = None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -474,10 +474,10 @@ class _Drawing:
         size = self._letters(7)
         ns = (scene.end - scene.begin) / self.pixels
         fits, late = (end - begin) / ns > _wide(words, size), (scene.end - begin) / ns < _wide(words, size)
-        # A bar with no room for it has its label below, where the bars beside it are not covered.
-        y = self._middle(lane, row) if fits else self._box(lane, row)[1]
+        # A bar with no room for it has its label below its lane, where no other bar is covered.
+        y = self._middle(lane, row) if fits else self.scene.lanes[lane].bottom
         axes.annotate(
-            words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else -2), textcoords="offset points",
+            words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else 1), textcoords="offset points",
             fontsize=size, weight="bold", color=colour, ha="right" if late else "left",
             va="center_baseline" if fits else "top", zorder=9,
             parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},

@@ -103,6 +103,8 @@ def test_the_path_and_the_note_resolve() -> None:
         assert not part.words.missing, name
         assert set(part.guards) <= GUARDS.keys()
         assert set(part.diagrams) <= diagrams.PICTURES.keys()
+        for text in part.moments:
+            moments.find(text)
 
 
 def test_no_words_of_the_page_lack_a_language() -> None:

@@ -38,6 +38,20 @@ window.app.trace.engine.query(arguments[0]).then(rows => {
 """
 
 
+WRITTEN = """
+const done = arguments[arguments.length - 1], boxes = new Set();
+const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
+pen.fillText = function (text, x, y) {
+  const w = this.measureText(text).width, left = x - {left: 0, center: w / 2, right: w}[this.textAlign];
+  const box = [text, left, left + w, y - 5, y + 5];
+  if (this.canvas.id === "canvas" && this.textAlign !== "right" && text !== "✕") boxes.add(JSON.stringify(box));
+  return write.call(this, text, x, y);
+};
+document.getElementById("headline").click();
+requestAnimationFrame(() => requestAnimationFrame(() => { pen.fillText = write; done([...boxes].map(JSON.parse)); }));
+"""
+"""Words that the page writes into the lanes where it opens: each with left, right, top and bottom, pixels."""
+
 FRAMES = """
 let left = arguments[0];
 const done = arguments[1], next = () => left-- ? requestAnimationFrame(next) : done();

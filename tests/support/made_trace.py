@@ -310,5 +310,18 @@ def made(directory: Path, *runs: Run, **run: Any) -> Trace:
     return read_trace(write(directory, *(runs or (Run(**run),))))
 
 
+def made_killed(directory: Path, workers: int = 2, dead: int = 1) -> Trace:
+    """Write and read the trace of a hang at whose end the loader finds so many workers dead, worker 1 first."""
+    path = write(directory, Run(**HUNG | {"workers": workers}))
+    end = int(read_trace(path).events["time"][-1])
+    found = [
+        {"time": end + n, "code": ev.FOUND_DEAD, "loader": 1, "worker": worker, "x": ev.Actor.WORKER,
+         "y": LOADER_PID + 100 + worker, "z": -9}
+        for n, worker in enumerate((1 + n) % workers for n in range(dead))
+    ]  # fmt: skip
+    write_process(path, found, pid=999, role="other", start_ns=START)
+    return read_trace(path)
+
+
 HEALTHY = {"batches": 12}
 HUNG = {"batches": 30, "cost": lambda task: NEVER if task == 9 else 900_000 + 150_000 * (task % 3), "polls": 6}

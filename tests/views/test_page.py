@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html as markup
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,8 @@ from typing import Any
 import made_trace
 import numpy as np
 import pytest
-from made_trace import made
+from browser import WRITTEN, driven, needs_driver
+from made_trace import made, made_killed
 from oracle_trace import write_process
 from pages import EVIL, Parsed, Read, needs_chromium, opened
 from pictures import artists, drawn_bars
@@ -337,3 +339,29 @@ def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path) -> 
     _, root = opened(page, tmp_path / "profile")
     assert "data-bars" in root
     assert "data-frame" in root
+
+
+@pytest.mark.live
+@needs_driver
+def test_no_words_in_the_lanes_cover_others(tmp_path: Path) -> None:
+    """On the first screen, of a hang, of several deaths that are found together, and of a slow run."""
+    traces = {
+        "hung": made(tmp_path / "hung", **made_trace.HUNG),
+        "killed": made_killed(tmp_path / "killed", workers=4, dead=3),
+        "slow": made(tmp_path / "slow", batches=40, step=10_000, workers=4),
+    }
+    with driven(tmp_path / "profile") as browser:
+        for name, trace in traces.items():
+            page = html(trace, tmp_path / f"{name}.html")
+            for size in ((1366, 768), (900, 600)):
+                browser.resize(*size)
+                browser.post("/url", url=page.as_uri())
+                browser.until("return Boolean(document.documentElement.dataset.frame)")
+                boxes = browser.post("/execute/async", script=WRITTEN, args=[])
+                assert len(boxes) > 8
+                for one, other in itertools.combinations(boxes, 2):
+                    across, down = (
+                        min(one[2], other[2]) - max(one[1], other[1]),
+                        min(one[4], other[4]) - max(one[3], other[3]),
+                    )
+                    assert across <= 1 or down <= 2, (name, size, one, other)
