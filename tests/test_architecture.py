@@ -235,7 +235,7 @@ OTHER_TESTS = {
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
-    "notebooks": "course exercises notebooks",
+    "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",
