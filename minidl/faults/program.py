@@ -34,7 +34,7 @@ import minidl.driver
 import minidl.pin_memory
 import minidl.worker
 from minidl.device import sim
-from minidl.driver import JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
+from minidl.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.faults.cells import WORDS, Cell, Follows
 from minidl.transport.arena_queue import ArenaWriter
 
@@ -378,7 +378,7 @@ class FaultyTraining:
             persistent_workers=cell.persistent,
             multiprocessing_context=cell.method,
             pin_memory=cell.pin,
-            timeout=TIMEOUT if cell.name == "SIGSTOP" and not cell.in_loader else 0,
+            timeout=FAR if cell.outcome.kind is Follows.TIMEOUT else 0,
         )
 
     @contextlib.contextmanager
@@ -418,6 +418,8 @@ class FaultyTraining:
                     break
                 self.batches.append(batch)
                 seen += 1
+                if seen == 1 and cell.outcome.kind is Follows.TIMEOUT:  # an interpreter may take long to start
+                    iterator._timeout, iterator._driver.get = TIMEOUT, Get(TIMEOUT)
                 if cell.step == "loop" and seen == SEEN and not self.struck:
                     self.strike(iterator)
             if len(self.errors) > errors and cell.outcome.kind is not Follows.ERROR:
