@@ -32,7 +32,8 @@ def story(
     Each step of the critical path is the last cause of the step after it.
 
     loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
-    the latest steps; 0 = all. Times are ms since the trace's first event, on one clock. ValueError if it has no such batch.
+    the latest steps; 0 = all. Times are ms since the trace's first event, on one clock. ValueError if it has no such
+    batch.
     """
     put, last, titles = _batch(trace, batch, loader, epoch)
     chain = trace.order.chain(last)

@@ -428,7 +428,7 @@ RECORDINGS: dict[str, tuple[What, str]] = {
     "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
     "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
     "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
-    "respawn": (What.SLOW, "^slow: start-up-bound"),
+    "respawn": (What.SLOW, "^slow: shutdown-bound"),
     "workers-0": (What.SLOW, "^slow: supply-bound"),
 }
 
@@ -445,7 +445,12 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     if found.kind is not What.FINE:
         assert found.next_step
         _, step = focus_of(found, trace)
-        assert "start-up" not in found.sentence or step in ("worker_init", "make_fetcher", "worker_start", "join")
+        assert not re.search("start-up|shutdown", found.sentence) or step in (
+            "worker_init",
+            "make_fetcher",
+            "worker_start",
+            "join",
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
