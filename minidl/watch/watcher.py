@@ -48,6 +48,18 @@ KILL_SECONDS: Final = 5.0
 _SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
 
 
+def first_look(hang_after: float, longest: float) -> float:
+    """Return after how many seconds a wait is looked at first. longest: of the waits before."""
+    return min(hang_after, max(min(EARLY_SECONDS, hang_after / 4), LONGER * longest))
+
+
+def next_look(hang_after: float, waited: float, looks: int) -> float:
+    """Return after how many seconds of waiting the next look is due: in growing pauses, and at the alarm."""
+    if waited >= hang_after:
+        return waited * 2
+    return hang_after if looks >= EARLY_LOOKS else min(waited * 2, hang_after)
+
+
 class Watcher:
     """Watches the processes of the trace in `directory` until the one that began it ends, or says so."""
 
@@ -74,8 +86,10 @@ class Watcher:
     # --- the loop
     def run(self) -> None:
         """Watch until the run ends."""
-        self._watch(main_pid := self.main_pid)
-        while main_pid in self.processes:
+        self._watch(self.main_pid)
+        if self.main_pid not in self.processes:  # it was faster
+            self.write(watched.ended(Ended(self.main_pid, time.monotonic_ns(), exit_code(self.main_pid))))
+        while self.main_pid in self.processes:
             self._find_processes()
             now = time.monotonic()
             if now >= self.next_sample:
@@ -166,12 +180,8 @@ class Watcher:
             if known is None or known.stall != stall:
                 if known is not None:
                     known.stop()
-                known = self.stalls[key] = _Open(stall, self._first_look(longest / 1e9))
+                known = self.stalls[key] = _Open(stall, first_look(self.hang_after, longest / 1e9))
             self._attend_to(known)
-
-    def _first_look(self, longest: float) -> float:
-        """Return after how many seconds a wait is looked at first."""
-        return min(self.hang_after, max(min(EARLY_SECONDS, self.hang_after / 4), LONGER * longest))
 
     def _attend_to(self, known: _Open) -> None:
         """Take a look at a stall if one is due."""
@@ -179,18 +189,12 @@ class Watcher:
         if waited < known.due or known.child or known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN:
             return
         alarm = waited >= self.hang_after and not known.said
-        known.due = self._next_look(waited, known.looks + 1)
+        known.due = next_look(self.hang_after, waited, known.looks + 1)
         if os.fstat(self.fd).st_size < MOST_BYTES:
             known.looks += 1
             self.looks += 1
             known.said, known.acts = known.said or alarm, alarm
             known.child = self._fork_look(known, alarm)
-
-    def _next_look(self, waited: float, looks: int) -> float:
-        """Return after how many seconds the next look is due: twice the time, but one at the time of the alarm."""
-        if waited >= self.hang_after:
-            return waited * 2
-        return self.hang_after if looks >= EARLY_LOOKS else min(waited * 2, self.hang_after)
 
     def _fork_look(self, known: _Open, alarm: bool) -> int:
         child = os.fork()
@@ -336,7 +340,8 @@ class _Glance:
         from minidl.watch.dumps import Asked
 
         found = collect(self.watcher.main_pid, self.pids)
-        unseen = [one.pid for one in found.processes if not one.ended and all(t.stack is None for t in one.threads)]
+        there = [one for one in found.processes if not one.ended and one.state in "RS"]  # others can't answer
+        unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
         if unseen and self.watcher.stacks:
             found = with_stacks(found, Asked(self.watcher.directory).stacks(unseen))
         return found
