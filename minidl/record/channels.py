@@ -203,6 +203,11 @@ class TracedQueue(Proxy):
 
         return _recv_bytes
 
+    def writer(self, worker_id: int) -> TracedQueue:
+        """What a worker writes to, traced."""
+        inner = self.inner.writer(worker_id)
+        return self if inner is self.inner else type(self)(self.shared, inner)
+
     def put(self, message: Any) -> None:
         if self._hooked_in is not _this_process:
             self._hook()
