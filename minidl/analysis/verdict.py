@@ -104,8 +104,9 @@ class Waiting:
     for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
     of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
     others had not; out: the one that ran out first, -1 if none did. ending: while workers were ended. payload, shared,
-    tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: what fetching did with its time. alike: iterators of the same
-    parameters in the trace, this one included; together: those that these figures are summed over.
+    tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: what fetching did with its time.
+    alike: iterators of the same parameters in the trace, this one included; together: those that these figures are
+    summed over.
     """
 
     causes: dict[Cause, int]

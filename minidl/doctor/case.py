@@ -1,11 +1,12 @@
 """One case: the evidence of a run's processes, with who is the loop, who are its workers, and where all of them are.
 
-Interface: `Case(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
+Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
 `loops` are the threads that iterate, `workers` the worker processes; `name` names a process. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,7 +55,7 @@ class LoopThread:
     place: ThreadPlace
 
 
-class Case:
+class RunFacts:
     """See the module."""
 
     def __init__(self, looks: Sequence[RunEvidence], told: Told | None = None) -> None:
@@ -118,9 +119,34 @@ class Case:
                 return True
         return False
 
-    def workers_of(self, pid: int) -> dict[int, int]:
-        """Worker's number -> pid, of the workers that a process has started."""
-        return {number: worker for worker, number in self.workers.items() if self._home_of(worker) == pid}
+    def workers_of(self, pid: int, queue: str = "") -> dict[int, int]:
+        """Worker's number -> pid, of the workers that a process has started.
+
+        queue: the address of the result queue that the loop waits at. A process may have several loaders: the workers
+        of this one have its queue, at the same address if they were forked. Of two with one number the busy one stays.
+        """
+        mine = [worker for worker in self.workers if self._home_of(worker) == pid]
+        if self.told and self.told.numbers.keys() & set(mine):
+            mine = [worker for worker in mine if worker in self.told.numbers]
+        same = [worker for worker in mine if queue and self._queue_of(worker) == queue]
+        mine = sorted(same or mine, key=lambda worker: not self.idle_worker(worker))
+        return {self.workers[worker]: worker for worker in mine}
+
+    def _queue_of(self, worker: int) -> str:
+        """The address of a worker's result queue, by its stack."""
+        thread = self.thread(worker, worker)
+        for frame in (thread.stack or ()) if thread is not None else ():
+            if frame.function.rpartition(".")[2] == "_worker_loop":
+                return address(frame.variables.get("data_queue", ""))
+        return ""
+
+    def queue_at(self, pid: int, tid: int) -> str:
+        """The address of the queue that a thread gets from, by its stack."""
+        thread = self.thread(pid, tid)
+        for frame in (thread.stack or ()) if thread is not None else ():
+            if frame.function.rpartition(".")[2] == "get" and frame.file.endswith("queues.py"):
+                return address(frame.variables.get("self", ""))
+        return ""
 
     def _home_of(self, worker: int) -> int:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
@@ -139,8 +165,8 @@ class Case:
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at"
-        of = f", a child of {self.name(process.ppid)}" if process.ppid in self.workers else ""
-        return f"process {process.name} (pid {pid}{of})"
+        of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
+        return f"process {process.name} (pid {pid}){of}"
 
     def _rank(self, pid: int) -> str:
         if self.told and pid in self.told.ranks:
@@ -204,6 +230,12 @@ class Case:
 def _polls(thread: SeenThread) -> bool:
     call = thread.syscall
     return call is not None and 0 <= call.timeout <= 5.0
+
+
+def address(text: str) -> str:
+    """The address in a repr as "<Queue at 0x7f12>"; "" = none."""
+    found = re.search(r"0x[0-9a-f]+", text)
+    return found[0] if found else ""
 
 
 def spot(place: ThreadPlace) -> str:

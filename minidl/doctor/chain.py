@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import Case, LoopThread
+from minidl.doctor.case import LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -57,7 +57,7 @@ class Chain:
         return self.links[-1]
 
 
-def follow(case: Case, loop: LoopThread) -> Chain:
+def follow(case: RunFacts, loop: LoopThread) -> Chain:
     """The chain of waiting that begins at a loop."""
     links = [_link(case, loop.pid, loop.tid, "")]
     while len(links) < LONGEST:
@@ -74,14 +74,14 @@ def follow(case: Case, loop: LoopThread) -> Chain:
     return Chain(tuple(links))
 
 
-def _link(case: Case, pid: int, tid: int, by: str) -> Link:
+def _link(case: RunFacts, pid: int, tid: int, by: str) -> Link:
     return Link(pid, tid, case.place(pid, tid), case.wait(pid, tid) or _NOWHERE, by)
 
 
 _Next = list[tuple[int, int, str]]
 
 
-def _next(case: Case, link: Link, links: list[Link]) -> tuple[_Next, bool]:
+def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
     step = link.place.step
     if link.wait.kind in _ENDS or link.place.interrupted:
@@ -107,12 +107,12 @@ def _next(case: Case, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     return [], False
 
 
-def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
+def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
     """The worker that makes the batch that the loop waits for, or the thread of it that is not done."""
     pin = _pin_thread(case, link.pid)
     if pin is not None:
         return [(link.pid, pin, "pins the batch")], False
-    workers = case.workers_of(link.pid)
+    workers = case.workers_of(link.pid, _queue(case, link))
     number = _awaited(case, link)
     if number in workers:
         return _in_worker(case, workers[number], f"has to make {_batch(case)}")
@@ -131,11 +131,23 @@ def _maker(case: Case, link: Link) -> tuple[_Next, bool]:
     return [], bool(workers)
 
 
-def _batch(case: Case) -> str:
+def _queue(case: RunFacts, link: Link) -> str:
+    """The result queue that a loop waits at; with a pin thread, that thread does."""
+    for tid in (link.tid, *(t.tid for t in case.processes[link.pid].threads if _pins(case.place(link.pid, t.tid)))):
+        if found := case.queue_at(link.pid, tid):
+            return found
+    return ""
+
+
+def _pins(place: ThreadPlace) -> bool:
+    return LoaderStep.PIN in (place.step, *place.outer)
+
+
+def _batch(case: RunFacts) -> str:
     return f"batch {case.told.task}" if case.told and case.told.task >= 0 else "the next batch"
 
 
-def _awaited(case: Case, link: Link) -> int:
+def _awaited(case: RunFacts, link: Link) -> int:
     """The number of the worker that a loop waits for; -1 = unknown."""
     told = case.told
     if told is not None and told.pid == link.pid and told.worker >= 0:
@@ -143,12 +155,12 @@ def _awaited(case: Case, link: Link) -> int:
     return link.place.worker
 
 
-def _quiet_for(case: Case, pid: int) -> float:
+def _quiet_for(case: RunFacts, pid: int) -> float:
     thread = case.thread(pid, pid)
     return thread.idle if thread is not None else 0.0
 
 
-def _in_worker(case: Case, pid: int, by: str) -> tuple[_Next, bool]:
+def _in_worker(case: RunFacts, pid: int, by: str) -> tuple[_Next, bool]:
     """The worker's main thread; or its feeder, if the main thread has done its work."""
     if not case.idle_worker(pid):
         return [(pid, pid, by)], False
@@ -158,26 +170,26 @@ def _in_worker(case: Case, pid: int, by: str) -> tuple[_Next, bool]:
     return [(pid, pid, by)], True
 
 
-def _pin_thread(case: Case, pid: int) -> int | None:
+def _pin_thread(case: RunFacts, pid: int) -> int | None:
     """The pin thread, if it is in anything but a poll for the next result."""
     process = case.processes.get(pid)
     for thread in process.threads if process is not None else ():
         place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
-        if place.step is LoaderStep.PIN or (LoaderStep.PIN in place.outer and place.step is not LoaderStep.NEXT):
+        if _pins(place) and place.step is not LoaderStep.NEXT:
             polls = wait is not None and wait.bounded and wait.kind is Blocked.PIPE_READ
             if not polls and not (wait is not None and wait.kind is Blocked.MOVES):
                 return thread.tid
     return None
 
 
-def _cannot_answer(case: Case, pid: int) -> bool:
+def _cannot_answer(case: RunFacts, pid: int) -> bool:
     """Whether a worker can serve no memory now: stopped, or its interpreter's lock is kept."""
     process = case.processes[pid]
     kinds = {wait.kind for thread in process.threads if (wait := case.wait(pid, thread.tid)) is not None}
     return bool(kinds & {Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE}) or bool(gil_starved(case, pid))
 
 
-def gil_starved(case: Case, pid: int) -> list[int]:
+def gil_starved(case: RunFacts, pid: int) -> list[int]:
     """The threads of a process that ask for the interpreter's lock again and again, and do not get it.
 
     CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
@@ -193,7 +205,7 @@ def gil_starved(case: Case, pid: int) -> list[int]:
     return out
 
 
-def _waits_for_results(case: Case, link: Link) -> bool:
+def _waits_for_results(case: RunFacts, link: Link) -> bool:
     """Without a stack: whether a thread polls a pipe that its workers can write to."""
     workers = set(case.workers_of(link.pid).values())
     return (
@@ -203,31 +215,26 @@ def _waits_for_results(case: Case, link: Link) -> bool:
     )
 
 
-def _joined_thread(case: Case, link: Link) -> _Next:
+def _joined_thread(case: RunFacts, link: Link) -> _Next:
     """The thread that this one joins: the one whose own frames have the same Thread object."""
     for frame in link.place.inside[:4]:
         name = frame.function.rpartition(".")[2]
         if frame.file.endswith("threading.py") and name in ("join", "_wait_for_tstate_lock"):
-            wanted = _address(frame.variables.get("self", ""))
+            wanted = address(frame.variables.get("self", ""))
             process = case.processes[link.pid]
             for thread in process.threads:
                 bottoms = [f for f in thread.stack or () if f.function.rpartition(".")[2] == "_bootstrap_inner"]
                 if (
                     wanted
                     and thread.tid != link.tid
-                    and any(_address(f.variables.get("self", "")) == wanted for f in bottoms)
+                    and any(address(f.variables.get("self", "")) == wanted for f in bottoms)
                 ):
                     named = f" {thread.python_name}" if thread.python_name else ""
                     return [(link.pid, thread.tid, f"is the thread{named} that it joins")]
     return []
 
 
-def _address(text: str) -> str:
-    found = re.search(r"0x[0-9a-f]+", text)
-    return found[0] if found else ""
-
-
-def _joined_process(case: Case, link: Link) -> _Next:
+def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
     joins = link.place.step is LoaderStep.SHUTDOWN or any(
         frame.file.endswith(("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py"))
@@ -254,7 +261,7 @@ def collective(place: ThreadPlace) -> str:
     return ""
 
 
-def _other_rank(case: Case, link: Link) -> _Next:
+def _other_rank(case: RunFacts, link: Link) -> _Next:
     """For a loop in a collective: a loop of another rank that is not in one."""
     if not collective(link.place):
         return []

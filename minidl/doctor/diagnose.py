@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minidl.doctor.case import Case, LoopThread, Told, in_library, spot
+from minidl.doctor.case import LoopThread, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
-from minidl.doctor.places import AT_HOME, LoaderStep
+from minidl.doctor.places import AT_HOME, USERS, LoaderStep
 from minidl.doctor.rules import Judgement, judged, listed
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence
@@ -25,7 +25,7 @@ _RANK: Final = {State.HUNG: 0, State.MAYBE_HUNG: 1, State.UNKNOWN: 2, State.MOVE
 
 def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosis:
     """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
-    case = Case(looks, told)
+    case = RunFacts(looks, told)
     verdicts = [_verdict(case, loop, follow(case, loop)) for loop in case.loops]
     if not verdicts:
         return _no_loop(case)
@@ -43,7 +43,7 @@ def _vague(one: Diagnosis) -> int:
     return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN, HangCause.THREAD))
 
 
-def _verdict(case: Case, loop: LoopThread, chain: Chain) -> Diagnosis:
+def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
     found = judged(case, chain)
     gone = _gone_worker(case, loop, chain)
     if gone is not None:
@@ -66,7 +66,7 @@ def _verdict(case: Case, loop: LoopThread, chain: Chain) -> Diagnosis:
     )
 
 
-def _no_loop(case: Case) -> Diagnosis:
+def _no_loop(case: RunFacts) -> Diagnosis:
     process = case.processes.get(case.now.main)
     if process is None or process.ended:
         return Diagnosis(
@@ -78,12 +78,12 @@ def _no_loop(case: Case) -> Diagnosis:
 
 
 # --- How it stands ----------------------------------------------------------------------------------------------------
-def _state(case: Case, chain: Chain, found: Judgement) -> State:
+def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
+    if _moved(case, chain) or (found.moves and not _stays(case, end)):
+        return State.MOVES
     if told is not None and told.hung:
         return State.HUNG
-    if found.moves or _moved(case, chain):
-        return State.MOVES
     thread = case.thread(end.pid, end.tid)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:
@@ -101,7 +101,13 @@ def _state(case: Case, chain: Chain, found: Judgement) -> State:
     return State.MAYBE_HUNG
 
 
-def _moved(case: Case, chain: Chain) -> bool:
+def _stays(case: RunFacts, end: Link) -> bool:
+    """Whether a thread that wakes up now and then was at the same sample, or step, at both looks."""
+    before = case.before(end.pid, end.tid)
+    return before is not None and end.place.step in USERS and end.place.step is not LoaderStep.OTHER
+
+
+def _moved(case: RunFacts, chain: Chain) -> bool:
     """Whether a thread of the chain was at another task or sample at the first look, or ran between the two."""
     for link in chain.links[1:] or chain.links:
         before = case.before(link.pid, link.tid)
@@ -114,7 +120,7 @@ def _moved(case: Case, chain: Chain) -> bool:
     return False
 
 
-def _ran(case: Case, link: Link) -> bool:
+def _ran(case: RunFacts, link: Link) -> bool:
     """Whether a thread without a stack woke up and went on between two looks, other than from a poll."""
     process = case.looks[0].process(link.pid)
     then, now = (process.thread(link.tid) if process is not None else None), case.thread(link.pid, link.tid)
@@ -123,7 +129,7 @@ def _ran(case: Case, link: Link) -> bool:
     return not link.wait.bounded and link.wait.kind is not Blocked.COMPUTES
 
 
-def _gone_worker(case: Case, loop: LoopThread, chain: Chain) -> Judgement | None:
+def _gone_worker(case: RunFacts, loop: LoopThread, chain: Chain) -> Judgement | None:
     """The loop waits for a worker that has ended."""
     if len(chain.links) > 1 or chain.end.place.step not in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ):
         return None
@@ -149,7 +155,7 @@ def _exit(status: int) -> str:
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def _sentence(case: Case, chain: Chain, found: Judgement, state: State) -> str:
+def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> str:
     told, links = case.told, chain.links
     seconds = told.seconds if told is not None else -1.0
     how_long = f" for {_seconds(seconds)}" if state is State.HUNG and seconds >= 0 else ""
@@ -177,7 +183,7 @@ def _comma(place: str) -> str:
     return f",{place}," if place else ""
 
 
-def _loop_words(case: Case, first: Link) -> str:
+def _loop_words(case: RunFacts, first: Link) -> str:
     name = case.name(first.pid)
     if first.place.step is LoaderStep.SHUTDOWN:
         return f"{name} shuts down, and waits for"
@@ -189,7 +195,7 @@ def _loop_words(case: Case, first: Link) -> str:
     return f"{name}, in its own code, waits for"
 
 
-def _place(case: Case, link: Link) -> str:
+def _place(case: RunFacts, link: Link) -> str:
     """Where a link is, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
     place, told = link.place, case.told
     words, at = "", spot(place)
@@ -212,25 +218,26 @@ def _place(case: Case, link: Link) -> str:
     return f"{said}{idle}" if said else ""
 
 
-def _asleep_for(case: Case, link: Link) -> str:
+def _asleep_for(case: RunFacts, link: Link) -> str:
     thread = case.thread(link.pid, link.tid)
     if thread is None or thread.idle < 1 or (link.wait.bounded and link.wait.kind is not Blocked.SLEEPS):
         return ""
     return f" for {_seconds(thread.idle)}"
 
 
-def _link_words(case: Case, chain: Chain, position: int) -> str:
+def _link_words(case: RunFacts, chain: Chain, position: int) -> str:
     link = chain.links[position]
     by = f" {link.by}" if link.by else ""
     if chain.cycle and position == len(chain.links) - 1:
         return f"{case.name(link.pid)}{by}: the circle is closed"
     step = link.place.step.value if link.place.seen else "no Python stack"
     place = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
-    at = f", {spot(link.place)}" if spot(link.place) else ""
+    polls = link.place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not link.place.interrupted
+    at = f", {spot(link.place)}" if spot(link.place) and not polls else ""
     return f"{case.name(link.pid)}{by}: {step}{place}{at}; {link.wait.words}{_asleep_for(case, link)}"
 
 
-def _facts(case: Case, chain: Chain) -> list[EvidenceLine]:
+def _facts(case: RunFacts, chain: Chain) -> list[EvidenceLine]:
     out = []
     for link in chain.links[: chain.back if chain.cycle and chain.back > 0 else None]:
         if link.place.users is not None:
@@ -244,11 +251,11 @@ def _facts(case: Case, chain: Chain) -> list[EvidenceLine]:
     return out
 
 
-def _told_facts(case: Case) -> list[EvidenceLine]:
+def _told_facts(case: RunFacts) -> list[EvidenceLine]:
     return [EvidenceLine(text, source) for text, source in case.told.facts] if case.told is not None else []
 
 
-def _resources(case: Case, end: Link) -> list[EvidenceLine]:
+def _resources(case: RunFacts, end: Link) -> list[EvidenceLine]:
     """What of the machine is short, whatever the cause."""
     out, machine = [], case.now.machine
     if 0 <= machine.shm_free < max(1 << 20, machine.shm_size // 50):
@@ -279,7 +286,7 @@ def _resources(case: Case, end: Link) -> list[EvidenceLine]:
     return out
 
 
-def _next_step(case: Case, chain: Chain, state: State) -> str:
+def _next_step(case: RunFacts, chain: Chain, state: State) -> str:
     end = chain.end
     sample = end.place.sample if end.place.sample >= 0 else (case.told.sample if case.told is not None else -1)
     if state is State.MOVES:
@@ -304,13 +311,13 @@ def _next_step(case: Case, chain: Chain, state: State) -> str:
     return alone.get(end.place.step, "")
 
 
-def _who(case: Case, end: Link) -> dict[str, Any]:
+def _who(case: RunFacts, end: Link) -> dict[str, Any]:
     loop = any(end.pid == one.pid for one in case.loops)
     role = "worker" if end.pid in case.workers else ("loop" if loop else "other")
     return {"role": role, "worker": case.workers.get(end.pid, -1), "pid": end.pid, "thread": end.tid}
 
 
-def _where(case: Case, end: Link) -> dict[str, Any]:
+def _where(case: RunFacts, end: Link) -> dict[str, Any]:
     frame = end.place.users
     sample = end.place.sample
     if sample < 0 and case.told is not None and case.told.worker_pid == end.pid:
@@ -322,7 +329,7 @@ def _where(case: Case, end: Link) -> dict[str, Any]:
     return found
 
 
-def _not_seen(case: Case) -> tuple[str, ...]:
+def _not_seen(case: RunFacts) -> tuple[str, ...]:
     """What could not be seen, with the processes that this is so for."""
     found: dict[str, list[str]] = {text: [] for text in case.now.not_seen}
     for process in case.now.processes:

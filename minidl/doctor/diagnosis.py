@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -111,6 +112,11 @@ class Diagnosis:
     not_seen: tuple[str, ...] = ()
     who: dict[str, Any] = field(default_factory=dict)
     where: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The sentence without process ids, for a title."""
+        return re.sub(r" \(pid \d+\)", "", self.sentence)
 
     def text(self) -> str:
         """The diagnosis for a terminal."""

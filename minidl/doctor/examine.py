@@ -27,8 +27,8 @@ APART: Final = 3.5
 """Seconds between the two looks."""
 
 INTERVAL: Final = 0.5
-LONG, SUDDEN = 5.0, 1.0
-"""Seconds of waiting from which on it is a hang: twice, or ten times the longest wait before; as in a headline."""
+LONG: Final = 5.0
+"""Seconds of waiting from which on it is a hang, if it is twice the longest wait before; as in a headline."""
 
 
 def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diagnosis:
@@ -59,18 +59,17 @@ def _until(told: Told | None, moment: int) -> Told | None:
     if told is None or not told.since:
         return told
     seconds = (moment - told.since) / 1e9
-    hung = seconds >= max(LONG, 2 * told.past) or 0 < 10 * told.past <= seconds >= SUDDEN
-    return replace(told, seconds=seconds, hung=hung)
+    return replace(told, seconds=seconds, hung=seconds >= max(LONG, 2 * told.past))
 
 
 def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     """What a trace says, with the evidence in it; of a run that still runs, with what its processes are in now."""
     found = headline(trace)
     running = [p for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
-    if running and found.kind in (What.HUNG, What.CUT) and found.told is not None:
+    if running and found.kind in (What.HUNG, What.CUT, What.RUNNING) and found.told is not None:
         pid = found.told.pid if any(p.pid == found.told.pid for p in running) else running[0].pid
         return look_at(pid, found.told, py_spy=py_spy, seconds=seconds)
-    return of_headline(found)
+    return found.diagnosis or of_headline(found)
 
 
 def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
@@ -84,6 +83,7 @@ _STATES: Final = {
     What.CUT: (State.CUT, HangCause.NONE),
     What.SLOW: (State.SLOW, HangCause.SLOW),
     What.FINE: (State.FINE, HangCause.NONE),
+    What.RUNNING: (State.MOVES, HangCause.NONE),
 }
 
 

@@ -180,7 +180,8 @@ def place_of(thread: SeenThread) -> ThreadPlace:
         step = steps[0] if steps else LoaderStep.OTHER
         return ThreadPlace(step, stack[:interrupted], steps[1:], True, worker=_worker(stack))
     if not found:
-        return ThreadPlace(LoaderStep.OTHER, stack)
+        at_exit = thread.python_name == "MainThread" and stack[-1].function not in ("<module>", "_run_module_as_main")
+        return ThreadPlace(LoaderStep.EXIT if at_exit else LoaderStep.OTHER, stack)
     at, step = found[0]
     if step is LoaderStep.UNPICKLE and any(s is LoaderStep.HAND_OVER for _, s in found[:1]):
         step = LoaderStep.HAND_OVER

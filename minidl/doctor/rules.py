@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import Case, in_library, spot
+from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, collective, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import LoaderStep, library
@@ -41,13 +41,13 @@ class Judgement:
 class CauseRule:
     """One rule. test: None = it does not apply. counter: what would speak against it."""
 
-    test: Callable[[Case, Chain], Judgement | None]
+    test: Callable[[RunFacts, Chain], Judgement | None]
     about: str
     counter: str
 
 
 # --- What a process is in, whatever its code --------------------------------------------------------------------------
-def _nobody_has_it(case: Case, chain: Chain) -> Judgement | None:
+def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
     """All workers wait for tasks, and the loop waits for a result: it was lost on its way, or never sent."""
     if not chain.missing:
         return None
@@ -55,28 +55,30 @@ def _nobody_has_it(case: Case, chain: Chain) -> Judgement | None:
     torn = _bytes_waiting(case, loop)
     told = case.told
     task = f"task {told.task}" if told and told.task >= 0 else "the batch"
-    worker = case.name(chain.end.pid) if chain.end.pid in case.workers else "every worker"
+    named = chain.end.pid in case.workers
+    worker = case.name(chain.end.pid) if named else "every worker"
+    idle = "is idle" if named else "waits for a batch, and all its workers are idle"
     facts = [
         EvidenceLine(f"{worker} waits for a task, and its feeder has nothing to send", f"stacks of {chain.end.pid}")
     ]
     if torn > 0:
         facts.append(EvidenceLine(f"{torn} bytes lie in the result pipe and make no whole message", "FIONREAD"))
         return Judgement(
-            HangCause.TORN_MESSAGE, f"is idle; {torn} bytes of a message lie in the result pipe, unfinished",
+            HangCause.TORN_MESSAGE, f"{idle}; {torn} bytes of a message lie in the result pipe, unfinished",
             Sure.LIKELY, tuple(facts), ("the loop has not looked yet",),
             "a writer was killed in the middle of a message: find what killed it (dmesg, exit codes)",
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
     return Judgement(
-        HangCause.LOST_RESULT, f"is idle, and {task} is nowhere: lost on its way to the loop", Sure.LIKELY,
+        HangCause.LOST_RESULT, f"{idle}: {task} is nowhere, lost on its way to the loop", Sure.LIKELY,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
         "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
         "plain tensors",
     )  # fmt: skip
 
 
-def _bytes_waiting(case: Case, loop: Link) -> int:
+def _bytes_waiting(case: RunFacts, loop: Link) -> int:
     """Bytes in the pipe that the loop polls; -1 = unknown."""
     process, thread = case.processes.get(loop.pid), case.thread(loop.pid, loop.tid)
     if process is None or thread is None or thread.syscall is None:
@@ -85,7 +87,7 @@ def _bytes_waiting(case: Case, loop: Link) -> int:
     return max(waiting, default=-1)
 
 
-def _cycle(case: Case, chain: Chain) -> Judgement | None:
+def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
     ring = [case.name(link.pid) for link in chain.links[chain.back :]]
@@ -98,7 +100,7 @@ def _cycle(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _stopped(case: Case, chain: Chain) -> Judgement | None:
+def _stopped(case: RunFacts, chain: Chain) -> Judgement | None:
     kind, pid = chain.end.wait.kind, chain.end.pid
     if kind is Blocked.TRACED:
         tracer = case.processes[pid].tracer
@@ -114,7 +116,7 @@ def _stopped(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _uninterruptible(case: Case, chain: Chain) -> Judgement | None:
+def _uninterruptible(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.UNINTERRUPTIBLE:
         return None
     return Judgement(
@@ -124,7 +126,7 @@ def _uninterruptible(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _keeps_the_gil(case: Case, chain: Chain) -> Judgement | None:
+def _keeps_the_gil(case: RunFacts, chain: Chain) -> Judgement | None:
     """Threads of the process ask for the interpreter's lock in vain while another one sleeps, or computes in C."""
     pid = chain.end.pid
     starved = gil_starved(case, pid)
@@ -151,7 +153,7 @@ def _keeps_the_gil(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _no_cpu(case: Case, chain: Chain) -> Judgement | None:
+def _no_cpu(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.READY:
         return None
     process = case.processes[chain.end.pid]
@@ -166,7 +168,7 @@ def _no_cpu(case: Case, chain: Chain) -> Judgement | None:
 
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
-def _file_lock(case: Case, chain: Chain) -> Judgement | None:
+def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     locked = next((link for link in chain.links if link.wait.kind is Blocked.FILE_LOCK), None)
     if locked is None or (locked is not end and end.wait.kind is Blocked.FILE_LOCK):
@@ -188,7 +190,7 @@ def _file_lock(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _mutex(case: Case, chain: Chain) -> Judgement | None:
+def _mutex(case: RunFacts, chain: Chain) -> Judgement | None:
     """A mutex of glibc, in a library: it names its owner."""
     end = chain.end
     if end.wait.kind is not Blocked.MUTEX:
@@ -212,7 +214,7 @@ _AFTER_FORK: Final = (
 _WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|acquire_for_wait|put|_recv)$")
 
 
-def _blocked_in_python(case: Case, chain: Chain) -> tuple[Link, str] | None:
+def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
     """The chain's end if it waits for something of its own process, with the waiting function of the library."""
     end = chain.end
     if end.wait.kind is not Blocked.FUTEX or end.wait.bounded or not end.place.inside:
@@ -227,7 +229,7 @@ def _blocked_in_python(case: Case, chain: Chain) -> tuple[Link, str] | None:
     return end, waiting
 
 
-def _barrier(case: Case, chain: Chain) -> Judgement | None:
+def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
     """A barrier: it waits for a number of threads or processes, and says nothing of which."""
     end = chain.end
     frames = [f for f in end.place.inside if re.search(r"\bBarrier\b", f.function) and f.file.endswith("threading.py")]
@@ -257,7 +259,7 @@ def _barrier(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _collective(case: Case, chain: Chain) -> Judgement | None:
+def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     name = collective(end.place)
     if not name:
@@ -271,7 +273,7 @@ def _collective(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _thread_is_missing(case: Case, chain: Chain) -> Judgement | None:
+def _thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
     found = _blocked_in_python(case, chain)
     if found is None or not found[1]:
@@ -298,11 +300,11 @@ def _thread_is_missing(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _loop_tid(case: Case, pid: int) -> int:
+def _loop_tid(case: RunFacts, pid: int) -> int:
     return next((loop.tid for loop in case.loops if loop.pid == pid), pid)
 
 
-def _nobody_answers(case: Case, chain: Chain) -> Judgement | None:
+def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
     found = _blocked_in_python(case, chain)
     if found is None or not found[1]:
@@ -330,7 +332,7 @@ def _nobody_answers(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _lock(case: Case, chain: Chain) -> Judgement | None:
+def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     """A lock of Python's: it has no owner, so what else runs in the process decides."""
     found = _blocked_in_python(case, chain)
     if found is None or found[1]:
@@ -378,7 +380,7 @@ def _lock(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _semaphore(case: Case, chain: Chain) -> Judgement | None:
+def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
     """multiprocessing's locks, semaphores and conditions: shared, and without an owner."""
     end = chain.end
     if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
@@ -415,6 +417,13 @@ def _semaphore(case: Case, chain: Chain) -> Judgement | None:
             Sure.POSSIBLE, tuple(facts), ("a permit was never given back",),
             "see whether that process is inside of the lock",
         )  # fmt: skip
+    unseen = [pid for pid in sharers if not case.place(pid, pid).seen]
+    if unseen:
+        return Judgement(
+            HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, tuple(facts),
+            ("another of these processes holds it", "a permit was never given back"),
+            "install py-spy: the stacks of the processes that share it say which of them is inside of it",
+        )  # fmt: skip
     idle = listed([case.name(pid) for pid in sharers if pid not in same])
     if idle:
         facts.append(EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"))
@@ -426,19 +435,19 @@ def _semaphore(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _in_users_code(case: Case, pid: int) -> bool:
+def _in_users_code(case: RunFacts, pid: int) -> bool:
     steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
     return bool(steps & {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.INIT, LoaderStep.OPEN})
 
 
-def _waits_for_same(case: Case, pid: int, target: str) -> bool:
+def _waits_for_same(case: RunFacts, pid: int, target: str) -> bool:
     return any(
         (wait := case.wait(pid, t.tid)) is not None and wait.target == target for t in case.processes[pid].threads
     )
 
 
 # --- Pipes, sockets, files, children ----------------------------------------------------------------------------------
-def _child(case: Case, chain: Chain) -> Judgement | None:
+def _child(case: RunFacts, chain: Chain) -> Judgement | None:
     waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
     if waiter is None or (waiter.pid == chain.end.pid and waiter is not chain.end):
         return None
@@ -458,7 +467,7 @@ def _child(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _pipe(case: Case, chain: Chain) -> Judgement | None:
+def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
     link = chain.end
     full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
     if full is not None:
@@ -490,7 +499,7 @@ _READ_IT: Final = "read the other end while it is written (communicate(), a thre
 _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
 
 
-def _reads_users_pipe(case: Case, link: Link) -> bool:
+def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
     if link.wait.kind is not Blocked.PIPE_READ:
         return False
     return (
@@ -500,7 +509,7 @@ def _reads_users_pipe(case: Case, link: Link) -> bool:
     )
 
 
-def _fifo(case: Case, chain: Chain) -> Judgement | None:
+def _fifo(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.FIFO:
         return None
     return Judgement(
@@ -510,7 +519,7 @@ def _fifo(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _socket(case: Case, chain: Chain) -> Judgement | None:
+def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.SOCKET:
         return None
@@ -524,7 +533,7 @@ def _socket(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _terminal(case: Case, chain: Chain) -> Judgement | None:
+def _terminal(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.TERMINAL:
         return None
     return Judgement(
@@ -532,13 +541,13 @@ def _terminal(case: Case, chain: Chain) -> Judgement | None:
     )
 
 
-def _signal(case: Case, chain: Chain) -> Judgement | None:
+def _signal(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.SIGNAL:
         return None
     return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}", fix="send it, or don't wait for it in a dataset")
 
 
-def _file(case: Case, chain: Chain) -> Judgement | None:
+def _file(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.FILE:
         return None
     return Judgement(
@@ -549,7 +558,7 @@ def _file(case: Case, chain: Chain) -> Judgement | None:
 
 
 # --- What moves by itself ---------------------------------------------------------------------------------------------
-def _sleeps(case: Case, chain: Chain) -> Judgement | None:
+def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.SLEEPS:
         return None
@@ -561,7 +570,7 @@ def _sleeps(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _computes(case: Case, chain: Chain) -> Judgement | None:
+def _computes(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.COMPUTES:
         return None
@@ -576,20 +585,20 @@ def _computes(case: Case, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _thread(case: Case, chain: Chain) -> Judgement | None:
+def _thread(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if len(chain.links) < 2 or chain.links[-2].pid != end.pid or not end.by.startswith("is the thread"):
         return None
     return Judgement(HangCause.THREAD, f"is {end.wait.words}", Sure.LIKELY, fix="give join() a timeout; end the thread")
 
 
-def _moves(case: Case, chain: Chain) -> Judgement | None:
+def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.MOVES:
         return None
     return Judgement(HangCause.NONE, f"is {chain.end.wait.words}", moves=True)
 
 
-def _unknown(case: Case, chain: Chain) -> Judgement | None:
+def _unknown(case: RunFacts, chain: Chain) -> Judgement | None:
     words = chain.end.wait.words
     seen = "" if chain.end.place.seen else "; without its Python stack the cause is not known"
     return Judgement(
@@ -629,7 +638,7 @@ RULES: Final = (
 """The first that applies names the cause. What holds whatever the code is comes first."""
 
 
-def judged(case: Case, chain: Chain) -> Judgement:
+def judged(case: RunFacts, chain: Chain) -> Judgement:
     """What the first rule that applies says."""
     return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
 
@@ -640,13 +649,13 @@ def listed(items: list[str], most: int = 4) -> str:
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
-def _state(case: Case, link: Link) -> EvidenceLine:
+def _state(case: RunFacts, link: Link) -> EvidenceLine:
     thread = case.thread(link.pid, link.tid)
     state = thread.state[1] if thread is not None else "?"
     return EvidenceLine(f"its state is {state} at both looks", f"/proc/{link.pid}/stat")
 
 
-def _call(case: Case, link: Link) -> str:
+def _call(case: RunFacts, link: Link) -> str:
     thread = case.thread(link.pid, link.tid)
     if thread is None:
         return f"process {link.pid}"
@@ -654,6 +663,6 @@ def _call(case: Case, link: Link) -> str:
     return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
 
 
-def _doing(case: Case, pid: int) -> str:
+def _doing(case: RunFacts, pid: int) -> str:
     place = case.place(pid, pid)
     return spot(place) or in_library(place) or place.step.value

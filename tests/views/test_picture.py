@@ -138,7 +138,7 @@ def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
         assert opacity[-1] < 0.2
     said = {text.strip() for text in texts(figure)}
     assert {"fetch 9: did not end", "wait for task 9: did not end"} <= said
-    assert any(text.startswith("sample 38: did not end") for text in said)
+    assert any(text.startswith("sample 38: did not end") for text in said)  # with its length: the headline is about it
     assert "no end recorded" in said
 
 

@@ -1,0 +1,43 @@
+"""What the doctor says of a hang whose evidence is in the trace.
+
+Interface: `second_opinion(trace, told)` -> `Diagnosis`, None if the trace has no evidence of that wait or the doctor
+does not know more than the events tell.
+"""
+
+from __future__ import annotations
+
+from minidl.doctor.case import Told
+from minidl.doctor.diagnose import diagnose
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.evidence.model import EvidenceError, RunEvidence
+from minidl.tracefile.reader import Trace
+
+_EARLY_NS = 1_000_000_000
+"""A look's wait and the trace's may differ by so much: a watchdog reads events once a second."""
+
+
+def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
+    """What a watchdog saw of a wait: the first and the last look at it. Damaged ones are left out."""
+    until = told.since + int(told.seconds * 1e9) + _EARLY_NS
+    found = [one for one in trace.watched.looks if told.since - _EARLY_NS <= one.at <= until]
+    found = [one for one in found if one.stall.pid == told.pid] or found
+    out = []
+    for one in found:
+        try:
+            out.append(one.seen())
+        except EvidenceError:
+            continue
+    return [*out[:1], *out[1:][-1:]]
+
+
+def second_opinion(trace: Trace, told: Told) -> Diagnosis | None:
+    """What the evidence in a trace says of its last wait."""
+    return opinion(recorded_looks(trace, told), told)
+
+
+def opinion(looks: list[RunEvidence], told: Told) -> Diagnosis | None:
+    """What looks at a wait say of it; None if they say no more than the events."""
+    if not looks:
+        return None
+    found = diagnose(looks, told)
+    return found if found.state is State.HUNG and found.cause is not HangCause.UNKNOWN else None
