@@ -165,6 +165,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("target", metavar="DIR|PID", help="a trace's directory, or the id of a process that records one"),
                 _arg("--interval", type=_interval, default=1.0, metavar="S",
                      help="seconds between two updates (default: %(default)s)"),
+                _DATALOADER,
                 _flag("--once", "print the state once and exit"),
             ),
             "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
@@ -218,6 +219,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             commands.replay, "step through a trace, forwards and backwards", f"replay {_RUN} --batch 9",
             (
                 _TRACE,
+                _DATALOADER,
                 _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
                 _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
                 _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
@@ -257,6 +259,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a joined trace, or the traces of the ranks, or their directory"),
+                _DATALOADER,
                 _flag("--json", "print the report as JSON"),
             ),
         ),
@@ -265,6 +268,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
                 _arg("b", type=Path, metavar="B", help="the later trace"),
+                _DATALOADER,
                 _flag("--workers", "also compare the stages of each worker"),
                 _flag("--force", "compare even if the datasets or batch sizes differ"),
             ),
@@ -329,6 +333,20 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
+            ),
+        ),
+        Command(
+            commands.faults, "inject faults at every step of the protocol; exit code 1 if the loader fails one",
+            "faults 'in write, SIGKILL' 'spawn, pin'",
+            (
+                _arg("patterns", nargs="*", metavar="PATTERN",
+                     help="only cells whose name holds this, which may have * (default: all, about ten minutes)"),
+                _flag("--list", "list the cells, with what must follow, and exit"),
+                _arg("--jobs", type=_positive, default=2, metavar="N",
+                     help="run N cells at a time (default: %(default)s)"),
+                _arg("--transport", choices=("file_descriptor", "file_system"), default="file_descriptor",
+                     help="torch's sharing strategy, by which memory crosses (default: %(default)s)"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
             ),
         ),
         Command(

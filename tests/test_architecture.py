@@ -23,7 +23,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues"),
+    ("transport", "tensors message queues arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -36,8 +36,8 @@ ORDER = (
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
-        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared sampling device_clock "
+        "spans decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
         "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
@@ -61,7 +61,7 @@ ORDER = (
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
-    ("faults", "program matrix __main__"),
+    ("faults", "cells program runner __init__"),
     ("lab", "case"),
     (
         "lab.cases",
@@ -235,7 +235,7 @@ OTHER_TESTS = {
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
-    "notebooks": "course exercises notebooks",
+    "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -24,13 +25,14 @@ import numpy as np
 
 from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
-from minidl.analysis.verdict import Bound, verdict
+from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
 from minidl.doctor.diagnosis import Diagnosis
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Ending, Message, Outcome
+from minidl.tracefile.loaders import NamedLoader, dataloaders
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
@@ -42,6 +44,9 @@ LONG: Final = 5_000_000_000
 
 SUDDEN: Final = 1_000_000_000
 """ns of waiting from which on it is a hang if it is ten times the longest of the run."""
+
+MOST_SUMMED: Final = 20
+"""Iterators of one DataLoader that are judged together: those that were waited for longest."""
 
 LONGEST: Final = 170
 """Characters of a sentence: it is a title."""
@@ -588,17 +593,28 @@ class _Inquiry:
         return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
 
     def _judged(self) -> Headline:
-        """What bounds the loader that was waited for longest."""
+        """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
         waits = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
         numbers = [int(number) for number in np.unique(self.events["loader"]) if number]
         if not numbers:
             return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
-        number = max(numbers, key=lambda one: (total(waits[waits["loader"] == one]), -one))
-        found = verdict(self.trace, number, self.spans)
+        waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
+        named = dataloaders(self.trace)
+        groups = {one.name: [n for n in one.iterators if n in waited] for one in named if _is_known(self.trace, one)}
+        single = set(numbers) - {number for group in groups.values() for number in group}
+        groups |= {f"iterator {number}": [number] for number in sorted(single)}
+        name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
+        group.sort(key=lambda number: (-waited[number], number))
+        number = group[0]
+        together = summed(self.trace, group[:MOST_SUMMED], self.spans) if len(group) > 1 else None
+        found = together or verdict(self.trace, number, self.spans)
         said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
         evidence = (*([rest] if rest else []), *found.evidence)
-        if len(numbers) > 1:
-            evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
+        if len(groups) > 1:
+            kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
+            evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
+            line = str(self.trace.loaders.get(number, {}).get("made_at") or "")
+            said = f"{PurePath(line).name} is {said}" if line and found.kind.value in said else said
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
@@ -692,6 +708,12 @@ class _Inquiry:
     def _epoch(self, loader: int, time: int) -> int:
         begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
         return int(begun["x"][-1]) if len(begun) else -1
+
+
+def _is_known(trace: Trace, one: NamedLoader) -> bool:
+    """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
+    there = np.isin(one.iterators, trace.events["loader"]).any()
+    return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, first_look, many_workers, one_page, shutdown
+from course import checkpointing, first_look, many_workers, one_page, shutdown, tensors
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import FETCH, SAMPLE
@@ -183,6 +184,12 @@ PURE: list[Case] = [
 ]  # fmt: skip
 
 LIVE: list[Case] = [
+    (tensors.packed, list, "each tensor of a batch gets a segment"),
+    (tensors.packed, lambda samples: (pad_sequence(samples), torch.tensor([len(s) for s in samples])), "Padding"),
+    (tensors.packed, lambda samples: (torch.cat(samples), torch.arange(len(samples))), "the lengths are"),
+    (tensors.small, tensors.unchanged, "640,000 bytes of shared memory"),
+    (tensors.small, torch.Tensor.contiguous, "contiguous already"),
+    (tensors.small, lambda row: row[:10].clone(), "other numbers"),
     (first_look.wasteful, minidl.default_collate, "the shortcut is still taken"),
     (first_look.wasteful, lambda samples: torch.stack([image for image, _ in samples]), "(images, labels)"),
     (first_look.wasteful, unlike, "Your code has raised TypeError"),

@@ -32,6 +32,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "owner": (1, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
         "last_batch": (False, "yes"),
     },
+    "06_tensors": {
+        "message_size": ("hardly any", 4_000_000), "moved": (True, "no"), "copier": ("feeder", "put"),
+        "segments": (3, 4), "view": ("640,000 bytes", 40_000), "copies": ("one", 2),
+    },
     "08_shutdown": {
         "first_told": ("the pin thread", "workers"), "sentinels": (5, 4), "unyielded": (8, 0),
         "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "hang"), "watchdog": ("orphans", "late")},
