@@ -61,14 +61,14 @@ TABLE: Final = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramEnd:
     """How a program ended: "well", "bad: ...", HANGS or ORPHANS; and how many seconds that took."""
 
     what: str
     seconds: float
 
 
-def outcome(program: str, guard: str = "", trace: Path | None = None) -> Outcome:
+def outcome(program: str, guard: str = "", trace: Path | None = None) -> ProgramEnd:
     """Run a program, without a guard if one is named; nothing that it has started is left afterwards.
 
     trace: record it there.
@@ -89,13 +89,13 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Outcome
         try:
             child.wait(patience)
         except subprocess.TimeoutExpired:
-            return Outcome(HANGS, time.monotonic() - began)
+            return ProgramEnd(HANGS, time.monotonic() - began)
         said = (said + _read(child, 0)).strip()
         if child.returncode == -signal.SIGKILL:
             said = "well" if _gone(pids, patience) else ORPHANS
         elif child.returncode:
             said = f"bad: exit code {child.returncode}, {said}"
-        return Outcome(said, time.monotonic() - began)
+        return ProgramEnd(said, time.monotonic() - began)
     finally:
         for pid in (child.pid, *pids):
             _kill(pid)

@@ -43,7 +43,7 @@ class Numbers:
         return index
 
 
-class Stream(torch.utils.data.IterableDataset[Any]):
+class SharedStream(torch.utils.data.IterableDataset[Any]):
     """torch's kind of stream: each worker serves its share of range(n)."""
 
     def __init__(self, n: int) -> None:

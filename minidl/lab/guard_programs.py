@@ -138,7 +138,7 @@ def closes() -> None:
 
 def ends_streams() -> None:
     intervals(2.0, kept=60.0)
-    iterator = start(faulty.Stream(3))
+    iterator = start(faulty.SharedStream(3))
     list(iterator)
     waits(iterator)
     iterator.close()

@@ -27,12 +27,14 @@ from minidl.device import sim
 from minidl.lab.faulty import (
     At,
     Numbers,
-    Stream,
     chances,
     hang,
     kill_myself,
     worker,
     worker_spec,
+)
+from minidl.lab.faulty import (
+    SharedStream as Stream,
 )
 
 
