@@ -40,7 +40,7 @@ def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosi
 
 def _vague(one: Diagnosis) -> int:
     """Verdicts that name an end come before those that only name a wait for others."""
-    return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN, HangCause.THREAD))
+    return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN))
 
 
 def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
@@ -53,14 +53,14 @@ def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
     end = chain.end
     return Diagnosis(
         state=state,
-        cause=found.cause if state is not State.MOVES else HangCause.NONE,
+        cause=found.cause if state is not State.MOVES or found.cause is HangCause.NO_CPU else HangCause.NONE,
         sentence=sentence,
         chain=tuple(_link_words(case, chain, i) for i in range(len(chain.links))),
         evidence=(*_facts(case, chain), *found.facts, *_told_facts(case), *_resources(case, end)),
         sure=found.sure,
         also=found.also if state is not State.MOVES else (),
         next_step=_next_step(case, chain, state),
-        fix="" if state is State.MOVES else found.fix,
+        fix="" if state is State.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
         who=_who(case, end),
         where=_where(case, end),
     )
@@ -84,7 +84,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MOVES
     if told is not None and told.hung:
         return State.HUNG
-    thread = case.thread(end.pid, end.tid)
+    ring = chain.links[chain.back :] if chain.cycle else (end,)
+    threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
+    thread = max(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:
         return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG

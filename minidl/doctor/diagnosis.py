@@ -54,7 +54,6 @@ class HangCause(enum.Enum):
     SELF_LOCK = "lock-held-by-itself"
     MISSING_THREAD = "thread-missing-after-fork"
     NOBODY = "nobody-answers"
-    THREAD = "waits-for-thread"
     CYCLE = "cycle"
     BARRIER = "barrier"
     COLLECTIVE = "collective"
