@@ -69,10 +69,11 @@ def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
 def _no_loop(case: RunFacts) -> Diagnosis:
     process = case.processes.get(case.now.main)
     if process is None or process.ended:
-        return Diagnosis(
-            State.DIED, HangCause.DIED, f"died: process {case.now.main} has ended", sure=Sure.CERTAIN,
-            evidence=(EvidenceLine("there is no such process, or it is a zombie", "/proc"),),
-        )  # fmt: skip
+        said = f"process {case.now.main} has ended"
+        if process is None or process.exit_code in (0, -1):
+            return Diagnosis(State.ENDED, HangCause.NONE, f"ended: {said}", sure=Sure.CERTAIN)
+        how = _exit(process.exit_code)
+        return Diagnosis(State.DIED, HangCause.DIED, f"died: {said}: {how}", sure=Sure.CERTAIN)
     said = f"unknown: process {process.pid} has no loop over a loader that could be seen"
     return Diagnosis(State.UNKNOWN, HangCause.UNKNOWN, said, not_seen=_not_seen(case))
 
@@ -80,7 +81,8 @@ def _no_loop(case: RunFacts) -> Diagnosis:
 # --- How it stands ----------------------------------------------------------------------------------------------------
 def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
-    if _moved(case, chain) or (found.moves and not _stays(case, end)):
+    waits_for_cpu = found.cause is HangCause.NO_CPU
+    if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
     if told is not None and told.hung:
         return State.HUNG
@@ -216,7 +218,8 @@ def _place(case: RunFacts, link: Link) -> str:
         words = told.step
     idle = _asleep_for(case, link)
     said = f" {words}" if words else ""
-    said += f" ({at})" if at and place.step not in (LoaderStep.NEXT, LoaderStep.IDLE) else ""
+    polls = place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not place.interrupted
+    said += f" ({at})" if at and not polls else ""
     return f"{said}{idle}" if said else ""
 
 

@@ -24,6 +24,7 @@ class State(enum.Enum):
     SLOW = "slow"
     FINE = "fine"
     CUT = "cut"
+    ENDED = "ended"
     UNKNOWN = "unknown"
 
 

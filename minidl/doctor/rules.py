@@ -17,7 +17,7 @@ from typing import Final
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, collective, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
-from minidl.doctor.places import LoaderStep, library
+from minidl.doctor.places import AT_HOME, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
 from minidl.evidence.model import Frame
 
@@ -520,7 +520,7 @@ _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a for
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
-    if link.wait.kind is not Blocked.PIPE_READ:
+    if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
         return False
     return (
         link.place.step not in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)

@@ -28,6 +28,7 @@ from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
 from minidl.evidence.model import Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
 
+OPENS = Syscall("openat", "opens /data/a.fifo")
 FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
 IDLE = worker(0, step="idle")
 
@@ -106,8 +107,8 @@ WAIT = library("Condition.wait", source="waiter.acquire()")
          "waiting for room in pipe 80"),
         ((user("os.read(r, 1)"),), Syscall("read", "", (6,), (6,)), {}, HangCause.PIPE_EMPTY,
          "waiting for data in pipe 60"),
-        ((user("open(path)"),), Syscall("openat", "opens /data/a.fifo"), {"wchan": "wait_for_partner"},
-         HangCause.FIFO, "opening /data/a.fifo, a FIFO whose other end nobody has opened"),
+        ((user("open(path)"),), OPENS, {"wchan": "wait_for_partner"}, HangCause.FIFO,
+         "opening /data/a.fifo, a FIFO whose other end nobody has opened"),
         ((user("input()"),), Syscall("read", "", (10,), (10,)), {}, HangCause.TERMINAL, "waiting for input at /dev/pts/3"),
         ((user("signal.pause()"),), Syscall("pause"), {}, HangCause.SIGNAL, "waiting for a signal"),
         ((user("f.read()"),), Syscall("read", "", (11,), (11,)), {}, HangCause.FILE, "in read of /data/a.bin"),
@@ -178,6 +179,24 @@ def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
     said = found(loop(stack=stack, call=SLEEPS), IDLE)
     assert "in a signal handler or finalizer" in said.sentence
     assert said.where["step"] == "signal-handler"
+
+
+def test_a_signal_handler_that_interrupts_the_users_code_has_a_frame_as_its_argument() -> None:
+    stack = (user("with lock:", "save"), user("save()", "handler", signum="10", _="<frame at 0x77>"), MAIN_OF)
+    said = found(loop(stack=stack, call=LOCKED), IDLE)
+    assert (said.cause, said.where["step"]) == (HangCause.SELF_LOCK, "signal-handler")
+
+
+def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
+    join = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1650, {}, "w.join(timeout=5)")
+    ended = Descriptor(3, "pipe", "pipe:[600]", 600, mode="r")
+    sentinel = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
+    said = found(
+        loop(stack=(join, MAIN_OF), descriptors=(ended,)),
+        worker(0, user("sleep"), call=SLEEPS, descriptors=(sentinel,)),
+    )
+    assert said.cause is HangCause.SLEEP
+    assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
 
 
 def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
@@ -285,8 +304,10 @@ def test_without_ptrace_the_kernels_function_tells() -> None:
     assert "asleep (the kernel's hrtimer_nanosleep)" in said.sentence
 
 
-def test_a_process_that_is_gone_is_said_to_have_ended() -> None:
-    assert diagnose([look()]).state is State.DIED
+def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
+    assert diagnose([look()]).state is State.ENDED
+    zombie = process(LOOP, 1, thread(LOOP, None, None, state="Z"), ended=True, exit_code=9)
+    assert diagnose([look(zombie)]).sentence == "died: process 100 has ended: signal 9"
 
 
 def test_a_program_without_a_loader_gets_no_verdict_on_one() -> None:
