@@ -23,7 +23,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues arena arena_queue"),
+    ("transport", "tensors message queues arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -61,7 +61,7 @@ ORDER = (
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
-    ("faults", "program matrix __main__"),
+    ("faults", "cells program runner __init__"),
     ("lab", "case"),
     (
         "lab.cases",
