@@ -336,6 +336,20 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
+            commands.faults, "inject faults at every step of the protocol; exit code 1 if the loader fails one",
+            "faults 'in write, SIGKILL' 'spawn, pin'",
+            (
+                _arg("patterns", nargs="*", metavar="PATTERN",
+                     help="only cells whose name holds this, which may have * (default: all, about ten minutes)"),
+                _flag("--list", "list the cells, with what must follow, and exit"),
+                _arg("--jobs", type=_positive, default=2, metavar="N",
+                     help="run N cells at a time (default: %(default)s)"),
+                _arg("--transport", choices=("file_descriptor", "file_system"), default="file_descriptor",
+                     help="torch's sharing strategy, by which memory crosses (default: %(default)s)"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
+            ),
+        ),
+        Command(
             commands.lab, "run failures of the field as programs, and score the doctor on them", "lab sample_stuck",
             (
                 _arg("case", nargs="?", metavar="CASE", help="run this one and ask the doctor (default: list all)"),

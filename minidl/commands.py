@@ -420,6 +420,13 @@ def explore(arguments: Namespace) -> int:
         return run(arguments)
 
 
+def faults(arguments: Namespace) -> int:
+    from minidl.faults import run
+
+    with _prefixed("faults", ValueError):
+        return run(arguments)
+
+
 def lab(arguments: Namespace) -> int:
     from minidl.lab import run
 
