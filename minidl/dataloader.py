@@ -65,6 +65,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     state_every (not torch's): workers send the state of a dataset that has one along with every so many batches, so
     that `load_state_dict` makes a worker fetch and drop fewer than these; None: never, and it drops all before.
 
+    transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
+    is used again (see `transport.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
+
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
     torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
     resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
@@ -105,6 +108,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         state_every: int | None = None,
+        transport: str | None = None,
     ) -> None:
         _refuse_datapipes(dataset)
         self.num_workers = num_workers
@@ -116,6 +120,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.worker_init_fn = worker_init_fn
         self.multiprocessing_context = multiprocessing_context
         self.in_order = in_order
+        self.transport = _checked_transport(transport)
         # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
         self._dataset_kind = _kind_of(dataset, shuffle, sampler, batch_sampler)
         batch_size, drop_last = _checked_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
@@ -163,6 +168,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             return self._get_iterator()
         if self._given is not None and self._iterator is not None:
             self._iterator.close()  # its workers are where they are: others begin where the state says
+        if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
             self._iterator = None
         if self._iterator is None:
             self._iterator = self._get_iterator()
@@ -345,6 +351,17 @@ def _checked_prefetch_factor(
     if persistent_workers and num_workers == 0:
         raise ValueError("persistent_workers option needs num_workers > 0")
     return prefetch_factor
+
+
+TRANSPORTS = ("upstream", "arena")
+
+
+def _checked_transport(transport: str | None) -> str:
+    name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
+    if name not in TRANSPORTS:
+        source = "" if transport else " (from MINIDL_TRANSPORT)"
+        raise ValueError(f"transport={name!r}{source}: give one of {', '.join(map(repr, TRANSPORTS))}")
+    return name
 
 
 def _checked_state_every(state_every: int | None) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from minidl.fetch import Progress, Unwatched
 from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
+from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.queues import BoundedQueue, ReadyQueue, SharedFlag
 
@@ -91,6 +92,10 @@ class Ports:
     def queue(self, which: WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
         """Make a queue between processes in a multiprocessing context; "ready" is local."""
         return ReadyQueue() if which == "ready" else BoundedQueue(context)
+
+    def arena_queue(self, num_workers: int, done_event: Any) -> Any:
+        """Make the result queue of the transport "arena"; done_event: the workers'."""
+        return ArenaQueue(num_workers, done_event)
 
     def done_event(self, which: WhichDoneEvent) -> Any:
         """A done event, shared with the processes or the thread that it is for."""

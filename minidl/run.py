@@ -44,7 +44,7 @@ from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
-from minidl.record.shared import write_program_end
+from minidl.record.shared import write_program_end, write_uncaught
 from minidl.tracefile.ranks import lacking, words_of
 
 
@@ -251,9 +251,10 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """Print an exception as the interpreter does, without this module's frames."""
+    """Record an exception, and print it as the interpreter does, without this module's frames."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    write_uncaught(error.with_traceback(frames))
+    sys.excepthook(type(error), error, frames)
 
 
 def free_directory(parent: Path, name: str) -> Path:

@@ -23,7 +23,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues"),
+    ("transport", "tensors message queues arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -36,8 +36,8 @@ ORDER = (
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog group functions indices fetching shared sampling device_clock spans "
-        "decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
+        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared sampling device_clock "
+        "spans decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
         "observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
@@ -61,7 +61,21 @@ ORDER = (
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
-    ("faults", "program matrix __main__"),
+    ("faults", "cells program runner __init__"),
+    ("lab", "case"),
+    (
+        "lab.cases",
+        "accelerator_in_a_fork barrier_of_workers bounded_queue_of_workers cache_server_gone collate_stuck "
+        "decoder_program evaluation exit_handler finalizer_after_fork heavy_augmentation import_in_a_spawned_worker "
+        "killed_with_its_group loader_in_a_worker lock_held_at_fork lock_of_a_dead_process lock_of_the_main_process "
+        "lock_order long_preparation one_cpu one_slow_sample openmp_after_fork out_of_descriptors "
+        "permits_of_two_loaders pickling_stuck queue_of_the_loop rank_waits_for_rank ranks_of_unequal_length "
+        "regular_expression result_not_picklable retries_for_ever sample_raises sample_stuck sampler_stuck "
+        "shared_memory_full signal_handler slow_goodbye slow_import slow_step slow_storage stale_lock_file "
+        "stalled_download stream_lock_after_fork stream_without_end taking_turns threads_lost_at_fork torn_message "
+        "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
+    ),
+    ("lab", "table runner score __init__"),
     ("", "commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
@@ -96,6 +110,7 @@ NOT_LOADED = {
     "faults",
     "watch",
     "companion",
+    "lab",
 }
 """Folders that a program without a trace does not load."""
 
@@ -154,7 +169,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_class_name_is_defined_twice() -> None:
-    doubles = {name: sorted(where) for name, where in structure.classes(PACKAGE).items() if len(where) > 1}
+    shared = {
+        name: sorted(module for module in where if not module.startswith("lab.cases."))  # each is a program by itself
+        for name, where in structure.classes(PACKAGE).items()
+    }
+    doubles = {name: where for name, where in shared.items() if len(where) > 1}
     new = {name: where for name, where in doubles.items() if not set(where) <= set(KNOWN_DOUBLE.get(name, []))}
     assert not new, f"class names with several definitions; rename or merge: {new}"
     stale = {name: where for name, where in KNOWN_DOUBLE.items() if doubles.get(name) != where}
@@ -216,7 +235,7 @@ OTHER_TESTS = {
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
-    "notebooks": "course exercises notebooks",
+    "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

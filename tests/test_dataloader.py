@@ -132,11 +132,12 @@ NAMES = (
 
 
 def test_the_signature_is_torchs() -> None:
-    """But for `state_every`, which comes after it."""
+    """But for `state_every` and `transport`, which come after it."""
     ours, theirs = (inspect.signature(lib.DataLoader.__init__).parameters for lib in (minidl, TORCH))
-    own = inspect.Parameter("state_every", inspect.Parameter.KEYWORD_ONLY, default=None)
+    names = "state_every", "transport"
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-        (p.name, p.kind, p.default) for p in (*theirs.values(), own)
+        (p.name, p.kind, p.default) for p in (*theirs.values(), *own)
     ]
 
 

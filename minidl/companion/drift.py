@@ -107,16 +107,21 @@ def counts() -> dict[str, int]:
 
 
 def moved(torch: Path) -> Iterator[str]:
-    """Yield a line for each function of the rows that another torch has elsewhere, or not at all, and for each claim
-    of a drift that does not hold there. torch: the folder "torch" of an unpacked wheel or of a checkout.
+    """Yield a line for each function of the rows that another torch has elsewhere, otherwise, or not at all; then for
+    each claim of a drift that does not hold there; last, how many. torch: the folder of an unpacked wheel.
     """
-    for reference in dict.fromkeys(each for entry in entries().values() for each in entry.upstream):
+    counted = {"the same": 0, "changed": 0, "gone": 0}
+    references = list(dict.fromkeys(each for entry in entries().values() for each in entry.upstream))
+    for reference in references:
         here, there = places(reference, "torch"), places(reference, "torch", torch)
-        if [(p.first, p.last) for p in here] != [(p.first, p.last) for p in there]:
-            lines = ", ".join(f"{p.first}-{p.last}" for p in here) or "nowhere"
-            now = ", ".join(f"{p.first}-{p.last}" for p in there) or "gone"
-            yield f"{reference}: lines {lines} in the installed torch, {now} there"
-    for drift in drifts():
-        for finding in drift.findings(torch):
-            if not finding.holds:
-                yield f"drift {drift.name}: does not hold there: {finding.claim}"
+        if [(p.first, p.last, p.text) for p in here] == [(p.first, p.last, p.text) for p in there]:
+            continue
+        what = "gone" if not there else "the same" if [p.text for p in here] == [p.text for p in there] else "changed"
+        counted[what] += 1
+        lines, now = (", ".join(f"{p.first}-{p.last}" for p in found) or "nowhere" for found in (here, there))
+        yield f"{reference}: lines {lines} in the installed torch, {now} there: {what}"
+    broken = [(d.name, finding.claim) for d in drifts() for finding in d.findings(torch) if not finding.holds]
+    yield from (f"drift {name}: does not hold there: {claim}" for name, claim in broken)
+    if broken or any(counted.values()):
+        parts = ", ".join(f"{number} {what}" for what, number in counted.items())
+        yield f"of {len(references)} functions: {parts}; of {len(drifts())} drifts, {len(dict(broken))} fail"

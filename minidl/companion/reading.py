@@ -4,7 +4,7 @@ Interface: `stops()`, in their order; `note()` -> its parts by name, in the orde
 
 The path is in `path.ini`: a stop has `minutes`, `ours`, `upstream`, `moments`, and in "en", "ru", "zh" the question
 that it answers as the heading, and how to read it as the text. The note is in `note.ini`: each part is about one way to
-fail, with `guards` (see `explore.guards`) and `diagrams` (files of `minidl/diagrams`).
+fail, with `guards` (see `explore.guards`), `diagrams` (files of `minidl/diagrams`) and `moments`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class NotePart:
     words: Translated
     guards: tuple[str, ...]
     diagrams: tuple[str, ...]
+    moments: tuple[str, ...]
 
 
 @functools.cache
@@ -62,6 +63,6 @@ def stops() -> tuple[PathStop, ...]:
 def note() -> Mapping[str, NotePart]:
     """Return the parts of the note."""
     return {
-        name: NotePart(Translated.of(fields), listed(fields, "guards"), listed(fields, "diagrams"))
+        name: NotePart(Translated.of(fields), *(listed(fields, each) for each in ("guards", "diagrams", "moments")))
         for name, fields in read("note.ini").items()
     }

@@ -6,6 +6,7 @@ before a put and after a get.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -202,6 +203,11 @@ class TracedQueue(Proxy):
 
         return _recv_bytes
 
+    def writer(self, worker_id: int) -> TracedQueue:
+        """What a worker writes to, traced."""
+        inner = self.inner.writer(worker_id)
+        return self if inner is self.inner else type(self)(self.shared, inner)
+
     def put(self, message: Any) -> None:
         if self._hooked_in is not _this_process:
             self._hook()
@@ -345,6 +351,8 @@ class TracedProcess(Proxy):
         self.gone = False
 
     def start(self) -> None:
+        chosen = getattr(self.inner, "_start_method", None)  # None: the program's default
+        self.shared.describe_start(chosen or multiprocessing.get_start_method(), self.worker_id)
         with spanned(self.shared.emit, ev.WORKER_START, -1, self.worker_id) as end:
             self.inner.start()
             end.append(self.inner.pid)

@@ -85,6 +85,9 @@ class TracedPorts(Shared, ports.Ports):
         self.pinned |= which == "ready"
         return TRACED_QUEUES[which](self, super().queue(which, context, worker_id), worker_id)
 
+    def arena_queue(self, num_workers: int, done_event: Any) -> Any:
+        return TRACED_QUEUES["result"](self, super().arena_queue(num_workers, done_event))
+
     def done_event(self, which: ports.WhichDoneEvent) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
         return TracedDoneEvent(self, super().done_event(which), numbers[which])

@@ -20,7 +20,7 @@ from minidl.record.cpu_time import choose
 from minidl.record.group import place_in_group
 from minidl.record.ports import TracedPorts
 from minidl.record.recorder import TraceConfig
-from minidl.record.shared import live, number_loader
+from minidl.record.shared import live, number_loader, write_uncaught
 from minidl.tracefile.format import TraceError
 
 
@@ -66,6 +66,10 @@ def trace(
     finalizing = sys.is_finalizing  # at exit, the interpreter may close this when this module's names are gone
     try:
         yield path
+    except BaseException as error:
+        if not finalizing():
+            write_uncaught(error)
+        raise
     finally:
         if not finalizing():
             undo()

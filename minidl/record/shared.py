@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
+import traceback
 import weakref
+from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from minidl.dispatcher import Deliver, Dispatcher
-from minidl.record import recorder, watchdog
+from minidl.record import forks, recorder, watchdog
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import TraceConfig
@@ -54,6 +58,7 @@ class Shared:
         self.fetching: TracedProgress | None = None
         self.received = -1
         self.seed = 0
+        self.started: dict[str, Any] = {}  # what this process was like when the last worker was started
 
     def __getstate__(self) -> tuple[TraceConfig, int]:
         return self.config, self.loader
@@ -75,6 +80,14 @@ class Shared:
         watchdog.answer(recording)
         _expect_program_end()
 
+    def describe_start(self, method: str, worker_id: int) -> None:
+        """Describe this process before it starts a worker, if it is not as it was before the one before."""
+        facts = forks.about(method)
+        known = facts | {"threads": [(one["name"], one["tid"]) for one in facts["threads"]]}
+        if known != self.started:
+            self.started = known
+            recorder.start(self.config).describe("start", loader=self.loader, worker=worker_id, **facts)
+
     def describe_seed(self, worker_id: int) -> None:
         """Describe, in a worker, torch's seed as worker_init_fn has left it."""
         recorder.start(self.config).describe("seed", loader=self.loader, worker=worker_id, seed=torch.initial_seed())
@@ -94,10 +107,36 @@ live: weakref.WeakSet[Shared] = weakref.WeakSet()
 """Iterators that this process has made and not let go."""
 
 
+def write_uncaught(error: BaseException | None) -> None:
+    """Write down, if a trace is on, which exception ends the program or the traced block; None = none does.
+
+    at: "file:line function" of its innermost frames, innermost first. Each exception is written once.
+    """
+    recording = recorder.active()
+    if recording is None or error is None or (_uncaught is not None and _uncaught() is error):
+        return
+    _remember(error)
+    frames = traceback.extract_tb(error.__traceback__)[: -_FRAMES - 1 : -1]
+    at = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    text = traceback.format_exception_only(type(error), error)[-1].strip()
+    recording.describe("uncaught", monotonic_ns=time.monotonic_ns(), error=text[:1000], at=at)
+
+
+_FRAMES: Final = 8
+_uncaught: Callable[[], BaseException | None] | None = None
+
+
+def _remember(error: BaseException) -> None:
+    global _uncaught
+    with contextlib.suppress(TypeError):  # some kinds take no weak reference
+        _uncaught = weakref.ref(error)
+
+
 def write_program_end() -> None:
     """Write down, if a trace is on, that the program ends now: the iterators that live are left as they are."""
     recording = recorder.active()
     if recording is not None:
+        write_uncaught(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
         for shared in tuple(live):
             shared.emit_gone()
         recording.describe("program_end", monotonic_ns=time.monotonic_ns())

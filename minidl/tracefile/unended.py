@@ -1,12 +1,14 @@
 """In which step each thread was when the trace, its process or the program ended.
 
-Interface: `open_spans(trace)`, a line for each thread whose span did not end. What a program left as it was when it
+Interface: `open_spans(trace)`, a line for each thread whose span did not end; `how_ended(trace)`, of what ended by an
+error or a signal. What a program left as it was when it
 ended is no such span: `alive_at_end(trace)` has a line for each of those iterators, `left_alive(trace)` their numbers.
 `innermost` and `since` are what the lines are made of, `alive_until` the time up to which each process was seen alive.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,7 +19,7 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import doing, duration, listed
+from minidl.tracefile.words import doing, duration, listed, plain
 
 POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
 """Waits that end with nothing now and then, and begin again."""
@@ -37,12 +39,22 @@ def open_spans(trace: Trace, spans: Rows | None = None, worker: tuple[int, int] 
         if process.whole_until:
             before = duration(last - process.whole_until)
             out.append(f"{process.name} was {doing(row)} when its recording stopped, {before} before that")
+        elif ended and _has_arrived(trace, row):
+            continue  # the process ended before its feeder thread could say that the write has ended
         elif ended:
             out.append(f"{process.name} ended while it was {doing(row)}")
         elif int(row["loader"]) not in alive:
             took = duration(until[int(row["process"])] - since(trace, row))
             out.append(f"{process.name} has been {doing(row)} for {took}")
     return out
+
+
+def _has_arrived(trace: Trace, row: np.void) -> bool:
+    """Whether it is the write of a result that the loader has received."""
+    events = trace.events
+    got = (events["code"] == ev.RESULT_GET[1]) & (events["x"] == Message.RESULT) & (events["time"] >= row["begin"])
+    mine = (events["loader"] == row["loader"]) & (events["task"] == row["task"])
+    return bool(row["code"] == ev.RESULT_WRITE[0] and np.any(got & mine))
 
 
 def left_alive(trace: Trace) -> frozenset[int]:
@@ -65,8 +77,9 @@ def alive_at_end(trace: Trace, spans: Rows | None = None) -> list[str]:
 def alive_until(trace: Trace) -> list[int]:
     """Up to when each process was there, ns: to the trace's end (see `Trace.last`), or its own last event if it ended.
 
-    A process that was killed writes nothing about it: others find it dead some time after its last event. A worker that
-    the loader terminated was there until then.
+    A process that was killed writes nothing about it: others find it dead some time after its last event, and a
+    watchdog (see `watched`) sees when it ends, or that it is there although it emits nothing. A worker that the loader
+    terminated was there until then.
     """
     events = trace.events
     until = [trace.last] * len(trace.processes)
@@ -82,7 +95,36 @@ def alive_until(trace: Trace) -> list[int]:
                 mine = (ended["loader"] == process.loader) & (ended["worker"] == process.worker)
                 mine &= ended["time"] >= process.start_ns
                 until[index] = max([until[index], *ended["time"][mine][:1].tolist()])
+    if not (trace.described("trace_end") or trace.described("program_end")):  # a run that ended lived to its last event
+        seen, dead_at = trace.watched.seen_alive(), {one.pid: one.at for one in trace.watched.ended}
+        for index, process in enumerate(trace.processes):
+            until[index] = dead_at.get(process.pid, max(until[index], seen.get(process.pid, 0)))
     return until
+
+
+def how_ended(trace: Trace) -> list[str]:
+    """In words: the exceptions that ended programs, and the deaths that only the watchdog has seen."""
+    out = []
+    for line in trace.described("uncaught"):
+        at = line.get("at")
+        where = f", at {at[0]}" if isinstance(at, list) and at else ""
+        out.append(plain(f"{trace.processes[line['process']].name} ended with {line.get('error')}{where}"))
+    gone = set(trace.events["x"][trace.events["code"] == ev.WORKER_GONE].tolist())
+    over = {trace.processes[line["process"]].pid for line in trace.described("program_end")}
+    names = {process.pid: process.name for process in trace.processes}
+    for one in trace.watched.ended:
+        if one.pid not in gone | over and one.pid in names:
+            out.append(f"{names[one.pid]} was seen to end{_code_in_words(one.code)}")
+    return out
+
+
+def _code_in_words(code: int | None) -> str:
+    if code is None:
+        return ""
+    if code >= 0:
+        return f" with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f" by {known.get(-code, f'signal {-code}')}"
 
 
 def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:

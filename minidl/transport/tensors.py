@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, process, reduction
 from typing import Any
 
@@ -62,12 +62,28 @@ class TensorPickler(pickle.Pickler):
         self.shared_bytes += storage.nbytes()
         if storage.is_shared():
             return reduce_storage(storage)
+        arena = getattr(_filling, "arena", None)
+        if arena is not None:
+            return arena.reduce(storage)  # type: ignore[no-any-return]
         self.copied_bytes += storage.nbytes()
         return self.copy_storage(storage)
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Reduce a storage whose bytes are not in shared memory yet; this is where the copy happens."""
         return reduce_storage(storage)
+
+
+_filling = threading.local()
+
+
+@contextlib.contextmanager
+def filling(arena: Any) -> Iterator[None]:
+    """In this thread and block, storages that are not in shared memory are put into slabs (see `arena.Arena`)."""
+    _filling.arena = arena
+    try:
+        yield
+    finally:
+        _filling.arena = None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -139,6 +155,19 @@ def remove_unsized(error: BaseException) -> None:
     if found is not None and int(found[2]) == os.getpid():
         with contextlib.suppress(OSError):
             os.unlink(f"/dev/shm/{found[1]}")
+
+
+def remove_segments_of(pids: Collection[int]) -> None:
+    """Remove the segments that have the name of a process of `pids`, which have ended.
+
+    With the strategy `file_descriptor`, a segment has its name only until it is mapped. A process that is terminated in
+    that moment leaves it.
+    """
+    if mp.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
+        for name in os.listdir("/dev/shm"):
+            if name.startswith("torch_") and name.split("_")[1] in map(str, pids):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/dev/shm/{name}")
 
 
 class NotHandedOverError(Exception):

@@ -24,6 +24,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
+from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import POLLED, alive_until, left_alive
 from minidl.views.colours import paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -189,9 +190,12 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
     if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
         column = "task"
-    if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
-        label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
+    if code == ev.EPOCH[0]:
+        first = scene.first_epochs.get(int(span["loader"]))
+        number += first or 0
+        if first is None and len(scene.trace.loaders) > 1:
+            label = f"iterator {span['loader']} epoch"
     before, letter = numbered(code)
     return (f"{label}{before} {number}", f"{letter}{number}") if number >= 0 else (label, "")
 
@@ -277,6 +281,11 @@ class Scene:
     @cached_property
     def headline(self) -> Headline:
         return headline(self.trace, self.spans)
+
+    @cached_property
+    def first_epochs(self) -> dict[int, int]:
+        """See `loaders.first_epochs`."""
+        return first_epochs(self.trace)
 
     @cached_property
     def culprit(self) -> int:
@@ -436,7 +445,7 @@ class _Maker:
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
         last = trace.last - self.start if len(self.events) else 0
-        self.lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        self.lived: Ints = np.minimum(np.array(alive_until(trace), np.int64) - self.start, last)
         goes_on = is_open & (self.lived[self.spans["process"]] >= last)
         margin = max(1, round(last * EDGE)) if goes_on.any() and not trace.seen else 0
         self.edge = min(last + margin, NEVER)

@@ -26,7 +26,7 @@ from minidl.evidence.processes import memory_of
 from minidl.evidence.stacks import Stack, Stacks
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
-ANSWER_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 3.0
 """How long a process may take to answer: one that is stopped, or in an uninterruptible sleep, does not."""
 
 _HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")

@@ -11,6 +11,7 @@ anything but the next second, the end of a process, or a word of the run, and en
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -48,6 +49,18 @@ KILL_SECONDS: Final = 5.0
 _SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
 
 
+def first_look(hang_after: float, longest: float) -> float:
+    """Return after how many seconds a wait is looked at first. longest: of the waits before."""
+    return min(hang_after, max(min(EARLY_SECONDS, hang_after / 4), LONGER * longest))
+
+
+def next_look(hang_after: float, waited: float, looks: int) -> float:
+    """Return after how many seconds of waiting the next look is due: in growing pauses, and at the alarm."""
+    if waited >= hang_after:
+        return waited * 2
+    return hang_after if looks >= EARLY_LOOKS else min(waited * 2, hang_after)
+
+
 class Watcher:
     """Watches the processes of the trace in `directory` until the one that began it ends, or says so."""
 
@@ -74,8 +87,10 @@ class Watcher:
     # --- the loop
     def run(self) -> None:
         """Watch until the run ends."""
-        self._watch(main_pid := self.main_pid)
-        while main_pid in self.processes:
+        self._watch(self.main_pid)
+        if self.main_pid not in self.processes:  # it was faster
+            self.write(watched.ended(Ended(self.main_pid, time.monotonic_ns(), exit_code(self.main_pid))))
+        while self.main_pid in self.processes:
             self._find_processes()
             now = time.monotonic()
             if now >= self.next_sample:
@@ -166,12 +181,8 @@ class Watcher:
             if known is None or known.stall != stall:
                 if known is not None:
                     known.stop()
-                known = self.stalls[key] = _Open(stall, self._first_look(longest / 1e9))
+                known = self.stalls[key] = _Open(stall, first_look(self.hang_after, longest / 1e9))
             self._attend_to(known)
-
-    def _first_look(self, longest: float) -> float:
-        """Return after how many seconds a wait is looked at first."""
-        return min(self.hang_after, max(min(EARLY_SECONDS, self.hang_after / 4), LONGER * longest))
 
     def _attend_to(self, known: _Open) -> None:
         """Take a look at a stall if one is due."""
@@ -179,18 +190,12 @@ class Watcher:
         if waited < known.due or known.child or known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN:
             return
         alarm = waited >= self.hang_after and not known.said
-        known.due = self._next_look(waited, known.looks + 1)
+        known.due = next_look(self.hang_after, waited, known.looks + 1)
         if os.fstat(self.fd).st_size < MOST_BYTES:
             known.looks += 1
             self.looks += 1
             known.said, known.acts = known.said or alarm, alarm
             known.child = self._fork_look(known, alarm)
-
-    def _next_look(self, waited: float, looks: int) -> float:
-        """Return after how many seconds the next look is due: twice the time, but one at the time of the alarm."""
-        if waited >= self.hang_after:
-            return waited * 2
-        return self.hang_after if looks >= EARLY_LOOKS else min(waited * 2, self.hang_after)
 
     def _fork_look(self, known: _Open, alarm: bool) -> int:
         child = os.fork()
@@ -336,7 +341,8 @@ class _Glance:
         from minidl.watch.dumps import Asked
 
         found = collect(self.watcher.main_pid, self.pids)
-        unseen = [one.pid for one in found.processes if not one.ended and all(t.stack is None for t in one.threads)]
+        there = [one for one in found.processes if not one.ended and one.state in "RS"]  # others can't answer
+        unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
         if unseen and self.watcher.stacks:
             found = with_stacks(found, Asked(self.watcher.directory).stacks(unseen))
         return found
@@ -345,20 +351,23 @@ class _Glance:
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
-            cause = _cause(self.watcher.directory, found)
-        start = f"iterator {self.stall.loader} of pid {self.stall.pid} {_SINCE[self.stall.what]} for {waited:.0f} s"
-        next_step = f"next: minidl doctor {self.watcher.directory}"
-        return f"{start}: {cause or 'what its processes do is in the trace'}; {next_step}"
+            cause = _cause(self.watcher.directory, self.stall, waited, found)
+        if not cause:
+            who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
+            cause = f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
+        return f"{cause}; next: minidl doctor {self.watcher.directory}"
 
 
-def _cause(directory: Path, evidence: RunEvidence) -> str:
+def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) -> str:
     """Say what holds the run up, in a sentence; "" if that is unknown."""
     from minidl.analysis.consult import opinion
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
+    from minidl.doctor.case import Told
 
     found = headline(LiveTrace(directory).read()[0])
-    diagnosis = opinion([evidence], found.told) if found.told is not None else None
+    told = found.told or Told(since=stall.since, pid=stall.pid)
+    diagnosis = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
     return found.sentence if diagnosis is None else diagnosis.title
 
 

@@ -48,6 +48,8 @@ def test_what_moved_in_another_torch_is_reported(tmp_path: Path) -> None:
     assert reset
     assert any(line.startswith("dataloader:_BaseDataLoaderIter._next_index: ") and "gone" in line for line in lines)
     assert not [line for line in lines if line.startswith("drift worker-cycle")]
+    assert [line for line in lines if line.startswith("dataloader:DataLoader.__init__: ") and line.endswith("the same")]
+    assert lines[-1].startswith("of ")
 
 
 def test_nothing_moved_in_the_installed_torch() -> None:

@@ -8,18 +8,23 @@ from pathlib import Path
 
 import pytest
 import workloads as wl
+from made_trace import NEVER, Run
+from made_trace import write as write_made
 from programs import python, write
 
+import minidl
 from minidl.analysis.story import story
 from minidl.analysis.summary import summary
 from minidl.analysis.top import follow
 from minidl.check import examine
 from minidl.playback.stepper import Replay
 from minidl.protocol import WorkerState
+from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
-from minidl.tracefile.unended import left_alive
+from minidl.tracefile.unended import alive_until, how_ended, left_alive
+from minidl.tracefile.watched import Ended, Sample, Vitals
 from minidl.views.text import render
 
 KEEPS = """
@@ -150,3 +155,53 @@ def test_a_program_that_is_killed_has_no_end(tmp_path: Path) -> None:
     report = examine(trace)
     assert report.alive == []
     assert any("in the consumer's code" in text for text in report.open)
+
+
+def test_a_watchdog_saw_until_when_each_process_was_there(tmp_path: Path) -> None:
+    """A worker that emits nothing lives on; one that ends later than its last event has lived until then."""
+    run = Run(6, cost=lambda task: NEVER if task == 3 else 900_000)
+    write_made(tmp_path / "trace", run)
+    before = read_trace(tmp_path / "trace")
+    last, (main, zero, one) = alive_until(before), before.processes
+    assert last == [int(before.events["time"][-1])] * 3
+    vitals = Vitals("S", 1, 1, 1, 1, 1)
+    lines = [
+        watched.description("0", main.pid, 5),
+        watched.sample(Sample(last[0] + 50, {main.pid: vitals, one.pid: vitals})),
+        watched.ended(Ended(zero.pid, last[0] + 20, -9)),
+        watched.sample(Sample(last[0] + 90, {main.pid: vitals, one.pid: vitals._replace(state="Z")})),
+    ]
+    (tmp_path / "trace" / "watch-1-1.attachment.jsonl").write_bytes(b"".join(lines))
+    trace = read_trace(tmp_path / "trace")
+    assert [at - last[0] for at in alive_until(trace)] == [90, 20, 50]
+    assert how_ended(trace) == [f"worker 0 (pid {zero.pid}) was seen to end by SIGKILL"]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("command", ["run", "observed", "MINIDL_TRACE"])
+def test_the_exception_that_ends_a_program_is_in_its_trace(tmp_path: Path, command: str) -> None:
+    write(tmp_path / "keeps.py", KEEPS + "\n        raise KeyError('no\\nsuch')\n")
+    write(tmp_path / "by_environment.py", BY_ENVIRONMENT)
+    env = {"MINIDL_TRACE": "trace"} if command == "MINIDL_TRACE" else {}
+    done = python(*COMMANDS[command], cwd=tmp_path, **env)
+    assert done.returncode == 1
+    trace = read_trace(tmp_path / "trace")
+    (line,) = trace.described("uncaught")
+    assert line["error"] == "KeyError: 'no\\nsuch'"
+    assert "keeps.py:" in line["at"][0]
+    (text,) = [text for text in how_ended(trace) if "KeyError" in text]
+    assert text in summary(trace).text()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("in the block")])
+def test_the_exception_that_ends_a_traced_block_is_in_its_trace(tmp_path: Path, error: BaseException) -> None:
+    def fails() -> None:
+        with minidl.trace(tmp_path / "trace"):
+            next(iter(minidl.DataLoader(range(4))))
+            raise error
+
+    with pytest.raises(type(error)):
+        fails()
+    (line,) = read_trace(tmp_path / "trace").described("uncaught")
+    assert line["error"].startswith(type(error).__name__)
+    assert line["at"][0].endswith(" fails")

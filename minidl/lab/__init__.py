@@ -1,0 +1,98 @@
+"""The hang lab: failures of the field as programs that run, the doctor's score on them, and our loader without guards.
+
+`run(arguments)` is `minidl lab`. A case is a module of `minidl.lab.cases`; see `lab.case` for what one holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import sys
+from typing import TYPE_CHECKING
+
+from minidl import terminal
+
+if TYPE_CHECKING:
+    from minidl.lab.case import LabCase
+    from minidl.lab.runner import Mode
+
+OK, FOUND = 0, 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, run one case, or score. Raises ValueError for an unknown name."""
+    if arguments.score:
+        return _score(arguments)
+    if arguments.case is None:
+        return _list()
+    from minidl.lab.table import cases
+
+    if arguments.case not in cases():
+        raise ValueError(f"{arguments.case!r} is no case: `minidl lab` lists them")
+    return _show(arguments.case, cases()[arguments.case], arguments)
+
+
+def _list() -> int:
+    from minidl.lab.table import cases
+
+    theme = ""
+    for name, case in cases().items():
+        if case.theme != theme:
+            theme = case.theme
+            print(f"{theme}:")
+        print(f"  {name:<28} {case.title}{' (simulated)' if case.simulated else ''}")
+    return OK
+
+
+def _mode(name: str) -> Mode:
+    from minidl.lab.runner import Mode
+
+    return {"torch": Mode.PLAIN, "observed": Mode.OBSERVED, "ours": Mode.OURS}[name]
+
+
+def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
+    """Run a case as its user would, and ask the doctor."""
+    from minidl.lab.runner import Mode, running
+    from minidl.lab.score import doctor_says
+
+    mode = _mode(arguments.loader or ("observed" if case.ended("torch") and not arguments.fixed else "torch"))
+    options = dataclasses.replace(case.draw(arguments.seed), fixed=arguments.fixed)
+    print(f"{name}: {case.title}\n  users see: {case.users_see}")
+    if case.thread:
+        print(f"  reported:  {case.thread}")
+    if case.simulated:
+        print(f"  simulated: {case.simulated}")
+    print(f"\n$ python train.py {' '.join(options.arguments())}    # {mode.value}", flush=True)
+    with running(name, options, mode) as program:
+        if arguments.fixed or (case.truth is None and not case.ended(mode.loader)):
+            ended = program.wait_for_end()
+            print(program.said() + program.errors(), end="")
+            print(f"\nit {'ended' if ended else 'did not end'}; exit code {program.process.poll()}")
+            return OK if program.process.poll() == 0 else FOUND
+        program.wait()
+        print("\n".join((program.said() + program.errors()).splitlines()[-12:]))
+        target = str(program.trace) if program.ended else str(program.process.pid)
+        if program.ended and mode is Mode.PLAIN:
+            print("\nit has ended, and nobody recorded it: choose --loader observed")
+            return FOUND
+        print(f"\n$ minidl doctor {'TRACE' if program.ended else target}", flush=True)
+        print(doctor_says(target, program))
+    truth = case.expected(options, mode.loader)
+    print(f"\nthe truth: {truth.words() if truth is not None else 'it is healthy'}\nthe fix:   {case.fix}")
+    print(f"           minidl lab {name} --fixed    # runs the program with it")
+    return OK
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    from minidl.lab.score import as_json, report, score
+    from minidl.lab.table import cases
+
+    names = [name for name in cases() if fnmatch.fnmatch(name, arguments.cases)]
+    if not names:
+        raise ValueError(f"no case is called {arguments.cases!r}: `minidl lab` lists them")
+    modes = [_mode(arguments.loader)] if arguments.loader else None
+    answers = score(names, arguments.runs, arguments.jobs, terminal.say, *([modes] if modes else []))
+    print(as_json(answers) if arguments.json else "\n".join(report(answers)))
+    sys.stdout.flush()
+    return FOUND if any(answer.verdict != "right" for answer in answers) else OK

@@ -1,0 +1,60 @@
+"""What a process is like when it starts a worker: its threads, and what a fork of it would break.
+
+Interface: `about(method)` describes this process for the side file, kind "start".
+
+A forked child has only the thread that forked. A lock that another thread held stays locked in it for ever, and a pool
+whose threads are gone serves nobody. So the trace has the other threads with the line that each is at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from typing import Any, Final
+
+import torch
+
+_FRAMES: Final = 4
+_MOST_THREADS: Final = 100
+
+
+def about(method: str) -> dict[str, Any]:
+    """Describe this process before it starts a worker.
+
+    method: "fork", "spawn" or "forkserver". threads: Python's, apart from the one that starts the worker, with their
+    innermost frames; native_threads: those that Python did not start, as OpenMP's, -1 = unknown. hazards: what a fork
+    breaks: "threads", which may hold locks, and "cuda", which is initialised.
+    """
+    frames = sys._current_frames()
+    others = [one for one in threading.enumerate() if one.ident != threading.get_ident()]
+    native = _native_threads() - 1 - len(others)
+    facts: dict[str, Any] = {
+        "method": method,
+        "threads": [
+            {"name": one.name, "tid": one.native_id, "daemon": one.daemon, "at": _at(frames.get(one.ident or 0))}
+            for one in others[:_MOST_THREADS]
+        ],
+        "native_threads": max(-1, native),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+    }
+    found = (("threads", others), ("cuda", facts["cuda"]))
+    return facts | {"hazards": [name for name, there in found if there and method == "fork"]}
+
+
+def _native_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return -1
+
+
+def _at(frame: types.FrameType | None) -> list[str]:
+    """Return the innermost frames as "file:line function"."""
+    out: list[str] = []
+    while frame is not None and len(out) < _FRAMES:
+        out.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return out

@@ -1,0 +1,118 @@
+"""A process writes its own stacks when it is asked by a signal, and leaves the signal as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidl.record import stack_dumps
+from minidl.watch.dumps import Asked, parsed
+
+
+@contextlib.contextmanager
+def answering(folder: Path) -> Iterator[dict[str, Any]]:
+    described: dict[str, Any] = {}
+    stack_dumps.answer(str(folder), lambda kind, **facts: described.update(facts, kind=kind))
+    try:
+        yield described
+    finally:
+        stack_dumps.no_longer()
+
+
+def test_all_threads_are_written_with_the_signal_that_was_described(tmp_path: Path) -> None:
+    go_on, waits = threading.Event(), threading.Event()
+
+    def a_function_that_waits() -> None:
+        waits.set()
+        go_on.wait(30)
+
+    other = threading.Thread(target=a_function_that_waits)
+    other.start()
+    assert waits.wait(30)
+    try:
+        with answering(tmp_path) as how:
+            os.kill(os.getpid(), how["signal"])
+            dump = parsed((tmp_path / how["file"]).read_text())
+    finally:
+        go_on.set()
+        other.join()
+    (current,) = [one for one in dump if one.current]
+    (waiting,) = [one for one in dump if one.ident == other.ident]
+    assert current.ident == threading.main_thread().ident
+    assert "test_all_threads_are_written_with_the_signal_that_was_described" in [f.function for f in current.frames]
+    assert "a_function_that_waits" in [frame.function for frame in waiting.frames]
+    assert [frame.file for frame in waiting.frames if frame.function == "a_function_that_waits"] == [__file__]
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with answering(tmp_path) as how:
+        assert signal.getsignal(how["signal"]) is signal.SIG_IGN, "what faulthandler gives back when Python ends"
+    assert signal.getsignal(how["signal"]) is signal.SIG_DFL
+    assert (list(tmp_path.iterdir()), len(os.listdir("/proc/self/fd"))) == ([], before)
+
+
+def test_a_signal_of_the_program_is_not_taken(tmp_path: Path) -> None:
+    first = stack_dumps.free_signal()
+    assert first is not None
+    signal.signal(first, lambda *_: None)
+    try:
+        with answering(tmp_path) as how:
+            assert how["signal"] != first
+    finally:
+        signal.signal(first, signal.SIG_DFL)
+
+
+def test_without_a_descriptor_the_run_goes_on(tmp_path: Path) -> None:
+    with answering(tmp_path / "deleted") as how:
+        assert how == {}
+
+
+def test_a_process_that_cannot_answer_is_sent_nothing(tmp_path: Path) -> None:
+    """Its file is another one now, or it does not handle the signal: it would die of it."""
+    with answering(tmp_path) as how:
+        side = tmp_path / f"{os.getpid()}-1.meta.jsonl"
+        for changed in ({"fd": 0}, {"signal": int(signal.SIGRTMAX)}, {"file": "gone"}):
+            side.write_text(f"{how | changed}".replace("'", '"') + "\n")
+            assert Asked(tmp_path).stacks([os.getpid()]) == {}
+        assert (tmp_path / how["file"]).read_text() == ""
+
+
+@pytest.mark.live
+def test_a_forked_child_answers_by_itself(tmp_path: Path) -> None:
+    """It blocks in a read; its stack comes from its own file, with the kernel's number of its thread."""
+    (r, w), (ready, told) = os.pipe(), os.pipe()
+    with answering(tmp_path) as parents:
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+
+                def describe(kind: str, **facts: Any) -> None:
+                    text = f"{facts | {'kind': kind}}".replace("'", '"')
+                    (tmp_path / f"{os.getpid()}-1.meta.jsonl").write_text(text + "\n")
+
+                stack_dumps.answer(str(tmp_path), describe)
+                os.write(told, b"!")
+                os.read(r, 1)
+            os._exit(0)
+        try:
+            os.read(ready, 1)
+            found = Asked(tmp_path).stacks([child])
+            assert list(found[child]) == [child]
+            names = [frame.function for frame in found[child][child].frames]
+            assert names[0] == "test_a_forked_child_answers_by_itself"
+            assert (tmp_path / parents["file"]).read_text() == "", "the parent was not asked"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            for fd in (r, w, ready, told):
+                os.close(fd)
+            for file in tmp_path.glob(f"{child}-*.stacks"):
+                file.unlink()

@@ -1,0 +1,386 @@
+"""The transport "arena": its messages, and loaders that use it against those that do not."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import itertools
+import os
+import queue
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import workloads as wl
+
+import minidl
+from minidl.errors import ExceptionWrapper
+from minidl.messages import RebuildFailure, Result, Sentinel
+from minidl.transport.arena import FREE, INLINE, TAKEN
+from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
+from minidl.transport.message import Envelope
+from minidl.transport.queues import SharedFlag
+
+BIG = 4 * INLINE
+
+
+class Line:
+    """A queue whose writer is in this process, too."""
+
+    def __init__(self) -> None:
+        self.done = SharedFlag()
+        self.queue: Any = ArenaQueue(1, self.done)
+        self.writer: Any = self.queue.writer(0)
+        self.queue._writers = []
+        self.writer.enter_worker()
+        self.states = self.writer._arena._states
+
+    def put(self, idx: int, data: Any) -> None:
+        self.writer.put(Envelope(Result(idx, 0, data)))
+
+    def get(self) -> Any:
+        return self.queue.get(timeout=wl.BOUND)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    before = torch.UntypedStorage.__dict__.get("_new_shared")
+    made = Line()
+    yield made
+    made.writer.close()
+    made.queue.close()
+    if before is None:
+        del torch.UntypedStorage._new_shared
+    else:
+        torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
+    made.writer._arena._slabs.clear()
+    for incoming in made.queue._incoming.values():
+        incoming.mappings._memory.clear()
+
+
+def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
+    batch = minidl.default_collate([torch.full((BIG,), float(value)) for value in range(3)])
+    line.put(0, {"x": batch, "name": ["a", "b", "c"]})
+    (result,) = [line.get()]
+    assert result.idx == 0
+    assert result.data["x"].shape == (3, BIG)
+    assert result.data["name"] == ["a", "b", "c"]
+    assert line.states[0] == TAKEN
+    assert "1 slab in use" in repr(line.queue)
+    assert "of worker 0" in repr(line.writer)
+    del result
+    assert line.states[0] == FREE
+    line.queue.close()
+    line.queue.close()
+    assert "closed" in repr(line.queue)
+    with pytest.raises(ValueError, match="closed"):
+        line.queue.get()
+
+
+def test_a_message_may_come_in_any_pieces(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[bytes] = []
+    monkeypatch.setattr(line.writer, "_send_bytes", frames.append)
+    line.put(0, "a message")
+    line.put(1, torch.arange(9))
+    came = []
+    for byte in b"".join(frames):
+        line.writer._socket.send(bytes([byte]))
+        try:
+            came.append(line.queue.get(block=False).data)
+        except queue.Empty:
+            assert "B of a message" in repr(line.queue)
+    assert came[0] == "a message"
+    assert came[1].tolist() == list(range(9))
+
+
+def test_a_large_pickle_lies_in_a_slab(line: Line) -> None:
+    data = ["word"] * 9 + [str(number) for number in range(20_000)]
+    line.put(0, data)
+    assert line.get().data == data
+    assert bytes(line.states[:2]) == bytes([FREE, FREE]), "nothing refers to the slab any more"
+
+
+def test_the_loaders_own_message_wakes_the_reader(line: Line) -> None:
+    threading.Timer(0.05, line.queue.put, [Sentinel()]).start()
+    assert isinstance(line.get(), Sentinel)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+    assert not line.queue.jammed()
+    line.queue.cancel_join_thread()
+    line.writer.cancel_join_thread()
+
+
+def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(line: Line) -> None:
+    line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    threading.Timer(0.3, line.done.set).start()
+    for idx in itertools.count():
+        line.put(idx, "x" * 2000)
+        if line.done.is_set():
+            break
+    assert idx > 0
+    got = [line.get().idx]
+    while len(line.queue._messages):
+        got.append(line.get().idx)
+    assert got == list(range(len(got)))
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+
+
+def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
+    line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    writer = threading.Thread(target=lambda: [line.put(idx, "x" * 2000) for idx in range(100)])
+    writer.start()
+    assert [line.get().idx for _ in range(100)] == list(range(100))
+    writer.join()
+
+
+def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
+    line.queue.close()
+    line.put(0, torch.ones(BIG))
+
+
+def test_a_worker_that_is_gone_leaves_its_messages(line: Line) -> None:
+    line.put(0, torch.ones(BIG))
+    line.writer._socket.send(b"\0\0\0\x09torn")
+    line.writer.close()
+    assert line.get().data.eq(1).all()
+    with pytest.raises(queue.Empty):
+        line.queue.get(timeout=0.01)
+    assert line.queue._incoming[next(iter(line.queue._incoming))].pending == 8
+
+
+def test_a_connection_that_is_reset_is_an_end(line: Line) -> None:
+    (incoming,) = line.queue._incoming.values()
+    incoming.socket.send(b"unread, so the close resets the connection")
+    line.writer.close()
+    with pytest.raises(queue.Empty):
+        line.queue.get(timeout=0.01)
+    assert not incoming.read()
+
+
+def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
+    line.put(0, torch.ones(BIG))
+    (incoming,) = line.queue._incoming.values()
+    assert incoming.read()
+    (fd,) = incoming._descriptors
+    line.queue.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_nothing_to_read_is_no_end(line: Line) -> None:
+    (incoming,) = line.queue._incoming.values()
+    assert incoming.read()
+
+
+@pytest.mark.parametrize("data", [torch.ones(BIG), ["long"] * 5 + [str(number) for number in range(20_000)]])
+def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line, data: Any) -> None:
+    line.put(0, data)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        if isinstance(data, list):
+            with pytest.raises(OSError, match="too many open files"):
+                line.get()
+        else:
+            failure = line.get().data
+            assert isinstance(failure, RebuildFailure)
+            assert "too many open files" in str(failure.error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert most > 3
+    line.put(1, data)
+    again = line.get().data
+    assert len(again) == len(data)
+
+
+def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(idx: int) -> Any:
+        line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
+        return line.get().data
+
+    batches = [kept(idx) for idx in range(40)]
+    with pytest.warns(RuntimeWarning, match="More than 40 batches of one worker"):
+        batches.append(kept(40))
+    batches += [kept(idx) for idx in range(41, 45)]
+    assert [int(batch[-1]) for batch in batches] == list(range(45))
+
+
+def test_only_memory_of_the_host_comes_from_slabs(line: Line) -> None:
+    storage = torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
+    assert storage.device.type == "meta"
+    assert line.states[0] == FREE
+
+
+def test_a_sent_writer_has_no_siblings_and_a_forked_one_closes_theirs() -> None:
+    both: Any = ArenaQueue(2, SharedFlag())
+    one, other = both.writer(0), both.writer(1)
+    assert one.__getstate__()["_siblings"] == []
+    before = torch.UntypedStorage.__dict__.get("_new_shared")
+    try:
+        one.enter_worker()
+    finally:
+        if before is None:
+            del torch.UntypedStorage._new_shared
+    assert other._socket.fileno() == -1
+    assert one._socket.fileno() >= 0
+    both.close()
+    assert isinstance(one, ArenaWriter)
+    assert one._socket.fileno() == -1
+
+
+# --- Loaders ----------------------------------------------------------------------------------------------------------
+Point = collections.namedtuple("Point", "x y")
+
+
+class Mixed(minidl.Dataset[Any]):
+    """Samples with all kinds of members, of a size that depends on `scale`."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> Any:
+        base = torch.arange(self.scale * 4, dtype=torch.float32).view(4, -1) + index
+        return {
+            "image": base,
+            "column": base[:, 0],
+            "array": np.full((3, self.scale), index),
+            "nested": [Point(index, float(index)), (str(index), torch.tensor([], dtype=torch.int64))],
+            "half": torch.full((self.scale,), index, dtype=torch.bfloat16),
+            "flag": index % 2 == 0,
+        }
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def odd(samples: list[Any]) -> Any:
+    """What no default collation makes: views, a leaf with a gradient, sparse, an array, a transposed tensor."""
+    base = torch.stack([sample["image"] for sample in samples])
+    return {
+        "part": base[:, 1:, ::2],
+        "turned": base.transpose(0, 1),
+        "leaf": (base * 2).requires_grad_(),
+        "sparse": (base[0] * (base[0] > 10)).to_sparse(),
+        "array": base.numpy() + 1,
+        "twice": [base, base],
+    }
+
+
+def flat(batch: Any) -> Iterator[Any]:
+    """The leaves, each as plain values with type, dtype, shape and layout."""
+    if isinstance(batch, torch.Tensor):
+        dense = batch.detach().to_dense()
+        yield type(batch), batch.dtype, batch.requires_grad, batch.layout, tuple(batch.shape), dense.tolist()
+        if batch.layout is torch.strided:
+            yield batch.stride()
+    elif isinstance(batch, dict):
+        for key, value in batch.items():
+            yield key
+            yield from flat(value)
+    elif isinstance(batch, (list, tuple)):
+        yield type(batch), len(batch)
+        for value in batch:
+            yield from flat(value)
+    elif isinstance(batch, np.ndarray):
+        yield batch.dtype, batch.tolist()
+    else:
+        yield batch
+
+
+def both(dataset: Any, **options: Any) -> None:
+    """Both transports, and no workers at all, give the same batches."""
+    alone = minidl.DataLoader(dataset, 4, collate_fn=options.get("collate_fn"))
+    expected = [list(flat(batch)) for batch in alone]
+    with minidl.DataLoader(dataset, 4, num_workers=2, transport="arena", **options) as loader:
+        for _ in range(2 if options.get("persistent_workers") else 1):
+            found = [list(flat(batch)) for batch in loader]
+            if options.get("in_order", True):
+                assert found == expected
+            else:
+                assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("scale", [1, 3000])
+@pytest.mark.parametrize("collate_fn", [None, odd, as_it_is])
+def test_both_transports_give_the_same_batches(scale: int, collate_fn: Any) -> None:
+    both(Mixed(scale), collate_fn=collate_fn)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_other_start_methods(context: str) -> None:
+    both(Mixed(300), multiprocessing_context=context)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [{"persistent_workers": True}, {"in_order": False}])
+def test_other_options(options: Any) -> None:
+    both(Mixed(300), **options)
+
+
+@pytest.mark.live
+def test_iterable_datasets_end_and_errors_arrive() -> None:
+    loader = minidl.DataLoader(wl.Stream(40), 4, collate_fn=as_it_is, num_workers=2, transport="arena")
+    assert sorted(index for batch in loader for index, _, _ in batch) == list(range(40))
+    broken = minidl.DataLoader(wl.Failing(8, ValueError("bad file"), at=(5,)), num_workers=2, transport="arena")
+    with pytest.raises(ValueError, match="sample index 5"):
+        list(broken)
+
+
+@pytest.mark.live
+def test_what_a_program_keeps_of_its_batches_never_changes() -> None:
+    """Whole batches, slices and views are kept, dropped and mutated while the workers go on; each byte is compared."""
+    dataset = Mixed(5000)
+    expected = list(minidl.DataLoader(dataset, 2))
+    random = torch.Generator().manual_seed(7)
+    held: list[tuple[Any, torch.Tensor]] = []
+    with minidl.DataLoader(dataset, 2, num_workers=2, transport="arena", persistent_workers=True) as loader:
+        for _ in range(6):
+            for number, batch in enumerate(loader):
+                image, wanted = batch["image"], expected[number]["image"]
+                assert torch.equal(image, wanted)
+                choice = int(torch.randint(4, (), generator=random))
+                if choice == 0:
+                    held.append((image, wanted))
+                elif choice == 1:
+                    held.append((image[1:, 2, ::3], wanted[1:, 2, ::3]))
+                elif choice == 2:
+                    image.fill_(-1)
+                    held.append((image, torch.full_like(wanted, -1)))
+                elif held:
+                    del held[int(torch.randint(len(held), (), generator=random))]
+                assert all(torch.equal(one, other) for one, other in held)
+        iterator: Any = loader._iterator
+        del batch, image
+        held.clear()
+        gc.collect()
+        mappings = [incoming.mappings for incoming in iterator._worker_result_queue._incoming.values()]
+        assert sum(each.visible for each in mappings) == 0
+
+
+@pytest.mark.parametrize(("given", "variable"), [("pigeon", ""), (None, "pigeon")])
+def test_an_unknown_transport_is_refused(given: Any, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_TRANSPORT", variable)
+    with pytest.raises(ValueError, match=r"'pigeon'.*'upstream', 'arena'"):
+        minidl.DataLoader(wl.Numbers(2), transport=given)
+
+
+def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
+    line.put(0, [torch.ones(BIG), lambda: 0])
+    assert isinstance(line.get().data, ExceptionWrapper)
+    assert line.states[0] == FREE
