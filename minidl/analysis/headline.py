@@ -280,7 +280,7 @@ class _Inquiry:
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
-        evidence.append(f"last signs of life: {self._signs(focus, during)}")
+        evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
         sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
         if found is None:
@@ -565,7 +565,7 @@ class _Inquiry:
         else:
             moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
         judged = self._judged()
-        evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
+        evidence = (moved, f"last events: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
@@ -600,7 +600,8 @@ class _Inquiry:
             return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
         waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
         named = dataloaders(self.trace)
-        groups = {one.name: [n for n in one.iterators if n in waited] for one in named if _is_known(self.trace, one)}
+        known = [one for one in named if _is_known(self.trace, one)]
+        groups = {_of_rank(one): [n for n in one.iterators if n in waited] for one in known}
         single = set(numbers) - {number for group in groups.values() for number in group}
         groups |= {f"iterator {number}": [number] for number in sorted(single)}
         name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
@@ -613,8 +614,10 @@ class _Inquiry:
         if len(groups) > 1:
             kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
             evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
-            line = str(self.trace.loaders.get(number, {}).get("made_at") or "")
-            said = f"{PurePath(line).name} is {said}" if line and found.kind.value in said else said
+            params, several = self.trace.loaders.get(number, {}), len({one.name for one in known}) > 1
+            who = [f"rank {params['rank']}"] if len({one.rank for one in known}) > 1 else []
+            who += [PurePath(str(params["made_at"])).name] if several and params.get("made_at") else []
+            said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
@@ -708,6 +711,10 @@ class _Inquiry:
     def _epoch(self, loader: int, time: int) -> int:
         begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
         return int(begun["x"][-1]) if len(begun) else -1
+
+
+def _of_rank(one: NamedLoader) -> str:
+    return f"rank {one.rank}: {one.name}" if one.rank >= 0 else one.name
 
 
 def _is_known(trace: Trace, one: NamedLoader) -> bool:
