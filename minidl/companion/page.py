@@ -226,7 +226,7 @@ def _moment(text: str) -> str:
     happened, changed, state = moment.state()
     changes = "".join(f"<li>{markup.escape(change)}</li>" for change in changed[:6])
     lines = markup.escape("\n".join(state))
-    command = f"minidl replay traces/{moment.name}.minidl --loader {moment.loader} --at {moment.time / 1e9:.6f}"
+    command = f"minidl replay traces/{moment.name}.minidl --iterator {moment.loader} --at {moment.time / 1e9:.6f}"
     shown = f"<details><summary>{_word('state')}</summary><pre>{lines}</pre></details>" if state else ""
     return (
         f"<figure>{pictures.picture(moment)}<figcaption><b>{markup.escape(moment.name)}</b>: {markup.escape(happened)}"
