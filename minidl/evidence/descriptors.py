@@ -47,6 +47,9 @@ def read_descriptors(pid: int, unseen: Told) -> Iterator[Descriptor]:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8", errors="replace") as file:
                 info = file.read()
+        except PermissionError as error:
+            unseen("open descriptors", error)
+            return
         except OSError:
             continue  # closed meanwhile
         yield _described(pid, fd, target, info)
