@@ -369,6 +369,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
                 _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
                 _flag("--json", "--score: print every answer as JSON"),
+                _arg("--without", metavar="GUARD", help="run minidl's loader without this guard"),
+                _flag("--guards", "list the guards of the protocol, and exit"),
             ),
         ),
     ),

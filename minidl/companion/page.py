@@ -153,9 +153,9 @@ def _row(entry: Entry, sources: _Sources) -> str:
 
 
 def _references(entry: Entry, sources: _Sources) -> str:
-    ours = sources.list(entry.ours, "minidl")
+    ours, nothing = sources.list(entry.ours, "minidl"), f'<li class="none">{_word("none")}</li>'
     upstream = sources.list(entry.upstream, "torch") or f'<li class="none">{_word("nothere")}</li>'
-    here = f"<div><h4>{_word('here')}</h4><ul>{ours or '<li>-</li>'}</ul></div>"
+    here = f"<div><h4>{_word('here')}</h4><ul>{ours or nothing}</ul></div>"
     return f'<div class="refs">{here}<div><h4>{_word("torch")}</h4><ul>{upstream}</ul></div></div>'
 
 
