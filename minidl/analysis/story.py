@@ -102,7 +102,7 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
         if trace.order.happened_before(put, later):
             mine &= trace.order.before(later)
     name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
-    many = f"{len(found)} batches have the number {task}: this is the last one; --loader and --epoch choose another"
+    many = f"{len(found)} batches have the number {task}: this is the last one; --iterator and --epoch choose another"
     titles = [many] if len(found) > 1 else []
     since = "(times since the trace's first event). Its own steps"
     yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))

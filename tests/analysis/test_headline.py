@@ -114,9 +114,8 @@ def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[i
     write_process(path, main, pid=100, role="loader", loader=1)
     write_process(path, [{"code": step[0], "time": 3, "worker": 0}], pid=200, role="worker", worker=0, loader=1)
     found = headline(read_trace(path))
-    assert found.sentence.startswith(
-        "hung for 7.00 s: task 0 is still in the index queue of worker 0 (pid 200), " + words
-    )
+    assert found.sentence.startswith(f"hung for 7.00 s: waiting for worker 0 (pid 200), {words} for ")
+    assert "; task 0 is still in its index queue" in found.sentence
     assert "forkserver" in found.next_step
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
 
@@ -475,3 +474,10 @@ def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed
     assert found.sentence
     if found.focus is not None and found.focus.code:
         focus_of(found, trace)
+
+
+def test_a_title_has_one_share(tmp_path: Path) -> None:
+    slow = made(tmp_path / "t", batches=40, cost=lambda task: 9_000_000)
+    sentence = headline(slow).sentence
+    assert sentence.startswith("slow: supply-bound: the loop waited ")
+    assert (sentence.count("%"), "mostly while workers fetched samples" in sentence) == (1, True)
