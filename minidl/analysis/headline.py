@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -280,7 +281,7 @@ class _Inquiry:
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
-        evidence.append(f"last signs of life: {self._signs(focus, during)}")
+        evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
         sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
         if found is None:
@@ -565,7 +566,7 @@ class _Inquiry:
         else:
             moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
         judged = self._judged()
-        evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
+        evidence = (moved, f"last events: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
@@ -600,7 +601,8 @@ class _Inquiry:
             return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
         waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
         named = dataloaders(self.trace)
-        groups = {one.name: [n for n in one.iterators if n in waited] for one in named if _is_known(self.trace, one)}
+        known = [one for one in named if _is_known(self.trace, one)]
+        groups = {_of_rank(one): [n for n in one.iterators if n in waited] for one in known}
         single = set(numbers) - {number for group in groups.values() for number in group}
         groups |= {f"iterator {number}": [number] for number in sorted(single)}
         name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
@@ -608,13 +610,15 @@ class _Inquiry:
         number = group[0]
         together = summed(self.trace, group[:MOST_SUMMED], self.spans) if len(group) > 1 else None
         found = together or verdict(self.trace, number, self.spans)
-        said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
+        said, _, rest = _plainer(found.sentence).partition("; ")
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(groups) > 1:
             kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
             evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
-            line = str(self.trace.loaders.get(number, {}).get("made_at") or "")
-            said = f"{PurePath(line).name} is {said}" if line and found.kind.value in said else said
+            params, several = self.trace.loaders.get(number, {}), len({one.name for one in known}) > 1
+            who = [f"rank {params['rank']}"] if len({one.rank for one in known}) > 1 else []
+            who += [PurePath(str(params["made_at"])).name] if several and params.get("made_at") else []
+            said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
@@ -710,10 +714,21 @@ class _Inquiry:
         return int(begun["x"][-1]) if len(begun) else -1
 
 
+def _of_rank(one: NamedLoader) -> str:
+    return f"rank {one.rank}: {one.name}" if one.rank >= 0 else one.name
+
+
 def _is_known(trace: Trace, one: NamedLoader) -> bool:
     """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
     there = np.isin(one.iterators, trace.events["loader"]).any()
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
+
+
+def _plainer(verdict: str) -> str:
+    """A verdict's sentence for a title: one share, and not a share of a share."""
+    said = verdict.replace("the training loop", "the loop")
+    said = re.sub(r", (\d+)% of that ", lambda share: ", mostly " if int(share[1]) >= 50 else ", partly ", said)
+    return said.replace(" made batches, mostly samples", " fetched samples")
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def render(
     window = _window(drawn, bars, max(_LEAST_CELLS, width - label), since, until, batch is not None)
     fits = label + window.cells
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if colour is None else colour
-    out, shares, slot = [_ruler(window, label)], [], -1
+    out, shares, slot = [_ruler(window, label, drawn.last)], [], -1
     title = textwrap.wrap(drawn.headline.sentence, fits)
     for number in shown:
         lane, mine = drawn.lanes[number], bars[bars["lane"] == number]
@@ -210,7 +210,8 @@ def _roomy(bars: Rows, window: _Window) -> Rows:
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def _ruler(window: _Window, label: int) -> str:
+def _ruler(window: _Window, label: int, last: int) -> str:
+    """Return the line of times. What is drawn beyond `last`, the trace's end, has no number."""
     length = window.end - window.start
     unit, name = (10**9, "s") if length >= 10**10 else (10**6, "ms")
     least = 10 * length / window.cells  # ns between two marks
@@ -219,7 +220,7 @@ def _ruler(window: _Window, label: int) -> str:
         step *= 10
     step = next((s for s in (step // 5, step // 2) if s >= least), step)
     text = [" "] * (label + window.cells)
-    for n in range(-(-window.start // step), window.end // step + 1):
+    for n in range(-(-window.start // step), min(window.end, last) // step + 1):
         at = label + window.cell(n * step)
         mark = f"|{n * step / unit:.12g}" + (f" {name}" if "|" not in text else "")
         if at + len(mark) <= len(text):

@@ -129,6 +129,8 @@ def test_a_column_is_as_dense_as_its_bars_fill_it(tmp_path: Path) -> None:
 
 def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
     figure = timeline(hung, width=400)
+    drawn = scene_of(hung)
+    assert max(figure.axes[0].get_xticks()) * 1e6 <= drawn.last < drawn.end, "ms: no number is beyond the trace's end"
     _, fading = drawn_bars(figure)
     bars = scene_of(hung).bars
     assert fading.total() == (bars["fate"] == Fate.OPEN).sum() == 6
@@ -280,6 +282,8 @@ def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp
     colours = {line.get_gid(): line.get_color() for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
     assert colours["counter reorder buffer 1"] == colours["counter outstanding 1"] != colours["counter outstanding 0"]
     lanes = [matplotlib.colors.to_hex(patch.get_facecolor()) for _, patch in artists(figure, "actor")]
+    areas = [part for axes in figure.axes[1:] for part in axes.collections]
+    assert len(areas) == 1, "an area under a counter's line only where no other counter lies over it"
     assert set(lanes) == {colours["counter outstanding 0"], colours["counter outstanding 1"]}
 
 
