@@ -6,7 +6,6 @@ One kernel a notebook serves all of this. What is committed is what a run shows,
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 
-from notebooks import NOTEBOOKS, Kernel, copied  # noqa: E402
+from notebooks import NOTEBOOKS, copied, together  # noqa: E402
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "00_first_look": {
@@ -138,7 +137,6 @@ def answered(notebook: Any, place: int) -> Any:
     return notebook
 
 
-@functools.cache
 def executed(path: Path, folder: Path) -> list[Any]:
     """The notebook as it is, then with right answers, then its questions with wrong ones: all in one kernel."""
     here = copied(folder)
@@ -151,8 +149,7 @@ def executed(path: Path, folder: Path) -> list[Any]:
 
     questions = answered(read(), 1)
     questions.cells = [cell for cell in questions.cells if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE)]
-    with Kernel(here).started() as kernel:
-        return [kernel.run(notebook) for notebook in (read(), answered(read(), 0), questions)]
+    return together([read(), answered(read(), 0), questions], here)
 
 
 @pytest.mark.live
