@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
-from minidl.evidence.graph import KernelWait, waits
+from minidl.evidence.graph import Blocked, KernelWait, waits
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 
 _OWN_THREADS: Final = (LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN)
@@ -53,6 +53,10 @@ class LoopThread:
     pid: int
     tid: int
     place: ThreadPlace
+
+
+POLLED: Final = 5.3
+"""Seconds: who waits for a task or a batch wakes up every 5 s, so one that slept for longer is in something else."""
 
 
 class RunFacts:
@@ -164,7 +168,7 @@ class RunFacts:
             return f"{self._rank(pid)}the loop (pid {pid})"
         process = self.processes.get(pid)
         if process is None:
-            return f"process {pid}, which was not looked at"
+            return f"process {pid}, which was not looked at,"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
         return f"process {process.name} (pid {pid}){of}"
 
@@ -190,7 +194,13 @@ class RunFacts:
         if place.seen:
             return place.step is LoaderStep.IDLE and not place.interrupted
         thread, wait = self.thread(pid, pid), self.wait(pid, pid)
-        return wait is not None and thread is not None and _polls(thread) and wait.kind.name == "PIPE_READ"
+        if wait is None or thread is None:
+            return False
+        if wait.kind is Blocked.FILE_LOCK:
+            return False
+        if thread.syscall is None:
+            return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED)
+        return _polls(thread) and wait.kind is Blocked.PIPE_READ
 
     def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
         """The threads of a process that run Python of the user's, or of libraries, and not the loader's own."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import LoopThread, RunFacts, address
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -96,13 +96,14 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
         return [], True
-    if not link.place.seen and link.pid not in case.workers and _waits_for_results(case, link):
+    if not link.place.seen and _waits_for_results(case, link):
         return _maker(case, link)
     for found in (_joined_thread(case, link), _joined_process(case, link), _other_rank(case, link)):
         if found:
             return found, False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    if link.wait.certain or len({pid for pid, _, _ in holders}) == 1:
+    only = len({pid for pid, _, _ in holders}) == 1 and link.wait.kind is not Blocked.FILE_LOCK
+    if link.wait.certain or only:
         return holders[:1], False
     return [], False
 
@@ -206,13 +207,18 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
 
 
 def _waits_for_results(case: RunFacts, link: Link) -> bool:
-    """Without a stack: whether a thread polls a pipe that its workers can write to."""
+    """Without a stack: whether a thread waits for a batch, by the trace, or since it polls a pipe of its workers'."""
     workers = set(case.workers_of(link.pid).values())
-    return (
-        link.wait.kind is Blocked.PIPE_READ
-        and link.wait.bounded
-        and bool(workers & {holder.pid for holder in link.wait.holders})
-    )
+    if link.pid in case.workers or not workers:
+        return False
+    if case.told is not None and case.told.pid == link.pid:
+        return not case.told.own_code
+    thread = case.thread(link.pid, link.tid)
+    if thread is not None and thread.syscall is None:
+        late = any(not case.idle_worker(pid) for pid in workers)
+        return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED and late)
+    polled = link.wait.kind is Blocked.PIPE_READ and link.wait.bounded
+    return polled and bool(workers & {holder.pid for holder in link.wait.holders})
 
 
 def _joined_thread(case: RunFacts, link: Link) -> _Next:
