@@ -68,7 +68,7 @@ def _port(text: str) -> int:
     return number
 
 
-BENCHMARKS = ("events", "loader", "state", "files", "samplers")
+BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers")
 
 
 def _benchmark(name: str) -> str:
