@@ -22,7 +22,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ import torch
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, Slab, reading
+from minidl.transport.message import dumps
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!IBbQ")  # bytes that follow the head; slabs; the slab with the pickle, or -1; its offset
@@ -83,7 +83,7 @@ class ArenaWriter(LiveRepr):
         arena = self._arena
         assert arena is not None, "enter_worker() comes first"
         with filling(arena):
-            data: Any = _ForkingPickler.dumps(message)
+            data, _ = dumps(message)
         place, offset = -1, 0
         if len(data) >= _LARGE:
             place, offset = arena.place(data)
