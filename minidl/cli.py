@@ -167,6 +167,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("target", metavar="DIR|PID", help="a trace's directory, or the id of a process that records one"),
                 _arg("--interval", type=_interval, default=1.0, metavar="S",
                      help="seconds between two updates (default: %(default)s)"),
+                _DATALOADER,
                 _flag("--once", "print the state once and exit"),
             ),
             "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
@@ -220,6 +221,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             commands.replay, "step through a trace, forwards and backwards", f"replay {_RUN} --batch 9",
             (
                 _TRACE,
+                _DATALOADER,
                 _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
                 _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
                 _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
@@ -259,6 +261,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a joined trace, or the traces of the ranks, or their directory"),
+                _DATALOADER,
                 _flag("--json", "print the report as JSON"),
             ),
         ),
@@ -267,6 +270,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
                 _arg("b", type=Path, metavar="B", help="the later trace"),
+                _DATALOADER,
                 _flag("--workers", "also compare the stages of each worker"),
                 _flag("--force", "compare even if the datasets or batch sizes differ"),
             ),
@@ -334,6 +338,20 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
+            commands.faults, "inject faults at every step of the protocol; exit code 1 if the loader fails one",
+            "faults 'in write, SIGKILL' 'spawn, pin'",
+            (
+                _arg("patterns", nargs="*", metavar="PATTERN",
+                     help="only cells whose name holds this, which may have * (default: all, about ten minutes)"),
+                _flag("--list", "list the cells, with what must follow, and exit"),
+                _arg("--jobs", type=_positive, default=2, metavar="N",
+                     help="run N cells at a time (default: %(default)s)"),
+                _arg("--transport", choices=("file_descriptor", "file_system"), default="file_descriptor",
+                     help="torch's sharing strategy, by which memory crosses (default: %(default)s)"),
+                _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
+            ),
+        ),
+        Command(
             commands.lab, "run failures of the field as programs, and score the doctor on them", "lab sample_stuck",
             (
                 _arg("case", nargs="?", metavar="CASE", help="run this one and ask the doctor (default: list all)"),
@@ -347,6 +365,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
                 _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
                 _flag("--json", "--score: print every answer as JSON"),
+                _arg("--without", metavar="GUARD", help="run minidl's loader without this guard"),
+                _flag("--guards", "list the guards of the protocol, and exit"),
             ),
         ),
     ),

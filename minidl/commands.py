@@ -50,7 +50,7 @@ def _read(path: Path | None, dataloader: str | None = None) -> Trace:
         raise CommandError("a trace is missing: `minidl demo` and `minidl run train.py` record one, and say where")
     with terminal.busy(f"reading {path}"):
         trace = read_trace(path)
-    return trace if dataloader is None else only(trace, dataloader)
+    return only(trace, dataloader)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -303,6 +303,8 @@ def _view_live(arguments: Namespace) -> int:
 
     from minidl.views.viewer import ViewerError, serve_along, serve_live
 
+    if arguments.dataloader is not None:
+        raise CommandError("view: --live shows all DataLoaders: leave --dataloader out, and choose one in the page")
     if arguments.trace is None:
         raise CommandError("view: --live needs a trace's directory, or the id of a process that records one")
     with _prefixed("view", ViewerError):
@@ -416,6 +418,13 @@ def explore(arguments: Namespace) -> int:
     from minidl.explore import run
 
     with _prefixed("explore", ValueError):
+        return run(arguments)
+
+
+def faults(arguments: Namespace) -> int:
+    from minidl.faults import run
+
+    with _prefixed("faults", ValueError):
         return run(arguments)
 
 

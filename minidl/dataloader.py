@@ -168,6 +168,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             return self._get_iterator()
         if self._given is not None and self._iterator is not None:
             self._iterator.close()  # its workers are where they are: others begin where the state says
+        if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
             self._iterator = None
         if self._iterator is None:
             self._iterator = self._get_iterator()

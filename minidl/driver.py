@@ -44,10 +44,16 @@ from typing import Any, Final
 from minidl.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen
 from minidl.live_repr import LiveRepr, counted, numbers
 from minidl.messages import Result, ResumeIteration, WorkerExhausted
-from minidl.protocol import LoaderEvent, LoaderLifecycle, LoaderState
+from minidl.protocol import LoaderEvent, LoaderLifecycle, LoaderState, ProtocolError
 
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds that a wait for another actor lasts before the actor's life is checked, and that a join may last."""
+
+_NEVER_BEGAN = (
+    "next() on an iterator whose new epoch has not begun: iter(loader) has raised an error, or still runs in another "
+    "thread. Call iter(loader) again; if that error named a worker that died, make a new DataLoader, since persistent "
+    "workers are started only once"
+)
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
@@ -293,8 +299,13 @@ class Driver(LiveRepr):
 
     # --- One batch ----------------------------------------------------------------------------------------------------
     def next(self) -> Effect:
-        """The consumer asks for a batch. Article 1 §2.4.7."""
-        self.lifecycle.handle(LoaderEvent.NEXT)
+        """The consumer asks for a batch. Article 1 §2.4.7. Raises ProtocolError if the epoch has not begun."""
+        try:
+            self.lifecycle.handle(LoaderEvent.NEXT)
+        except ProtocolError:
+            if self.lifecycle.state in (LoaderState.RESUMING, LoaderState.PRIMING):
+                raise ProtocolError(_NEVER_BEGAN) from None
+            raise
         return END if self.closed else self._step()
 
     def _step(self) -> Effect:

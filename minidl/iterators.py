@@ -50,8 +50,9 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
 from minidl.shutdown import Crew
+from minidl.transport.arguments import Parcel
 from minidl.transport.tensors import NotHandedOverError, patience
-from minidl.worker import WorkerSpec, _worker_loop
+from minidl.worker import Users, WorkerSpec, _worker_loop
 
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
 # sees plain classes instead, because our methods have other signatures.
@@ -338,27 +339,32 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._board = ProgressBoard(self._num_workers)
         self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
+        self._crew.named = context.get_start_method() != "fork"
+        users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
         for worker_id in range(self._num_workers):
             index_queue = self._ports.queue("index", context, worker_id)
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
             start = self._record.start_of(worker_id, loader)
-            spec = self._worker_spec(worker_id, index_queue, context, start)
+            spec = self._worker_spec(worker_id, users, index_queue, context, start)
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
-            _start(worker)
+            try:
+                _start(worker)
+            finally:
+                users.close()
             self._crew.add_worker(worker, index_queue)
 
-    def _worker_spec(self, worker_id: int, index_queue: Any, context: Any, start: stateful.FetchStart) -> WorkerSpec:
+    def _worker_spec(
+        self, worker_id: int, users: Parcel, index_queue: Any, context: Any, start: stateful.FetchStart
+    ) -> WorkerSpec:
         return WorkerSpec(
             worker_id=worker_id,
             num_workers=self._num_workers,
             dataset_kind=self._dataset_kind,
-            dataset=self._dataset,
+            users=users,
             auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
             drop_last=self._drop_last,
             base_seed=int(self._base_seed),
-            worker_init_fn=self._worker_init_fn,
             index_queue=index_queue,
             result_queue=self._worker_result_queue.writer(worker_id),
             done_event=self._workers_done_event,
@@ -503,6 +509,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                     raise lack from error
                 raise
             return effect
+        if self._crew.named:
+            self._crew.forget_names()
         if type(message) is Result and type(message.data) is RebuildFailure:
             effect = self._explain(message, message.data.error)
         else:

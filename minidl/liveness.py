@@ -82,14 +82,29 @@ def not_handed_over(crew: Crew, result: Result, timeout: float, ports: Ports) ->
 
 
 def wait_for_a_dying_worker(crew: Crew, worker_id: int, error: Exception) -> None:
-    """Wait up to a second for the worker to end: a dying process closes its socket before it can be found dead."""
+    """Wait for the worker to end: a dying process closes its socket before it can be found dead.
+
+    One that has removed its socket is on its way out, and gets more time than one that only does not answer.
+    """
     if isinstance(error, (ConnectionError, FileNotFoundError, EOFError)):
-        crew.workers[worker_id].join(timeout=1.0)
+        crew.workers[worker_id].join(timeout=5.0 if isinstance(error, FileNotFoundError) else 1.0)
+
+
+def _refused(error: Exception) -> Exception:
+    """The error in words, if it says only that a connection has ended: the worker lives, and has printed the reason."""
+    if not isinstance(error, (EOFError, ConnectionError)):
+        return error
+    refused = RuntimeError(
+        "the worker has closed the connection when it was asked for the memory of its batch. It has printed the "
+        "reason: for example 'Too many open files', which `ulimit -n` helps against"
+    )
+    refused.__cause__ = error
+    return refused
 
 
 def explained(result: Result, error: Exception) -> Result:
     """The result with an error in place of the data that can't be rebuilt, so that the epoch goes on."""
-    error = out_of_descriptors() or error
+    error = out_of_descriptors() or _refused(error)
     where = "in the loader while it rebuilt a batch"
     wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
     return Result(result.idx, result.worker_id, wrapper, result.state)

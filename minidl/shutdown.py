@@ -13,14 +13,16 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from multiprocessing import util
 from typing import Any
 
 from minidl.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
-from minidl.progress import ProgressBoard
+from minidl.progress import ProgressBoard, Stage
 from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
 from minidl.transport.queues import NoThreadError
+from minidl.transport.tensors import remove_segments_of
 
 python_exit_status: bool | None = False
 """Whether Python is exiting. Locks, threads and queues may no longer work then, so `Crew.shut_down` does nothing."""
@@ -45,6 +47,15 @@ the worker would not receive it, and would be killed. So a crew holds no referen
 """
 
 
+def _remove_segments() -> None:
+    """Remove what the workers have left that are terminated because Python exits."""
+    for crew in _running:
+        remove_segments_of([worker.pid for worker in crew.workers])
+
+
+util.Finalize(None, _remove_segments, exitpriority=-1)  # below 0: after multiprocessing has terminated and joined them
+
+
 def _close_all() -> None:
     for crew in tuple(_running):
         if crew.closes_at_exit:
@@ -65,6 +76,7 @@ class Crew(LiveRepr):
         self.pin_done_event: Any = None
         self.closes_at_exit = False
         self.pids_set = False
+        self.named = False  # whether semaphores of the queues have names
         self.pid = os.getpid()  # a child that is forked with this object must not shut it down
         _running.add(self)
 
@@ -120,6 +132,13 @@ class Crew(LiveRepr):
         atexit.register(_close_all)  # the last registered runs first: before the exit flag is set
         self.closes_at_exit = True
 
+    def forget_names(self) -> None:
+        """Remove the names of the queues' semaphores once every worker has opened them."""
+        if all(self.board.read(worker_id).stage > Stage.STARTING for worker_id in range(len(self.workers))):
+            for each in (self.result_queue, *self.index_queues):
+                each.forget_names()
+            self.named = False
+
     def put(self, worker_id: int, message: Any) -> None:
         """Put a message into a worker's queue; drop it if a signal handler has closed the queue in the meantime."""
         try:
@@ -153,6 +172,7 @@ class Crew(LiveRepr):
             effect = self.driver.done()
         if self.driver.ended:
             _running.discard(self)
+            remove_segments_of([worker.pid for worker in self.workers])
 
     def perform(self, effect: Effect) -> None:
         """Perform one step of the shutdown."""

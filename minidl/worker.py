@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import queue
 import random
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,23 +31,31 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.signal_handling import _set_worker_signal_handlers
 from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, opened, pack
+from minidl.transport.arguments import Parcel, SentParcel
 from minidl.transport.tensors import remove_unsized
 from minidl.worker_info import WorkerInfo
 
 
+class Users(NamedTuple):
+    """What the user has given to a worker."""
+
+    dataset: Any = None
+    collate_fn: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker's arguments. manager_pid: the loader's process; None if a fork server starts the worker."""
+    """A worker's arguments. users: holds a `Users`; manager_pid: the loader's process; None if a fork server starts the
+    worker."""
 
     worker_id: int
     num_workers: int
     dataset_kind: int
-    dataset: Any
+    users: Parcel | SentParcel
     auto_collation: bool
-    collate_fn: Callable[[Any], Any]
     drop_last: bool
     base_seed: int
-    worker_init_fn: Callable[[int], None] | None
     index_queue: Any
     result_queue: Any
     done_event: Any
@@ -86,6 +96,18 @@ class ManagerWatchdog:
         return not self.manager_dead
 
 
+def _end_orphan(watchdog: ManagerWatchdog) -> None:
+    """End this process some time after the loader's, if it is still here: its dataset may be in a call without end.
+
+    Runs in a thread, which a call in C that keeps the GIL holds up, too. PR_SET_PDEATHSIG would do without one, but it
+    also ends the worker when the thread ends that has started it.
+    """
+    while watchdog.is_alive():
+        time.sleep(MP_STATUS_CHECK_INTERVAL)
+    time.sleep(2 * MP_STATUS_CHECK_INTERVAL)  # until then, `_Worker.run` leaves as it should
+    os._exit(1)
+
+
 def numpy_seed(base_seed: int, worker_id: int) -> list[int]:
     """Four 32-bit words for `numpy.random.seed`, from NumPy's SeedSequence of (worker_id, base_seed).
 
@@ -100,9 +122,9 @@ def _seed(spec: WorkerSpec) -> None:
     np.random.seed(numpy_seed(spec.base_seed, spec.worker_id))
 
 
-def _publish_worker_info(spec: WorkerSpec) -> None:
+def _publish_worker_info(spec: WorkerSpec, dataset: Any) -> None:
     """Let `get_worker_info` answer, ours and torch's: users' sharding code may call either."""
-    info = WorkerInfo(id=spec.worker_id, num_workers=spec.num_workers, seed=spec.seed, dataset=spec.dataset)
+    info = WorkerInfo(id=spec.worker_id, num_workers=spec.num_workers, seed=spec.seed, dataset=dataset)
     worker_info._worker_info = info
     torch_worker._worker_info = info  # type: ignore[assignment]  # the same fields under the same names
 
@@ -112,20 +134,34 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
+        self.watchdog = ManagerWatchdog(spec.manager_pid)
+        threading.Thread(target=_end_orphan, args=(self.watchdog,), name="end_orphan", daemon=True).start()
         self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
         self.keeper: Keeper | None = None  # takes the states that go with results
         self.init_exception: ExceptionWrapper | None = None
+        self.unusable: ExceptionWrapper | None = None  # why there is no dataset
+        self.lacks = ""  # why there is no fetcher, once that was said
+        self.users = Users()
+
+    def unpack(self) -> None:
+        """Unpickle what the user has given, which imports modules. If that fails, each task says so."""
+        try:
+            self.users = self.spec.users.unpack()
+        except Exception as error:
+            self.unusable = ExceptionWrapper(error, f"{self.spec.where} while it unpickled its dataset")
 
     def make_fetcher(self, start: FetchStart | None = None) -> None:
         """Make a fetcher for a new epoch. If that fails (an iterable's __iter__ raises, say), the next task says so."""
         spec = self.spec
         start = start or FetchStart()
         self.progress.opening()
+        if self.unusable is not None:
+            return
         self.fetcher = self.keeper = None  # if the new one fails, the old one would go on with the old epoch's samples
         try:
-            self.fetcher = opened(start, spec.dataset, self.create_fetcher)
+            self.fetcher = opened(start, self.users.dataset, self.create_fetcher)
             self.keeper = keeper_of(self.fetcher, spec.state_every, start.number)
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, spec.where)
@@ -134,15 +170,23 @@ class _Worker:
         """A fetcher of the whole dataset."""
         spec = self.spec
         return _DatasetKind.create_fetcher(
-            spec.dataset_kind, spec.dataset, spec.auto_collation, spec.collate_fn, spec.drop_last, self.progress
+            spec.dataset_kind,
+            self.users.dataset,
+            spec.auto_collation,
+            self.users.collate_fn,
+            spec.drop_last,
+            self.progress,
         )
 
     def initialise(self) -> None:
         """Run worker_init_fn and make the first fetcher."""
+        if self.unusable is not None:
+            self.progress.initialising()  # as far as it comes
+            return
         try:
-            if self.spec.worker_init_fn is not None:
+            if self.users.worker_init_fn is not None:
                 self.progress.initialising()
-                self.spec.worker_init_fn(self.spec.worker_id)
+                self.users.worker_init_fn(self.spec.worker_id)
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, self.spec.where)
         else:
@@ -150,8 +194,11 @@ class _Worker:
 
     def fetch(self, task: Task) -> Any:
         """The task's batch, or what is sent in its place: an ExceptionWrapper or a WorkerExhausted."""
+        if self.unusable is not None:
+            return self.unusable
         if self.init_exception is not None:
             data, self.init_exception = self.init_exception, None
+            self.lacks = data.last_line
             return data
         if isinstance(task.index, ExceptionWrapper):  # the task itself could not be pickled
             return task.index
@@ -160,7 +207,7 @@ class _Worker:
             return ExceptionWrapper(task.index.error, where, f"Task {task.idx}.")
         try:
             if self.fetcher is None:
-                raise RuntimeError("the worker has no fetcher, because its initialisation failed")
+                raise RuntimeError(f"the worker has no fetcher, because its initialisation failed: {self.lacks}")
             return self.fetcher.fetch(task.index)
         except Exception as error:
             if isinstance(error, StopIteration) and self.spec.dataset_kind == _DatasetKind.Iterable:
@@ -212,7 +259,7 @@ class _Worker:
 
     def run(self) -> None:
         """The loop."""
-        watchdog = ManagerWatchdog(self.spec.manager_pid)
+        watchdog = self.watchdog
         self.progress.waiting()  # also after each message, but not at each poll: that would reset the time of the wait
         self.lifecycle.decide(WorkerEvent.READY)
         action = Action.WAIT
@@ -245,8 +292,9 @@ def _worker_loop(spec: WorkerSpec) -> None:
         _set_worker_signal_handlers()
         torch.set_num_threads(1)
         torch.multiprocessing._set_thread_name("pt_data_worker")
+        worker.unpack()
         _seed(spec)
-        _publish_worker_info(spec)
+        _publish_worker_info(spec, worker.users.dataset)
         spec.result_queue.enter_worker()
         spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()

@@ -51,11 +51,19 @@ def of_the_core(test: Path) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the core's own tests, which coverage measures; it would double the time of the rest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the core's own tests, which coverage measures; it would double the time of the rest.
+
+    Leave out the slow ones, unless `-m` says something about them, or a test is asked for by its name.
+    """
     for item in items:
         if of_the_core(item.path.relative_to(TESTS)):
             item.add_marker(pytest.mark.core)
+    named = any("::" in argument for argument in config.args)
+    if "slow" not in config.option.markexpr and not named:
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues arena arena_queue"),
+    ("transport", "tensors message queues arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -61,7 +61,7 @@ ORDER = (
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
     ("recordings", "images training scenes table suite one __main__"),
-    ("faults", "program matrix __main__"),
+    ("faults", "cells program runner __init__"),
     ("lab", "case"),
     (
         "lab.cases",
@@ -75,7 +75,7 @@ ORDER = (
         "stalled_download stream_lock_after_fork stream_without_end taking_turns threads_lost_at_fork torn_message "
         "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
     ),
-    ("lab", "table runner score __init__"),
+    ("lab", "faulty guard_programs ablation table runner score __init__"),
     ("", "commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
@@ -235,7 +235,7 @@ OTHER_TESTS = {
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
-    "notebooks": "course exercises notebooks",
+    "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
     "views": "same_facts",

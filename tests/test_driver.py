@@ -35,7 +35,7 @@ from minidl.driver import (
 )
 from minidl.messages import Result, ResumeIteration, WorkerExhausted
 from minidl.protocol import LoaderEvent as Event
-from minidl.protocol import LoaderLifecycle, LoaderState
+from minidl.protocol import LoaderLifecycle, LoaderState, ProtocolError
 
 GET = Get(MP_STATUS_CHECK_INTERVAL)
 LEFTOVERS = [
@@ -194,6 +194,17 @@ def test_resuming_may_be_tried_again() -> None:
 
 
 # --- Nothing came -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("state", [LoaderState.RESUMING, LoaderState.PRIMING])
+def test_next_in_an_epoch_that_never_began_says_what_to_do(state: LoaderState) -> None:
+    driver = made(persistent=True)
+    driver.lifecycle.state = state
+    with pytest.raises(ProtocolError, match=r"has not begun.*make a new DataLoader"):
+        driver.next()
+    driver.lifecycle.state = LoaderState.WAITING
+    with pytest.raises(ProtocolError, match="impossible in state WAITING"):
+        driver.next()
+
+
 def test_nothing_came_and_everybody_lives() -> None:
     driver = begun(pin=True)
     driver.next()

@@ -29,6 +29,7 @@ from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told, traces_in
+from minidl.tracefile.loaders import only
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
@@ -205,7 +206,7 @@ def _table(subject: Subject) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     """`minidl audit`: print the report; return 1 if a mistake was found, else 0."""
     with terminal.busy("comparing the ranks"):
-        report = audit([read_trace(path) for path in traces_in(arguments.traces)])
+        report = audit([only(read_trace(path), arguments.dataloader) for path in traces_in(arguments.traces)])
     json.dump(report.to_json(), sys.stdout) if arguments.json else print(report.text(), end="")
     print()
     return 1 if report.mistakes else 0

@@ -27,6 +27,7 @@ from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import keys_at
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.words import duration, lacking, percent, size
@@ -531,6 +532,7 @@ _OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebui
 def run(arguments: argparse.Namespace) -> int:
     """`minidl diff`; the exit code. Raises TraceError if a trace can't be read or the two can't be compared."""
     with terminal.busy("comparing"):
-        found = diff(read_trace(arguments.a), read_trace(arguments.b), force=arguments.force)
+        a, b = (only(read_trace(path), arguments.dataloader) for path in (arguments.a, arguments.b))
+        found = diff(a, b, force=arguments.force)
     print(found.text(workers=arguments.workers))
     return 0

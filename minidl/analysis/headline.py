@@ -17,6 +17,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -24,13 +25,14 @@ import numpy as np
 
 from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
-from minidl.analysis.verdict import Bound, verdict
+from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
 from minidl.doctor.diagnosis import Diagnosis
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Ending, Message, Outcome
+from minidl.tracefile.loaders import NamedLoader, dataloaders
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
@@ -42,6 +44,9 @@ LONG: Final = 5_000_000_000
 
 SUDDEN: Final = 1_000_000_000
 """ns of waiting from which on it is a hang if it is ten times the longest of the run."""
+
+MOST_SUMMED: Final = 20
+"""Iterators of one DataLoader that are judged together: those that were waited for longest."""
 
 LONGEST: Final = 170
 """Characters of a sentence: it is a title."""
@@ -275,7 +280,7 @@ class _Inquiry:
         evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := _finished(state)) else []
         evidence += [f"{self._who(other)} for {duration(other.took)}: it may wait for the other" for other in others]
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
-        evidence.append(f"last signs of life: {self._signs(focus, during)}")
+        evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
         sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
         if found is None:
@@ -560,7 +565,7 @@ class _Inquiry:
         else:
             moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
         judged = self._judged()
-        evidence = (moved, f"last signs of life: {self._signs(None, self.last)}", judged.sentence)
+        evidence = (moved, f"last events: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
@@ -588,17 +593,31 @@ class _Inquiry:
         return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
 
     def _judged(self) -> Headline:
-        """What bounds the loader that was waited for longest."""
+        """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
         waits = self.spans[(self.spans["code"] == ev.NEXT[0]) & (self.spans["end"] >= 0)]
         numbers = [int(number) for number in np.unique(self.events["loader"]) if number]
         if not numbers:
             return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
-        number = max(numbers, key=lambda one: (total(waits[waits["loader"] == one]), -one))
-        found = verdict(self.trace, number, self.spans)
+        waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
+        named = dataloaders(self.trace)
+        known = [one for one in named if _is_known(self.trace, one)]
+        groups = {_of_rank(one): [n for n in one.iterators if n in waited] for one in known}
+        single = set(numbers) - {number for group in groups.values() for number in group}
+        groups |= {f"iterator {number}": [number] for number in sorted(single)}
+        name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
+        group.sort(key=lambda number: (-waited[number], number))
+        number = group[0]
+        together = summed(self.trace, group[:MOST_SUMMED], self.spans) if len(group) > 1 else None
+        found = together or verdict(self.trace, number, self.spans)
         said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
         evidence = (*([rest] if rest else []), *found.evidence)
-        if len(numbers) > 1:
-            evidence = (f"of {len(numbers)} iterators the one that was waited for longest: {number}", *evidence)
+        if len(groups) > 1:
+            kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
+            evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
+            params, several = self.trace.loaders.get(number, {}), len({one.name for one in known}) > 1
+            who = [f"rank {params['rank']}"] if len({one.rank for one in known}) > 1 else []
+            who += [PurePath(str(params["made_at"])).name] if several and params.get("made_at") else []
+            said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
         if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
@@ -692,6 +711,16 @@ class _Inquiry:
     def _epoch(self, loader: int, time: int) -> int:
         begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
         return int(begun["x"][-1]) if len(begun) else -1
+
+
+def _of_rank(one: NamedLoader) -> str:
+    return f"rank {one.rank}: {one.name}" if one.rank >= 0 else one.name
+
+
+def _is_known(trace: Trace, one: NamedLoader) -> bool:
+    """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
+    there = np.isin(one.iterators, trace.events["loader"]).any()
+    return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome
 from minidl.tracefile.format import errno_in_words
+from minidl.tracefile.loaders import first_epochs, in_words
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, doing, duration, plain, size
@@ -83,7 +84,7 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class IteratorSnapshot:
-    """One iterator. epoch and yielded are -1 if the events that were read do not tell.
+    """One iterator. name: in words. epoch, yielded: -1 if the events that were read do not tell.
 
     depths: tasks in flight by place. window: seconds over which the rates were taken. wait: mean seconds that the
     training loop waited for a batch, None if it got none. waits: what it waits for and why that is not there, "" if it
@@ -91,6 +92,7 @@ class IteratorSnapshot:
     """
 
     number: int
+    name: str
     epoch: int
     yielded: int
     state: LoaderState
@@ -127,7 +129,7 @@ class IteratorSnapshot:
         """Which iterator it is, how far it is, and what `more` says."""
         epoch = [f"epoch {self.epoch}"] if self.epoch >= 0 else []
         yielded = [f"{self.yielded} yielded"] if self.yielded >= 0 else []
-        return f"iterator {self.number}: {', '.join([*epoch, *yielded, *more])}"
+        return f"{self.name}: {', '.join([*epoch, *yielded, *more])}"
 
     def rates(self) -> str:
         """How fast it hands out batches, and how long the training loop waits for one."""
@@ -296,7 +298,7 @@ class _Iterator:
     def __init__(self, number: int, trace: Trace) -> None:
         self.number = number
         self.facts = trace.loaders.get(number, {})
-        self.follower = Follower(self.facts, int(trace.events["time"][0]))
+        self.follower = Follower(self.facts, int(trace.events["time"][0]), first_epochs(trace).get(number, 0))
         self.state: ProtocolState = self.follower.state()
         self.home = ""  # the file of the process that iterates
         self.begun = 0
@@ -334,6 +336,7 @@ class _Iterator:
         workers = list(self._workers(job, trace, now, bool(cut), lives))
         return IteratorSnapshot(
             self.number,
+            in_words(trace, self.number),
             -1 if state.epoch is None else state.epoch,
             state.yielded if state.yielded or state.epoch is not None else -1,
             state.loader,

@@ -13,6 +13,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
 from minidl.tracefile.events import EVENTS, Phase, Track
+from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import open_spans
 from minidl.tracefile.words import duration, percent, plain
 
@@ -85,7 +86,10 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     if not len(born):  # a loader without workers sends nothing
         born = np.flatnonzero(mine & (events["code"] == ev.FETCH[0]))
     born = born[np.argsort(trace.order.times[born], kind="stable")]
-    epochs = np.array([_epoch_of(trace, at) for at in born.tolist()], np.int64)
+    first = first_epochs(trace)
+    epochs = np.array(
+        [_epoch_of(trace, at) + first.get(int(events["loader"][at]), 0) for at in born.tolist()], np.int64
+    )
     found = np.flatnonzero((epochs == epoch) | (epoch is None))
     if not len(found):
         have = _tasks_of(events if loader is None else events[events["loader"] == loader])

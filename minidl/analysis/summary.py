@@ -20,7 +20,7 @@ from minidl.analysis.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
-from minidl.tracefile.loaders import NamedLoader, dataloaders
+from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_at_end, how_ended, left_alive, open_spans
@@ -96,7 +96,10 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSummary:
-    """One iterator. waited: ns inside `next`, of which first_waits before an epoch's first batch."""
+    """One iterator. waited: ns inside `next`, of which first_waits before an epoch's first batch.
+
+    first_epoch: the number of its first epoch, if others of its DataLoader have others; else -1.
+    """
 
     number: int
     params: dict[str, Any]
@@ -116,6 +119,7 @@ class LoaderSummary:
     verdict: Verdict
     device: DeviceUse | None = None
     left_alive: bool = False
+    first_epoch: int = -1
 
     @property
     def waiting_share(self) -> float:
@@ -126,7 +130,7 @@ class LoaderSummary:
         """The iterator's part of the summary. hints: with what to do about its speed, and its slowest samples."""
         wall = f"{duration(self.wall)} from the first event to the last"
         lines = [
-            f"iterator {self.number}{_of_rank(self.params)}{_params(self.params)}",
+            f"{self._name()}{_of_rank(self.params)}{_params(self.params)}",
             f"  {counted(self.batches, 'batch', 'batches')} in {self._epochs()}, {wall}",
             f"  waited inside next() {duration(self.waited)}, consumer's own time {duration(self.consumer)}",
             *(f"  {line}" for line in (self.verdict if hints else replace(self.verdict, next_step="")).lines()),
@@ -142,9 +146,12 @@ class LoaderSummary:
     def line(self, like: int) -> str:
         """The iterator in one line, for one whose parameters are those of iterator `like`."""
         return (
-            f"iterator {self.number} (as iterator {like}): {counted(self.batches, 'batch', 'batches')} "
+            f"{self._name()} (as iterator {like}): {counted(self.batches, 'batch', 'batches')} "
             f"in {duration(self.wall)}, waited inside next() {duration(self.waited)}: {self.verdict.kind.value}"
         )
+
+    def _name(self) -> str:
+        return f"iterator {self.number}" + (f", epoch {self.first_epoch}" if self.first_epoch >= 0 else "")
 
     def _start_and_end(self) -> Iterator[str]:
         if self.start_up is not None:
@@ -254,7 +261,7 @@ def summary(trace: Trace) -> Summary:
     """Sum `trace` up; near-linear in its events."""
     spans = trace.spans()
     times, alive = trace.events["time"], left_alive(trace)
-    numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
+    numbers, several = [int(number) for number in np.unique(trace.events["loader"]) if number], _several(trace)
     return Summary(
         headline=headline(trace, spans),
         path=str(trace.path),
@@ -264,7 +271,7 @@ def summary(trace: Trace) -> Summary:
         events=len(trace),
         lost=sum(process.lost for process in trace.processes),
         wall=int(times[-1] - times[0]) if len(times) else 0,
-        loaders=[_loader(trace, spans, number, number in alive) for number in numbers],
+        loaders=[_loader(trace, spans, number, number in alive, several.get(number, -1)) for number in numbers],
         open=open_spans(trace, spans),
         alive=alive_at_end(trace, spans),
         ended=how_ended(trace),
@@ -298,7 +305,14 @@ def _machine(manifest: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSummary:
+def _several(trace: Trace) -> dict[int, int]:
+    """The first epoch of each iterator whose DataLoader has others."""
+    first = first_epochs(trace)
+    several = [one.iterators for one in dataloaders(trace) if len(one.iterators) > 1]
+    return {number: first[number] for numbers in several for number in numbers if number in first}
+
+
+def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool, first_epoch: int) -> LoaderSummary:
     events = trace.events[trace.events["loader"] == number]
     spans = all_spans[all_spans["loader"] == number]
     closed = spans[spans["end"] >= 0]
@@ -322,6 +336,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool) -> LoaderSu
         verdict=verdict(trace, number, all_spans),
         device=device_use(trace, number, all_spans),
         left_alive=alive,
+        first_epoch=first_epoch,
     )
 
 

@@ -17,16 +17,19 @@ from typing import TextIO
 from minidl.analysis.headline import headline
 from minidl.analysis.live import LiveTrace, find_trace
 from minidl.analysis.now import Job, Snapshot
+from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import read_trace
 
 
 def follow(
-    target: str | PathLike[str], interval: float = 1.0, once: bool = False, out: TextIO | None = None
-) -> Snapshot:
+    target: str | PathLike[str], interval: float = 1.0, once: bool = False, out: TextIO | None = None,
+    dataloader: str | None = None,
+) -> Snapshot:  # fmt: skip
     """Show the state of the job `target` (see `find_trace`) every `interval` seconds, until its run is over.
 
     once: show it once. out: where to (default: sys.stdout); a terminal is redrawn, anything else gets one snapshot
-    after the other. Returns the last one. Raises TraceError if there is no trace.
+    after the other. dataloader: of this one's iterators alone (see `loaders.only`). Returns the last one. Raises
+    TraceError if there is no trace.
     """
     out = sys.stdout if out is None else out
     place = find_trace(target)
@@ -35,8 +38,12 @@ def follow(
         trace, lives = (read_trace(place), {}) if live is None else live.read()
         job.take(trace)
         shot = job.snapshot(trace, job.moment(trace, lives), lives)
+        if dataloader is not None:
+            mine = only(trace, dataloader).loaders
+            shot = replace(shot, loaders=[one for one in shot.loaders if one.number in mine])
         if shot.over:
-            shot = replace(shot, headline=headline(trace if live is None else read_trace(place)).sentence)
+            whole = trace if live is None else read_trace(place)
+            shot = replace(shot, headline=headline(only(whole, dataloader)).sentence)
         out.write(_framed(shot.text()) if out.isatty() and not once else f"{shot.text()}\n")
         out.flush()
         if once or shot.over:
@@ -57,7 +64,7 @@ def _framed(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """`minidl top`; the exit code. Raises TraceError if there is no trace."""
     try:
-        follow(arguments.target, arguments.interval, arguments.once)
+        follow(arguments.target, arguments.interval, arguments.once, dataloader=arguments.dataloader)
     except KeyboardInterrupt:  # the usual way to leave
         print()
     return 0

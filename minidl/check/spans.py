@@ -10,7 +10,7 @@ import numpy as np
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Positions
-from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.events import EVENTS, Ending, Phase
 from minidl.tracefile.words import name_of
 
 BEGINS: Final = np.array([event.code for event in EVENTS.values() if event.phase is Phase.BEGIN])
@@ -91,10 +91,15 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
         )
     )
     if code in _LEAVES:
-        found += lane[:1].tolist()
+        found += [at for at in lane[:1].tolist() if not _interrupted(loader, at)]
     elif (end := _end_of_a_span_around(loader, lane)) is not None:
         found.append(end)
     return min(found, default=None)
+
+
+def _interrupted(loader: LoaderView, row: int) -> bool:
+    """Whether a worker leaves because of a Ctrl-C, which may come before the event that ends what it did."""
+    return bool(loader.code[row] == ev.WORKER_EXIT and loader.x[row] == Ending.INTERRUPTED)
 
 
 def _end_of_a_span_around(loader: LoaderView, lane: Positions) -> int | None:

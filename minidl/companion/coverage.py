@@ -29,10 +29,6 @@ COMPILED: Final = {
 """Functions of torch whose source is C++ that a wheel does not hold."""
 
 FUNCTIONS_WITHOUT_ROW: Final = {
-    "*:*.__getstate__": "refuses to pickle an iterator; no article speaks of it",
-    "*:*.__len__": "a length; the row of its class tells of the class as a whole",
-    "*:*.__setattr__": "refuses to set an option after the constructor; no article speaks of it",
-    "*:*._IterableDataset_len_called": "bookkeeping of the length warning",
     "dataloader:_get_distributed_settings": "DataPipes, which are not implemented here",
     "dataloader:_sharding_worker_init_fn": "DataPipes, which are not implemented here",
     "dataloader:_share_dist_seed": "DataPipes, which are not implemented here",

@@ -11,6 +11,7 @@ import functools
 import html as markup
 import os
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -82,11 +83,11 @@ def spans(texts: Mapping[str, str]) -> str:
     return "".join(f'<span class="l {code}" lang="{code}">{inline(text)}</span>' for code, text in texts.items())
 
 
-def blocks(texts: Mapping[str, str]) -> str:
+def blocks(words: Translated) -> str:
     """Return a text of several paragraphs in all languages."""
     out = []
-    for code, text in texts.items():
-        paragraphs = "".join(f"<p>{inline(' '.join(p.split()))}</p>" for p in re.split(r"\n\s*\n", text) if p.strip())
+    for code in LANGUAGES:
+        paragraphs = "".join(f"<p>{inline(paragraph)}</p>" for paragraph in words.paragraphs(code))
         out.append(f'<div class="l {code}" lang="{code}">{paragraphs}</div>')
     return "".join(out)
 
@@ -113,7 +114,7 @@ class _Sources:
         """Return a button that shows the lines."""
         key = f"{place.file}:{place.first}"
         if key not in self.texts:
-            self.texts[key] = [place.first, place.text]
+            self.texts[key] = [place.first, textwrap.dedent(place.text)]
         folder, _, file = place.file.rpartition("/")
         lines = f"{place.first}\N{EN DASH}{place.last}"
         name = markup.escape(place.name).replace(".", ".<wbr>")
@@ -140,7 +141,7 @@ def _row(entry: Entry, sources: _Sources) -> str:
     level = "h3" if entry.topic else "h2"
     heading = entry.section.heading if not entry.topic else ""  # of a section that has no number: as the article has it
     theirs = f'<p class="at" lang="zh">{markup.escape(heading)}</p>' if heading else ""
-    parts = [f"<{level}>{number} {spans(entry.words.titles)}</{level}>{theirs}", blocks(entry.words.texts)]
+    parts = [f"<{level}>{number} {spans(entry.words.titles)}</{level}>{theirs}", blocks(entry.words)]
     if entry.has_counterpart:
         parts.append(_references(entry, sources))
     else:
@@ -168,12 +169,23 @@ def _guard(guard: Guard, sources: _Sources) -> str:
     shown = "".join(f"<li>{markup.escape(step)}</li>" for step in steps)
     torch = sources.list([guard.upstream], "torch") if guard.upstream else f'<li class="none">{_word("nothere")}</li>'
     return (
-        f'<details class="guard"><summary><b>{guard.name}</b>: {markup.escape(guard.purpose)}</summary>'
+        f'<details class="guard"><summary><span class="kind">{_word("guard")}</span> <b>{guard.name}</b>: '
+        f"{spans(purposes(guard))}</summary>"
         f'<div class="refs"><div><h4>{_word("here")}</h4><ul>{sources.list([guard.ours], "minidl")}</ul></div>'
         f"<div><h4>{_word('torch')}</h4><ul>{torch}</ul></div></div>"
         f"<h4>{_word('without')}</h4><ol>{shown}</ol><p class='wrong'>{markup.escape(wrong)}</p>"
         f"<p><code>minidl explore --guard {guard.name} -o explored</code></p></details>"
     )
+
+
+def purposes(guard: Guard) -> Mapping[str, str]:
+    """Return what the guard is for, in each language."""
+    return {"en": guard.purpose, **_purposes()[guard.name]}
+
+
+@functools.cache
+def _purposes() -> Mapping[str, Mapping[str, str]]:
+    return read("guards.ini")
 
 
 @functools.cache
@@ -255,7 +267,7 @@ def _path(sources: _Sources) -> str:
             f'<section class="row" id="path-{number}"><h2><a class="key" href="#path-{number}">{number}</a> '
             f"{spans(stop.words.titles)}</h2>"
             f"<p class='faint'>{stop.minutes} {_word('minutes')}, {stop.lines} {_word('lines')}</p>"
-            f'{blocks(stop.words.texts)}<div class="refs"><div><h4>{_word("here")}</h4>'
+            f'{blocks(stop.words)}<div class="refs"><div><h4>{_word("here")}</h4>'
             f"<ul>{sources.list(stop.ours, 'minidl')}</ul></div><div><h4>{_word('torch')}</h4>"
             f"<ul>{sources.list(stop.upstream, 'torch')}</ul></div></div>{shown}</section>"
         )
@@ -271,7 +283,7 @@ def _note(sources: _Sources) -> str:
         drawn = "".join(f'<div class="diagram">{_diagram(each)}</div>' for each in part.diagrams)
         out.append(
             f'<section class="row" id="note-{name}"><h2>{spans(part.words.titles)}</h2>'
-            f"{blocks(part.words.texts)}{drawn}{guards}{''.join(map(_moment, part.moments))}</section>"
+            f"{blocks(part.words)}{drawn}{guards}{''.join(map(_moment, part.moments))}</section>"
         )
     return "".join(out)
 
@@ -295,7 +307,7 @@ def _one_drift(drift: Drift) -> str:
     about = inline(drift.source) if drift.section else "NOTE [ Data Loader Multiprocessing Shutdown Logic ]"
     return (
         f'<section class="row" id="drift-{drift.name}"><h2><span class="kind">{_word(f"kind-{drift.kind}")}</span> '
-        f"{spans(drift.words.titles)}</h2><p class='faint'>{about}</p>{blocks(drift.words.texts)}"
+        f"{spans(drift.words.titles)}</h2><p class='faint'>{about}</p>{blocks(drift.words)}"
         f"<h4>{_word('evidence')}</h4><ul class='claims'>{''.join(claims)}</ul></section>"
     )
 
@@ -313,7 +325,13 @@ def _by_module(package: str) -> Mapping[str, Mapping[str, list[Entry]]]:
     for entry in entries().values():
         for reference in entry.ours if package == "minidl" else entry.upstream:
             out[reference.partition(":")[0]][reference].append(entry)
-    return {module: out[module] for module in sorted(out)}
+    return {
+        module: dict(sorted(out[module].items(), key=lambda i: _first_line(i[0], package))) for module in sorted(out)
+    }
+
+
+def _first_line(reference: str, package: str) -> int:
+    return min((place.first for place in places(reference, package)), default=0)
 
 
 def _files(sources: _Sources) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import configparser
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,6 +30,9 @@ from minidl.articles import ARTICLES, Section, sections
 
 LANGUAGES: Final = {"en": "English", "ru": "Русский", "zh": "中文"}
 """Languages of the page: code -> the language's own name for itself."""
+
+_CHINESE: Final = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
+_WITHIN_CHINESE: Final = re.compile(rf"(?<={_CHINESE})\n *(?={_CHINESE})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class Translated:
         """Read the fields "en", "ru" and "zh": the first line is the heading."""
         parts = {code: fields.get(code, "").strip().partition("\n") for code in LANGUAGES}
         return cls({c: p[0].strip() for c, p in parts.items()}, {c: p[2].strip() for c, p in parts.items()})
+
+    def paragraphs(self, language: str) -> list[str]:
+        """The text's paragraphs, each on one line. Between two Chinese characters, a line's end is no space."""
+        text = _WITHIN_CHINESE.sub("", self.texts[language])
+        return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
 
     @property
     def missing(self) -> list[str]:

@@ -1,7 +1,8 @@
 """The companion in a terminal: the rows of a section, or those that name a file, a function of torch or an event.
 
 Interface: `render(what, language)`. `what` is a section ("1 §2.4.4", "2.4.4", "shutdown"), a file ("dispatcher.py",
-"minidl/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), or "drift".
+"minidl/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), words of a heading in
+any language, or "drift".
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def render(what: str, language: str = "en", width: int = 100) -> str:
     if not found:
         raise ValueError(
             f"no row has {what!r}: give a section (1 §2.4.4, shutdown), a file of minidl (dispatcher.py), "
-            "a function (_try_put_index), an event (reorder_store), or drift"
+            "a function (_try_put_index), an event (reorder_store), words of a heading, or drift"
         )
     return "\n\n".join("\n".join(_row(entry, language, width)) for entry in found)
 
 
 def select(what: str) -> list[Entry]:
-    """Return the rows that a section, a file, a function or an event leads to; the first of these that has any."""
+    """Return the rows that a section, event, file, function or heading leads to: the first way that has any."""
     known = list(entries().values())
     asked = re.sub(r"\s+§?\s*|§", " ", what).strip()
     article, _, anchor = asked.rpartition(" ")
@@ -43,6 +44,7 @@ def select(what: str) -> list[Entry]:
         [e for e in known if what in {event.name for event in EVENTS.values()} and what in coverage.events_of(e)],
         [e for e in known if what.endswith(".py") and _names_file(e, what)],
         [e for e in known if _names_function(e, what)],
+        [e for e in known if any(what.casefold() in title.casefold() for title in e.words.titles.values())],
     )
     return next((way for way in ways if way), [])
 
@@ -59,8 +61,8 @@ def _names_function(entry: Entry, what: str) -> bool:
 
 
 def _words(words: Translated, language: str, width: int, indent: str = "  ") -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n", words.texts[language]):
-        flat = " ".join(paragraph.split()).replace("`", "")
+    for paragraph in words.paragraphs(language):
+        flat = paragraph.replace("`", "")
         half = width // 2 if language == "zh" else width  # a Chinese character is two columns wide
         yield textwrap.fill(
             flat, half, initial_indent=indent, subsequent_indent=indent, break_long_words=language == "zh"

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
-from minidl.evidence.graph import KernelWait, waits
+from minidl.evidence.graph import Blocked, KernelWait, waits
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 
 _OWN_THREADS: Final = (LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN)
@@ -190,7 +190,11 @@ class RunFacts:
         if place.seen:
             return place.step is LoaderStep.IDLE and not place.interrupted
         thread, wait = self.thread(pid, pid), self.wait(pid, pid)
-        return wait is not None and thread is not None and _polls(thread) and wait.kind.name == "PIPE_READ"
+        if wait is None or thread is None:
+            return False
+        if thread.syscall is None:
+            return "poll" in thread.wchan
+        return _polls(thread) and wait.kind is Blocked.PIPE_READ
 
     def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
         """The threads of a process that run Python of the user's, or of libraries, and not the loader's own."""

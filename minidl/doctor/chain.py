@@ -96,7 +96,7 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
         return [], True
-    if not link.place.seen and link.pid not in case.workers and _waits_for_results(case, link):
+    if not link.place.seen and _waits_for_results(case, link):
         return _maker(case, link)
     for found in (_joined_thread(case, link), _joined_process(case, link), _other_rank(case, link)):
         if found:
@@ -206,13 +206,17 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
 
 
 def _waits_for_results(case: RunFacts, link: Link) -> bool:
-    """Without a stack: whether a thread polls a pipe that its workers can write to."""
+    """Without a stack: whether a thread waits for a batch, by the trace, or since it polls a pipe of its workers'."""
     workers = set(case.workers_of(link.pid).values())
-    return (
-        link.wait.kind is Blocked.PIPE_READ
-        and link.wait.bounded
-        and bool(workers & {holder.pid for holder in link.wait.holders})
-    )
+    if link.pid in case.workers or not workers:
+        return False
+    if case.told is not None and case.told.pid == link.pid:
+        return not case.told.own_code
+    thread = case.thread(link.pid, link.tid)
+    if thread is not None and thread.syscall is None:
+        return "poll" in thread.wchan
+    polled = link.wait.kind is Blocked.PIPE_READ and link.wait.bounded
+    return polled and bool(workers & {holder.pid for holder in link.wait.holders})
 
 
 def _joined_thread(case: RunFacts, link: Link) -> _Next:

@@ -40,7 +40,7 @@ def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosi
 
 def _vague(one: Diagnosis) -> int:
     """Verdicts that name an end come before those that only name a wait for others."""
-    return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN, HangCause.THREAD))
+    return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN))
 
 
 def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
@@ -53,14 +53,14 @@ def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
     end = chain.end
     return Diagnosis(
         state=state,
-        cause=found.cause if state is not State.MOVES else HangCause.NONE,
+        cause=found.cause if state is not State.MOVES or found.cause is HangCause.NO_CPU else HangCause.NONE,
         sentence=sentence,
         chain=tuple(_link_words(case, chain, i) for i in range(len(chain.links))),
         evidence=(*_facts(case, chain), *found.facts, *_told_facts(case), *_resources(case, end)),
         sure=found.sure,
         also=found.also if state is not State.MOVES else (),
         next_step=_next_step(case, chain, state),
-        fix="" if state is State.MOVES else found.fix,
+        fix="" if state is State.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
         who=_who(case, end),
         where=_where(case, end),
     )
@@ -69,10 +69,11 @@ def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
 def _no_loop(case: RunFacts) -> Diagnosis:
     process = case.processes.get(case.now.main)
     if process is None or process.ended:
-        return Diagnosis(
-            State.DIED, HangCause.DIED, f"died: process {case.now.main} has ended", sure=Sure.CERTAIN,
-            evidence=(EvidenceLine("there is no such process, or it is a zombie", "/proc"),),
-        )  # fmt: skip
+        said = f"process {case.now.main} has ended"
+        if process is None or process.exit_code in (0, -1):
+            return Diagnosis(State.ENDED, HangCause.NONE, f"ended: {said}", sure=Sure.CERTAIN)
+        how = _exit(process.exit_code)
+        return Diagnosis(State.DIED, HangCause.DIED, f"died: {said}: {how}", sure=Sure.CERTAIN)
     said = f"unknown: process {process.pid} has no loop over a loader that could be seen"
     return Diagnosis(State.UNKNOWN, HangCause.UNKNOWN, said, not_seen=_not_seen(case))
 
@@ -80,11 +81,14 @@ def _no_loop(case: RunFacts) -> Diagnosis:
 # --- How it stands ----------------------------------------------------------------------------------------------------
 def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
-    if _moved(case, chain) or (found.moves and not _stays(case, end)):
+    waits_for_cpu = found.cause is HangCause.NO_CPU
+    if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
     if told is not None and told.hung:
         return State.HUNG
-    thread = case.thread(end.pid, end.tid)
+    ring = chain.links[chain.back :] if chain.cycle else (end,)
+    threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
+    thread = max(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:
         return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
@@ -214,7 +218,8 @@ def _place(case: RunFacts, link: Link) -> str:
         words = told.step
     idle = _asleep_for(case, link)
     said = f" {words}" if words else ""
-    said += f" ({at})" if at and place.step not in (LoaderStep.NEXT, LoaderStep.IDLE) else ""
+    polls = place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not place.interrupted
+    said += f" ({at})" if at and not polls else ""
     return f"{said}{idle}" if said else ""
 
 

@@ -24,6 +24,7 @@ class State(enum.Enum):
     SLOW = "slow"
     FINE = "fine"
     CUT = "cut"
+    ENDED = "ended"
     UNKNOWN = "unknown"
 
 
@@ -54,7 +55,6 @@ class HangCause(enum.Enum):
     SELF_LOCK = "lock-held-by-itself"
     MISSING_THREAD = "thread-missing-after-fork"
     NOBODY = "nobody-answers"
-    THREAD = "waits-for-thread"
     CYCLE = "cycle"
     BARRIER = "barrier"
     COLLECTIVE = "collective"

@@ -195,11 +195,17 @@ def place_of(thread: SeenThread) -> ThreadPlace:
 
 def _interruption(stack: tuple[Frame, ...]) -> int:
     """How many of the innermost frames a signal handler or a finalizer has; 0 = there is none."""
-    for i in range(1, len(stack)):
-        below, above = stack[i], stack[i - 1]
-        handler = {"signum", "frame"} <= above.variables.keys() and not library(above.file)
-        if library(below.file) and not library(above.file) and (handler or _CALLS_NOTHING.search(below.source)):
-            return i
+    for i, frame in enumerate(stack[:-1]):
+        if library(frame.file):
+            continue
+        handles = any(text.startswith("<frame at ") for text in frame.variables.values())
+        below = stack[i + 1]
+        if (
+            handles
+            or frame.function.endswith("__del__")
+            or (library(below.file) and _CALLS_NOTHING.search(below.source))
+        ):
+            return i + 1
     return 0
 
 

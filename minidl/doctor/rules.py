@@ -17,8 +17,9 @@ from typing import Final
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, collective, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
-from minidl.doctor.places import LoaderStep, library
+from minidl.doctor.places import AT_HOME, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
+from minidl.evidence.model import Frame
 
 SOON: Final = 5.0
 """Seconds: a sleep that ends within them is no hang."""
@@ -95,7 +96,8 @@ def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.end.wait.words}: a circle of waiting ({' -> '.join(ring)})", Sure.CERTAIN, facts,
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}: a circle of waiting ({' -> '.join(ring)})",
+        Sure.CERTAIN, facts,
         fix="take the locks in one order everywhere, or hold none while waiting for another process",
     )  # fmt: skip
 
@@ -232,20 +234,10 @@ def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
 def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
     """A barrier: it waits for a number of threads or processes, and says nothing of which."""
     end = chain.end
-    frames = [f for f in end.place.inside if re.search(r"\bBarrier\b", f.function) and f.file.endswith("threading.py")]
-    named = [f for f in end.place.inside if re.match(r"(.*\.)?_?wait$", f.function) and "barrier" in f.source.lower()]
-    barriers = [f for f in end.place.inside if f.file.endswith("threading.py") and "self._cond" in f.source + "_cond"]
-    if (
-        not frames
-        and not named
-        and not (barriers and any("Barrier" in v for f in barriers for v in f.variables.values()))
-    ):
+    if not any(map(_of_barrier, end.place.inside)):
         return None
-    there = [
-        pid for pid in case.processes
-        if any("Barrier" in f.function or "Barrier" in f.variables.get("self", "")
-               for t in case.processes[pid].threads for f in (t.stack or ()))
-    ]  # fmt: skip
+    stacks = {pid: [f for t in process.threads for f in t.stack or ()] for pid, process in case.processes.items()}
+    there = [pid for pid, frames in stacks.items() if any(map(_of_barrier, frames))]
     others = [case.name(pid) for pid in case.workers if pid not in there]
     facts = (
         EvidenceLine(f"at the barrier: {listed([case.name(pid) for pid in there])}", "stacks"),
@@ -257,6 +249,11 @@ def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
         fix="a barrier needs all of its parties: workers get different samples, so don't wait for one another in a "
         "dataset; give it a timeout",
     )  # fmt: skip
+
+
+def _of_barrier(frame: Frame) -> bool:
+    """Whether a frame is of a barrier: Python before 3.11 does not name its class."""
+    return frame.file.endswith("threading.py") and "Barrier" in frame.function + frame.variables.get("self", "")
 
 
 def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -329,6 +326,29 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
         cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
         (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
         "answer it from the same process, or give the wait a timeout",
+    )  # fmt: skip
+
+
+_LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
+
+
+def _native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
+    """C code of a forked worker waits, in a line that takes no lock: for threads that the fork did not copy."""
+    found = _blocked_in_python(case, chain)
+    if found is None or found[1] or found[0].pid not in case.workers:
+        return None
+    end = found[0]
+    process, frame = case.processes[end.pid], end.place.inside[0]
+    parent = case.processes.get(process.ppid)
+    if case.forked(end.pid) is not True or not frame.source or _LOCKING.search(frame.source):
+        return None
+    had = [t.name for t in parent.threads if t.stack is None and t.tid != parent.pid] if parent is not None else []
+    facts = [EvidenceLine(f"its line calls C code: {frame.source}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"its parent has {len(had)} threads of C libraries", "threads")] if had else []
+    return Judgement(
+        HangCause.MISSING_THREAD, "waits in C code, for threads that the fork did not copy (OpenMP, a library's pool)",
+        Sure.LIKELY if had else Sure.POSSIBLE, tuple(facts), ("a lock inside of that library was held at the fork",),
+        "torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start; multiprocessing_context='forkserver'",
     )  # fmt: skip
 
 
@@ -500,7 +520,7 @@ _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a for
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
-    if link.wait.kind is not Blocked.PIPE_READ:
+    if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
         return False
     return (
         link.place.step not in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
@@ -585,13 +605,6 @@ def _computes(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _thread(case: RunFacts, chain: Chain) -> Judgement | None:
-    end = chain.end
-    if len(chain.links) < 2 or chain.links[-2].pid != end.pid or not end.by.startswith("is the thread"):
-        return None
-    return Judgement(HangCause.THREAD, f"is {end.wait.words}", Sure.LIKELY, fix="give join() a timeout; end the thread")
-
-
 def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.MOVES:
         return None
@@ -620,6 +633,7 @@ RULES: Final = (
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
+    CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
     CauseRule(_lock, "a lock of Python's is held", "its holder runs"),
     CauseRule(_semaphore, "a lock of several processes is held", "its holder runs"),
     CauseRule(_pipe, "the other end does not read or write", "bytes move"),
@@ -628,7 +642,6 @@ RULES: Final = (
     CauseRule(_terminal, "it asks a person", "it has no terminal"),
     CauseRule(_signal, "it waits for a signal", "the signal is pending"),
     CauseRule(_file, "a file system does not answer", "bytes move"),
-    CauseRule(_thread, "a thread does not end", "it has ended"),
     CauseRule(_sleeps, "it sleeps", "the sleep ends soon"),
     CauseRule(_computes, "it computes", "its sample changed between the looks"),
     CauseRule(_no_cpu, "others have the CPUs", "it gets CPU time"),

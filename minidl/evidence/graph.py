@@ -122,6 +122,8 @@ def _wait(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends:
     if "R" in thread.state and thread.state[0] == thread.state[1]:
         return KernelWait(Blocked.READY, f"ready to run, with {share:.0%} of a CPU")
     if not thread.slept and not _same_call(thread):
+        if thread.syscall is None and thread.wchan and "R" not in thread.state:  # it may poll: what it waits in now
+            return replace(_by_function(thread), bounded=True)
         return KernelWait(Blocked.MOVES, "running now and then", bounded=True)
     return _in_call(process, thread, evidence, ends)
 

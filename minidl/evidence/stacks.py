@@ -28,7 +28,7 @@ from minidl.evidence.model import Frame
 
 MOST_FRAMES: Final = 200
 _SHORT: Final = 120
-_NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False")
+_NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False|<frame at 0x[0-9a-f]+>")
 _LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiprocessing)[/\\]|[/\\](threading|queue)\.py$")
 
 
@@ -118,7 +118,7 @@ def _stack(one: Mapping[str, Any]) -> Stack:
 
 
 def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a frame that are kept: the loader's, and integers."""
+    """The variables of a frame that are kept: the loader's, integers, and a signal handler's frame."""
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
     return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text)}

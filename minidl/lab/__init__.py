@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import fnmatch
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidl import terminal
@@ -22,6 +23,8 @@ OK, FOUND = 0, 1
 
 def run(arguments: argparse.Namespace) -> int:
     """List, run one case, or score. Raises ValueError for an unknown name."""
+    if arguments.guards or arguments.without is not None:
+        return _ablate(arguments.without)
     if arguments.score:
         return _score(arguments)
     if arguments.case is None:
@@ -31,6 +34,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.case not in cases():
         raise ValueError(f"{arguments.case!r} is no case: `minidl lab` lists them")
     return _show(arguments.case, cases()[arguments.case], arguments)
+
+
+def _ablate(guard: str | None) -> int:
+    """List the guards, or run our loader without one."""
+    from minidl.explore.guards import GUARDS
+    from minidl.lab.ablation import listed, show
+    from minidl.run import free_directory
+
+    if guard is None:
+        print("\n".join(listed()))
+        return OK
+    if guard not in GUARDS:
+        raise ValueError(f"{guard!r} is no guard: `minidl lab --guards` lists them")
+    for line in show(guard, free_directory(Path("minidl-traces"), f"without-{guard}")):
+        print(line, flush=True)
+    return OK
 
 
 def _list() -> int:

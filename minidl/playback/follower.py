@@ -27,6 +27,7 @@ from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
+from minidl.tracefile.loaders import first_epochs
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -117,11 +118,13 @@ def _move(
 class Follower:
     """One iterator's state, event by event.
 
-    facts: its parameters as the trace has them. start: time of the trace's first event. Before events are stepped,
+    facts: its parameters as the trace has them. start: time of the trace's first event. first_epoch: the number of its
+    first epoch (see `loaders.first_epochs`). Before events are stepped,
     `announce` has to look at them: whether there are workers or a pin thread holds from the first event on.
     """
 
-    def __init__(self, facts: Mapping[str, Any], start: int = 0) -> None:
+    def __init__(self, facts: Mapping[str, Any], start: int = 0, first_epoch: int = 0) -> None:
+        self.first_epoch = first_epoch
         self.in_order = facts.get("in_order", True) is not False
         self.observed = facts.get("observed") is True
         self.alone = facts.get("num_workers", 0) == 0
@@ -533,7 +536,7 @@ class Follower:
 
     # --- the loader
     def _epoch_begun(self, event: Row) -> None:
-        self.epoch, self.yielded, self.resumed = event["x"], 0, 0
+        self.epoch, self.yielded, self.resumed = event["x"] + self.first_epoch, 0, 0
         self.kept, self.taken = {}, None
         self.in_hand = self.waiting_for = self.consumer = None
         self.in_flight = {}
@@ -739,6 +742,6 @@ def follower_of(trace: Trace, loader: int, rows: Rows) -> Follower:
         if first["seq"] > 1:
             missing = max(missing, int(first["time"]))
     lossy = any(trace.processes[index].lost for index in there.tolist())
-    follower = Follower(trace.loaders.get(loader, {}), int(trace.events["time"][0]) if len(trace.events) else 0)
+    follower = Follower(trace.loaders.get(loader, {}), trace.start, first_epochs(trace).get(loader, 0))
     follower.announce(rows, missing, lossy=lossy)
     return follower

@@ -17,6 +17,7 @@ import numpy as np
 from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Event, Field, Phase
+from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, plain, size, value_of
 
@@ -106,6 +107,8 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     values: dict[str, Any] = {"task": int(event["task"]), "worker": int(event["worker"])}
     for column, own in zip("xyz", kind.fields, strict=False):
         values[own.name] = _value(int(event[column]), own)
+        if own.name == "epoch":
+            values["epoch"] += first_epochs(trace).get(int(event["loader"]), 0)
     task, worker = values["task"], values["worker"]
     values["what"] = f"task {task}" if task >= 0 else "a message"
     values["who"] = f"worker {worker}" if worker >= 0 else "the loader"

@@ -1,6 +1,7 @@
 """Which iterators belong to one DataLoader, and what it is called: a program makes a new iterator in each epoch.
 
-Interface: `dataloaders(trace)` lists them; `only(trace, name)` is the trace of one of them alone.
+Interface: `dataloaders(trace)` lists them; `only(trace, name)` is the trace of one of them alone; `first_epochs(trace)`
+and `in_words(trace, number)` count the epochs of a DataLoader, whichever iterator ran them.
 
 A DataLoader is named by its dataset, its sampler and the line of code that made it. A trace of a minidl that recorded
 no such line, or of torch's loader without `minidl run`, has the first two.
@@ -13,13 +14,20 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import EPOCH
 from minidl.tracefile.format import TraceError
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
+
+
+_known: WeakKeyDictionary[Trace, tuple[Rows, dict[int, int]]] = WeakKeyDictionary()
+"""The first epochs that were counted, each with the events that they were counted in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,15 @@ def dataloaders(trace: Trace) -> list[NamedLoader]:
     return out
 
 
-def only(trace: Trace, name: str) -> Trace:
+def only(trace: Trace, name: str | None) -> Trace:
     """Return the trace with the events of one DataLoader: of one whose name holds `name`, in every rank.
+
+    The trace itself if the name is None. Time 0 and the numbers of epochs stay those of the whole trace.
 
     Raises TraceError if there is none, or several.
     """
+    if name is None:
+        return trace
     there = dataloaders(trace)
     exact = [one for one in there if one.name == name]
     found = exact or [one for one in there if name in one.name]
@@ -64,6 +76,38 @@ def only(trace: Trace, name: str) -> Trace:
     out.events = trace.events[np.isin(trace.events["loader"], [0, *numbers])]
     out.loaders = {number: trace.loaders[number] for number in numbers}
     return out
+
+
+def first_epochs(trace: Trace) -> dict[int, int]:
+    """Return for each iterator the number of its first epoch, from 0 among all of its DataLoader's.
+
+    An iterator whose DataLoader is not known is missing: its epochs are its own.
+    """
+    events, found = _known.get(trace, (None, {}))
+    if events is not trace.events:
+        found = _first_epochs(trace)
+        _known[trace] = trace.events, found
+    return found
+
+
+def _first_epochs(trace: Trace) -> dict[int, int]:
+    begun = trace.events["loader"][trace.events["code"] == EPOCH[0]]
+    counts = Counter(begun.tolist())
+    out = {}
+    for one in dataloaders(trace):
+        first = 0
+        for number in one.iterators:
+            if trace.loaders[number].get("dataloader"):
+                out[number] = first
+            first += max(1, counts[number])
+    return out
+
+
+def in_words(trace: Trace, number: int) -> str:
+    """Return which iterator it is, with its DataLoader if there are several: "iterator 3 (Photos, train.py:12)"."""
+    named = [one for one in dataloaders(trace) if trace.loaders[one.iterators[0]].get("dataloader")]
+    mine = [one.name for one in named if number in one.iterators and len({other.name for other in named}) > 1]
+    return f"iterator {number}" + "".join(f" ({name})" for name in mine)
 
 
 def _rank(params: dict[str, Any]) -> int:

@@ -9,17 +9,21 @@ process never releases it; `SharedFlag` has no lock.
 from __future__ import annotations
 
 import collections
+import multiprocessing
 import multiprocessing.queues
 import os
 import pickle
 import queue
 import select
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
+from multiprocessing.synchronize import SemLock as _SemLock
 from typing import Any
 
 import torch
@@ -29,6 +33,8 @@ from minidl.live_repr import LiveRepr, counted
 
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
 _LONG_SIZE = struct.Struct("!Q")
+
+SemLock: Any = _SemLock  # its private parts are not in its type stubs
 
 
 class NoThreadError(RuntimeError):
@@ -181,6 +187,18 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             self._wlock.release()
 
+    @staticmethod
+    def _on_queue_feeder_error(error: Exception, message: Any) -> None:
+        """Print why the feeder thread could not write a message, and end the process if it is a worker.
+
+        An `Envelope` has sent what can be sent. What is left is a pipe that can't be written, or no memory for the
+        bytes; the loader would wait for the message forever.
+        """
+        multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
+        if multiprocessing.parent_process() is not None:
+            sys.stderr.flush()
+            os._exit(1)
+
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds."""
         if self._closed:
@@ -198,6 +216,17 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             self._rlock.release()
         return pickle.loads(data)
+
+    def forget_names(self) -> None:
+        """Remove the names of the queue's semaphores under /dev/shm; called once every process has opened them.
+
+        With spawn and forkserver they have names, which `multiprocessing` removes when this process or its resource
+        tracker ends. A kill of the whole process group ends both at once, and nobody is left to do it.
+        """
+        names = {lock._semlock.name for lock in (self._rlock, self._wlock, self._sem)}
+        for finalizer in tuple(util._finalizer_registry.values()):  # type: ignore[attr-defined]
+            if finalizer._callback is SemLock._cleanup and finalizer._args[0] in names:
+                finalizer()
 
     def jammed(self) -> bool:
         """Whether a process that writes nothing holds the lock of the pipe's writing end, which all writers share.

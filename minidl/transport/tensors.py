@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, process, reduction
 from typing import Any
 
@@ -155,6 +155,19 @@ def remove_unsized(error: BaseException) -> None:
     if found is not None and int(found[2]) == os.getpid():
         with contextlib.suppress(OSError):
             os.unlink(f"/dev/shm/{found[1]}")
+
+
+def remove_segments_of(pids: Collection[int]) -> None:
+    """Remove the segments that have the name of a process of `pids`, which have ended.
+
+    With the strategy `file_descriptor`, a segment has its name only until it is mapped. A process that is terminated in
+    that moment leaves it.
+    """
+    if mp.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
+        for name in os.listdir("/dev/shm"):
+            if name.startswith("torch_") and name.split("_")[1] in map(str, pids):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/dev/shm/{name}")
 
 
 class NotHandedOverError(Exception):

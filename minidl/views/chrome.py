@@ -499,7 +499,8 @@ class Export:
             words: dict[str, object] = {f.name: int(row[c]) for f, c in zip(event.fields, _BEGIN, strict=False)}
             for field, column in zip(end.fields, _END, strict=False):
                 words[field.name] = value_of(field, int(row[column])) if row["end"] >= 0 else "did not end"
-            args.append((int(row["bx"]), {**words, **_about(event)}))
+            words["epoch"] = number = int(row["bx"]) + self.scene.first_epochs.get(int(row["loader"]), 0)
+            args.append((number, {**words, **_about(event)}))
         until = np.where(rows["end"] < 0, NEVER, rows["end"])
         return self._async("epoch", "epoch", rows, rows["begin"], until, args)
 

@@ -29,9 +29,11 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from minidl.references import source_line
+from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
+from minidl.tracefile.loaders import dataloaders
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
 from minidl.views.scene import (
@@ -148,6 +150,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "problems": trace.problems,
         "facts": _facts(trace),
         "slots": [slot.title for slot in scene.slots],
+        "dataloaders": _dataloaders(scene),
         "lanes": [
             {
                 "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
@@ -165,7 +168,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
         "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
         "processes": [process.name for process in trace.processes],
-        "severalIterators": len(trace.loaders) > 1,
+        "ownEpochs": [n for n in trace.loaders if n not in scene.first_epochs] if len(trace.loaders) > 1 else [],
         "texts": list(_texts(scene)),
     }  # fmt: skip
 
@@ -174,6 +177,16 @@ def _legend(scene: Scene) -> list[Sign]:
     """Return the legend of what is drawn, and what the letters before numbers mean."""
     codes, unended = np.unique(scene.bars["code"]).tolist(), bool(np.isin(scene.bars["fate"], FADING).any())
     return legend(codes, simulated=bool(scene.bars["simulated"].any()), unended=unended, letters=letters(codes))
+
+
+def _dataloaders(scene: Scene) -> list[tuple[str, list[int]]]:
+    """Return the DataLoaders to choose from, each with its slots; the iterators of one have slots of their own."""
+    named = [(f"rank {one.rank} {one.name}" if one.rank >= 0 else one.name, one) for one in dataloaders(scene.trace)]
+    slots = (
+        (name, [n for n, slot in enumerate(scene.slots) if set(slot.loaders) & set(one.iterators)])
+        for name, one in named
+    )
+    return [(name, mine) for name, mine in slots if mine]
 
 
 def _headline(scene: Scene) -> dict[str, Any]:
@@ -263,7 +276,8 @@ def columns(scene: Scene) -> Columns:
     return {
         **_bar_columns(scene),
         **_mark_columns(scene),
-        **{f"batch.{name}": scene.batches[name] for name in ("epoch", "task", "put", "yielded")},
+        "batch.epoch": scene.batches["epoch"] + _first_epochs(scene, scene.batches),
+        **{f"batch.{name}": scene.batches[name] for name in ("task", "put", "yielded")},
         **{f"stop.{name}": scene.stops[name] for name in ("batch", "lane", "row", "code", "begin", "end")},
         **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(scene.counters)},
         **{f"counter.{n}.value": c.values for n, c in enumerate(scene.counters)},
@@ -279,6 +293,8 @@ def _bar_columns(scene: Scene) -> Columns:
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
     for name in ("loader", "process", "tid", "cpu", "cpu_wait", *_OWN):
         out[f"bar.{name}"] = spans[name].copy()
+    epochs = bars["code"] == ev.EPOCH[0]
+    out["bar.bx"][epochs] += _first_epochs(scene, spans[epochs])
     for code, column in _CPU_FIELDS:
         out[f"bar.{column}"][bars["code"] == code] = 0  # they are in columns of their own
     texts, strings = _texts(scene), scene.trace.strings
@@ -287,6 +303,14 @@ def _bar_columns(scene: Scene) -> Columns:
         for name in ("bx", "ex"):
             out[f"bar.{name}"][mine & (spans[name] == number)] = texts[strings.get((process, number), "")]
     return out
+
+
+def _first_epochs(scene: Scene, rows: Rows) -> Ints:
+    """Return for each row how many epochs its DataLoader had before its iterator."""
+    first = np.zeros(1 + int(rows["loader"].max(initial=0)), np.int64)
+    for number, epoch in scene.first_epochs.items():
+        first[number : number + 1] = epoch
+    return first[rows["loader"].astype(np.int64)]
 
 
 def _mark_columns(scene: Scene) -> Columns:

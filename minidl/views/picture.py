@@ -182,9 +182,16 @@ class _Drawing:
         return self.figure
 
     def _axes(self, bottom: float, height: float) -> Axes:
+        from matplotlib.ticker import AutoLocator
+
         box = (LEFT / self.width, bottom / self.high, (self.width - LEFT - RIGHT) / self.width, height / self.high)
         axes = self.figure.add_axes(box)
         axes.set_xlim(self.scene.begin / self.scale, self.scene.end / self.scale)
+        last = min(self.scene.last, self.scene.end) / self.scale
+        places = AutoLocator().tick_values(self.scene.begin / self.scale, last)  # no number beyond the trace's end
+        axes.set_xticks([place for place in places if self.scene.begin / self.scale <= place <= last])
+        if self.scene.last < self.scene.end:
+            axes.axvline(last, color=FAINT, linewidth=0.6, zorder=0)
         axes.grid(axis="x", color="#e3e6ea", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(length=0, labelsize=7.5, colors=FAINT)
@@ -567,7 +574,8 @@ class _Drawing:
         """Draw one counter as steps, a line for each slot."""
         peak, mine = 0, [counter for counter in self.counters if counter.name == name]
         for counter in mine:
-            times = np.concatenate([[self.scene.begin], counter.times, [self.scene.end]]) / self.scale
+            end = min(self.scene.end, max(self.scene.last, self.scene.begin))
+            times = np.concatenate([[self.scene.begin], counter.times, [end]]) / self.scale
             before = counter.values[:1] if counter.times[0] <= self.scene.begin else np.zeros(1, np.int64)
             values = np.concatenate([before, counter.values, counter.values[-1:]])
             colour = ACTORS[counter.slot % len(ACTORS)] if len(self.scene.slots) > 1 else FAINT

@@ -25,6 +25,7 @@ from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.playback.stepper import Replay
 from minidl.playback.words import name_of
 from minidl.tracefile import events as ev
+from minidl.tracefile.loaders import in_words
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import size
 from minidl.views.colours import ACTORS, paint
@@ -126,7 +127,7 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
     return {
         "headline": found.sentence,
         "wrong": found.kind.wrong,
-        "title": f"iterator {at.loader} of {at.trace.path.name}",
+        "title": f"{in_words(at.trace, at.loader)} of {at.trace.path.name}",
         "total": len(at),
         "begin": begin,
         "at": min(max(at.position, begin), end) - begin,

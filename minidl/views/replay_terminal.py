@@ -27,6 +27,7 @@ from minidl.analysis.headline import headline
 from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange
+from minidl.tracefile.loaders import in_words, only
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import lacking, plain
 from minidl.views.replay_page import html, to_focus
@@ -89,7 +90,7 @@ def _head(at: Replay, changed: tuple[FieldChange, ...]) -> Iterator[str]:
     epoch = "" if state.epoch is None else f"   epoch {state.epoch}"
     yield (
         f"event {at.position} of {len(at)}   {state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}   "
-        f"iterator {at.loader} of {plain(str(at.trace.path))}"
+        f"{plain(in_words(at.trace, at.loader))} of {plain(str(at.trace.path))}"
     )
     yield f"» {at.words}"
     for change in changed[:MOST_CHANGES]:
@@ -296,7 +297,7 @@ def interact(at: Replay, fd: int, out: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `minidl replay`; return the exit code. Raises TraceError; ValueError or IndexError for a wrong position."""
     with terminal.busy(f"reading {arguments.trace}"):
-        trace = read_trace(arguments.trace)
+        trace = only(read_trace(arguments.trace), arguments.dataloader)
         spot = headline(trace).focus
     at = Replay(trace, spot.loader if arguments.loader is None and spot is not None else arguments.loader)
     at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None

@@ -24,6 +24,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
+from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import POLLED, alive_until, left_alive
 from minidl.views.colours import paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -189,9 +190,12 @@ def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
     if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
         column = "task"
-    if code == ev.EPOCH[0] and len(scene.trace.loaders) > 1:
-        label = f"iterator {span['loader']} epoch"
     number = int(span[column]) if column else -1
+    if code == ev.EPOCH[0]:
+        first = scene.first_epochs.get(int(span["loader"]))
+        number += first or 0
+        if first is None and len(scene.trace.loaders) > 1:
+            label = f"iterator {span['loader']} epoch"
     before, letter = numbered(code)
     return (f"{label}{before} {number}", f"{letter}{number}") if number >= 0 else (label, "")
 
@@ -277,6 +281,11 @@ class Scene:
     @cached_property
     def headline(self) -> Headline:
         return headline(self.trace, self.spans)
+
+    @cached_property
+    def first_epochs(self) -> dict[int, int]:
+        """See `loaders.first_epochs`."""
+        return first_epochs(self.trace)
 
     @cached_property
     def culprit(self) -> int:

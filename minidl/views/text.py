@@ -95,7 +95,7 @@ def render(
     window = _window(drawn, bars, max(_LEAST_CELLS, width - label), since, until, batch is not None)
     fits = label + window.cells
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if colour is None else colour
-    out, shares, slot = [_ruler(window, label)], [], -1
+    out, shares, slot = [_ruler(window, label, drawn.last)], [], -1
     title = textwrap.wrap(drawn.headline.sentence, fits)
     for number in shown:
         lane, mine = drawn.lanes[number], bars[bars["lane"] == number]
@@ -210,7 +210,8 @@ def _roomy(bars: Rows, window: _Window) -> Rows:
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def _ruler(window: _Window, label: int) -> str:
+def _ruler(window: _Window, label: int, last: int) -> str:
+    """Return the line of times. What is drawn beyond `last`, the trace's end, has no number."""
     length = window.end - window.start
     unit, name = (10**9, "s") if length >= 10**10 else (10**6, "ms")
     least = 10 * length / window.cells  # ns between two marks
@@ -219,7 +220,7 @@ def _ruler(window: _Window, label: int) -> str:
         step *= 10
     step = next((s for s in (step // 5, step // 2) if s >= least), step)
     text = [" "] * (label + window.cells)
-    for n in range(-(-window.start // step), window.end // step + 1):
+    for n in range(-(-window.start // step), min(window.end, last) // step + 1):
         at = label + window.cell(n * step)
         mark = f"|{n * step / unit:.12g}" + (f" {name}" if "|" not in text else "")
         if at + len(mark) <= len(text):
@@ -281,7 +282,8 @@ def _path(drawn: Scene, task: int) -> Iterator[str]:
     """Yield a line for each arrow of the batches with the task's number: from which lane and time to which."""
     for batch in np.flatnonzero(drawn.batches["task"] == task).tolist():
         about = drawn.batches[batch]
-        yield f"\nbatch {task} of iterator {about['loader']}, epoch {about['epoch']}:"
+        epoch = about["epoch"] + drawn.first_epochs.get(int(about["loader"]), 0)
+        yield f"\nbatch {task} of iterator {about['loader']}, epoch {epoch}:"
         for arrow in drawn.arrows(np.array([batch])):
             left, reached = (f"{arrow[end] / 1e9:.9f} s" for end in ("left", "reached"))
             ends = [drawn.lanes[arrow[end]].title for end in ("from_lane", "to_lane")]
@@ -305,6 +307,8 @@ def _facts(drawn: Scene, row: np.void) -> str:
     facts += [f"worker {row['worker']}"] if row["worker"] >= 0 and event.track is Track.LOADER else []
     for field, column in zip(event.fields, ("bx", "by", "bz"), strict=False):
         value, unit = (row[column] / 1e9, "s") if field.unit == "ns" else (row[column], field.unit)
+        if row["code"] == ev.EPOCH[0] and field.name == "epoch":
+            value += drawn.first_epochs.get(int(row["loader"]), 0)
         if field.enum is None and not field.is_cpu and has_field(drawn.trace, row, field.name):
             facts.append(f"{field.name} {value:g} {unit}".rstrip())
     return f" ({', '.join(facts)})" if facts else ""

@@ -11,6 +11,7 @@ anything but the next second, the end of a process, or a word of the run, and en
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -350,20 +351,23 @@ class _Glance:
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
-            cause = _cause(self.watcher.directory, found)
-        start = f"iterator {self.stall.loader} of pid {self.stall.pid} {_SINCE[self.stall.what]} for {waited:.0f} s"
-        next_step = f"next: minidl doctor {self.watcher.directory}"
-        return f"{start}: {cause or 'what its processes do is in the trace'}; {next_step}"
+            cause = _cause(self.watcher.directory, self.stall, waited, found)
+        if not cause:
+            who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
+            cause = f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
+        return f"{cause}; next: minidl doctor {self.watcher.directory}"
 
 
-def _cause(directory: Path, evidence: RunEvidence) -> str:
+def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) -> str:
     """Say what holds the run up, in a sentence; "" if that is unknown."""
     from minidl.analysis.consult import opinion
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
+    from minidl.doctor.case import Told
 
     found = headline(LiveTrace(directory).read()[0])
-    diagnosis = opinion([evidence], found.told) if found.told is not None else None
+    told = found.told or Told(since=stall.since, pid=stall.pid)
+    diagnosis = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
     return found.sentence if diagnosis is None else diagnosis.title
 
 

@@ -70,7 +70,7 @@ def test_a_hang_names_who_is_waited_for_and_in_which_step(
     assert found.focus.end - found.focus.begin == pytest.approx(30 * SECOND, rel=1e-3)
     text = "\n".join(found.evidence)
     assert "finished behind it: 2 tasks (10, 12)" in text
-    assert "last signs of life: worker 1 0.01 s, loader 30.01 s, worker 0 0.0" in text
+    assert "last events: worker 1 0.01 s, loader 30.01 s, worker 0 0.0" in text
 
 
 def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
         "later batches that wait behind it: 2"
     )
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
-    assert "last signs of life: worker 1 0.0" in found.evidence[-1], "while it hung, and not when it was interrupted"
+    assert "last events: worker 1 0.0" in found.evidence[-1], "while it hung, and not when it was interrupted"
 
 
 def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 
 import pytest
 import torch
@@ -75,6 +76,12 @@ def test_each_guard_is_in_a_row() -> None:
     assert GUARDS.keys() == {guard for entry in entries().values() for guard in entry.guards}
 
 
+def test_each_guard_is_told_of_in_each_language() -> None:
+    told = rows.read("guards.ini")
+    assert told.keys() == GUARDS.keys()
+    assert all(fields["ru"] and fields["zh"] for fields in told.values())
+
+
 def test_lines_are_those_that_inspect_finds() -> None:
     """Parsing finds what importing would, for what can be imported."""
     compared = 0
@@ -105,6 +112,27 @@ def test_the_path_and_the_note_resolve() -> None:
         assert set(part.diagrams) <= diagrams.PICTURES.keys()
         for text in part.moments:
             moments.find(text)
+
+
+def test_chinese_text_has_chinese_punctuation() -> None:
+    wrong = re.compile("[\u4e00-\u9fff][,;:?!()]|[,;:?!()][\u4e00-\u9fff]")
+    for name in [
+        *(f"article-{number}.ini" for number in ARTICLES),
+        "drift.ini",
+        "guards.ini",
+        "note.ini",
+        "path.ini",
+        "words.ini",
+    ]:
+        for key, fields in rows.read(name).items():
+            found = wrong.findall(re.sub("`[^`]*`", "", fields["zh"]))
+            assert not found, f"{name} [{key}]: {found}"
+
+
+def test_a_line_end_within_chinese_is_no_space() -> None:
+    words = Translated.of({"zh": "标题\n一行\n二行 a\nb\n\n又一段", "en": "x\na\nb"})
+    assert words.paragraphs("zh") == ["一行二行 a b", "又一段"]
+    assert words.paragraphs("en") == ["a b"]
 
 
 def test_no_words_of_the_page_lack_a_language() -> None:

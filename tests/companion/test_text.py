@@ -19,6 +19,8 @@ from minidl.companion.text import render, select
         ("_try_put_index", "1 §2.4.4"),
         ("Dispatcher.assign", "1 §2.4.4"),
         ("torch/utils/data/dataloader.py", "4 §shutdown"),
+        ("关闭", "4 §shutdown"),
+        ("СБРОС", "1 §2.4.3"),
     ],
 )
 def test_each_way_leads_to_its_row(asked: str, key: str) -> None:

@@ -7,11 +7,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from check_live_guards import TABLE, outcome
 
 from minidl import driver, iterators, ports, worker
 from minidl.explore.ablations import without
 from minidl.explore.guards import GUARDS
+from minidl.lab.ablation import TABLE, outcome
 from minidl.transport.queues import BoundedQueue
 
 with_all_guards = functools.cache(outcome)

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, first_look, many_workers, one_page, shutdown
+from course import checkpointing, device, first_look, many_workers, one_page, shutdown, tensors
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
-from minidl.tracefile.events import FETCH, SAMPLE
+from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
@@ -148,11 +150,37 @@ def sentinels(driver: Any) -> tuple[Any, ...]:
     return tuple(step for worker in range(len(driver.told)) for step in driver._sentinel(worker))
 
 
+def alternating(batches: Any, copy: Any) -> Any:
+    yield from map(copy, batches)
+
+
+def all_first(batches: Any, copy: Any) -> Any:
+    yield from list(map(copy, batches))
+
+
+def last_lost(batches: Any, copy: Any) -> Any:
+    yield from (one for one, _ in itertools.pairwise(map(copy, batches)))
+
+
+def overlapped(trace: minidl.Trace, other: int) -> int:
+    spans = trace.spans()
+    copies, others = (spans[spans["code"] == code] for code in (COPY[0], other))
+    begins, ends = copies["begin"][:, None], copies["end"][:, None]
+    both = np.minimum(ends, others["end"]) - np.maximum(begins, others["begin"])
+    return int(np.maximum(both, 0).sum())
+
+
 def pin_steps(*steps: Any) -> Callable[[Any], tuple[Any, ...]]:
     return lambda driver: steps if driver.pin else ()
 
 
 PURE: list[Case] = [
+    (device.ahead, alternating, "Step 1 should be: copy of batch 1 begins"),
+    (device.ahead, all_first, "Step 2 should be: batch 0 on the device is handed over"),
+    (device.ahead, last_lost, "batch 2 on the device is handed over"),
+    (device.overlap, lambda trace: overlapped(trace, COPY[0]), "That is the time of all copies"),
+    (device.overlap, lambda trace: overlapped(trace, COMPUTE[0]), "during"),
+    (device.overlap, lambda trace: overlapped(trace, H2D[0]), "during"),
     (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE,), "its sentinel is sent"),
     (shutdown.tell_workers, sentinels, "the workers' done event is set"),
     (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE, *driver._sentinel(0)), "its sentinel is sent"),
@@ -183,6 +211,12 @@ PURE: list[Case] = [
 ]  # fmt: skip
 
 LIVE: list[Case] = [
+    (tensors.packed, list, "each tensor of a batch gets a segment"),
+    (tensors.packed, lambda samples: (pad_sequence(samples), torch.tensor([len(s) for s in samples])), "Padding"),
+    (tensors.packed, lambda samples: (torch.cat(samples), torch.arange(len(samples))), "the lengths are"),
+    (tensors.small, tensors.unchanged, "640,000 bytes of shared memory"),
+    (tensors.small, torch.Tensor.contiguous, "contiguous already"),
+    (tensors.small, lambda row: row[:10].clone(), "other numbers"),
     (first_look.wasteful, minidl.default_collate, "the shortcut is still taken"),
     (first_look.wasteful, lambda samples: torch.stack([image for image, _ in samples]), "(images, labels)"),
     (first_look.wasteful, unlike, "Your code has raised TypeError"),

@@ -78,7 +78,8 @@ FLAGS = (
 
 def opened(page: Path, profile: Path) -> tuple[str, dict[str, str | None]]:
     """The document after the page's script has run in Chromium, and the attributes of its root."""
-    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
+    command = [str(CHROMIUM), *FLAGS.split(), offline, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
     browser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         dom = browser.communicate(timeout=90)[0].decode()

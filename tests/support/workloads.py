@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -26,33 +24,21 @@ import minidl
 import minidl.worker as worker_module
 from minidl import signal_handling
 from minidl.device import sim
-
-
-def worker() -> tuple[int, int, int]:
-    """(id, num_workers, seed) of this worker; (-1, 0, 0) in the loader's own process."""
-    info = torch.utils.data.get_worker_info()
-    return (-1, 0, 0) if info is None else (info.id, info.num_workers, info.seed)
-
-
-def chances() -> tuple[float, float, float]:
-    """One draw from each global generator."""
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
+from minidl.lab.faulty import (
+    At,
+    Numbers,
+    chances,
+    hang,
+    kill_myself,
+    worker,
+    worker_spec,
+)
+from minidl.lab.faulty import (
+    SharedStream as Stream,
+)
 
 
 # --- Datasets that answer ---------------------------------------------------------------------------------------------
-class Numbers:
-    """Map-style by duck typing: i -> i."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return index
-
-
 class Probe(Numbers):
     """i -> i, who serves it, and a draw from each generator."""
 
@@ -97,18 +83,6 @@ class Mixed(Numbers):
 class Point(NamedTuple):
     x: int
     y: torch.Tensor
-
-
-class Stream(torch.utils.data.IterableDataset[Any]):
-    """torch's kind of stream: each worker serves its share of range(n)."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[Any]:
-        mine, workers, _ = worker()
-        for index in range(self.n)[max(mine, 0) :: max(workers, 1)]:
-            yield index, worker(), chances()
 
 
 class SizedStream(Stream):
@@ -312,23 +286,7 @@ def _refuse_to_be_built() -> Any:
     raise ValueError("this object does not arrive")
 
 
-class At(Numbers):
-    """i -> i, but `thing` at index `at`."""
-
-    def __init__(self, n: int, at: int, thing: Any) -> None:
-        super().__init__(n)
-        self.at = at
-        self.thing = thing
-
-    def __getitem__(self, index: int) -> Any:
-        return self.thing() if index == self.at else index
-
-
 # --- Workers that die, hang and keep a journal ------------------------------------------------------------------------
-def kill_myself() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def exit_at_once() -> None:
     os._exit(7)
 
@@ -347,18 +305,6 @@ def take_all_descriptors() -> torch.Tensor:
     return torch.zeros(1)
 
 
-def hang() -> None:
-    """Nothing but a signal ends it."""
-    while True:
-        time.sleep(3600)
-
-
-def hang_without_sigterm() -> None:
-    """Not even SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hang()
-
-
 def segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -366,16 +312,6 @@ def segfault() -> None:
 def die_with_the_lock() -> None:
     """Be killed with the lock that every writer takes: no other message, be it a sentinel, gets through any more."""
     worker_spec().result_queue._wlock.acquire()
-    kill_myself()
-
-
-def die_in_the_middle_of_a_message() -> None:
-    """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind.
-
-    With the lock that every writer takes.
-    """
-    worker_spec().result_queue._wlock.acquire()
-    os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
     kill_myself()
 
 
@@ -420,21 +356,6 @@ class Gate(At):
         while index == self.at and not os.path.exists(self.path):
             time.sleep(0.002)
         return super().__getitem__(index)
-
-
-def worker_spec() -> Any:
-    """The arguments of the worker loop that runs this code, found on its stack."""
-    frame: Any = sys._getframe()
-    while "spec" not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals["spec"]
-
-
-def wait_for_the_end() -> int:
-    """A sample that is served only when the loader has told its workers to skip the rest."""
-    while not worker_spec().done_event.is_set():
-        time.sleep(0.002)
-    return 0
 
 
 def touch(path: str) -> int:

@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 from oracle_trace import write_process
+from pages import Read
 
+from minidl import cli
+from minidl.analysis.headline import headline
+from minidl.analysis.now import snapshot
 from minidl.analysis.summary import summary
+from minidl.playback.stepper import Replay
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
-from minidl.tracefile.loaders import dataloaders, only
+from minidl.tracefile.loaders import dataloaders, first_epochs, only
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import Export
+from minidl.views.chrome import Export, to_chrome
 from minidl.views.layout import Emitters
+from minidl.views.page import html
+from minidl.views.scene import caption, scene_of
 
 TRAIN = {"dataset": "Photos", "sampler": "RandomSampler", "made_at": "src/train.py:12", "dataloader": 1}
 VAL = {"dataset": "Photos", "sampler": "SequentialSampler", "made_at": "src/train.py:13", "dataloader": 2}
@@ -71,3 +78,59 @@ def test_one_can_be_looked_at_alone(tmp_path: Path) -> None:
     for wrong, said in (("Photos", "several DataLoaders are 'Photos': Photos by R"), ("x", "no DataLoader is 'x': Ph")):
         with pytest.raises(TraceError, match=said):
             only(trace, wrong)
+
+
+def test_epochs_are_counted_by_dataloader_in_every_view(tmp_path: Path) -> None:
+    """Workers that are started anew begin an iterator whose own epochs begin with 0."""
+    trace = epochs(tmp_path, TRAIN, VAL, TRAIN, VAL, TRAIN)
+    assert first_epochs(trace) == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2}
+    drawn = scene_of(trace)
+    said = [caption(drawn, bar)[0] for bar in drawn.bars[drawn.bars["code"] == ev.EPOCH[0]]]
+    assert sorted(said) == ["epoch 0", "epoch 0", "epoch 1", "epoch 1", "epoch 2"]
+    page = Read(html(trace))
+    assert sorted(page["bar.bx"][page["bar.code"] == ev.EPOCH[0]].tolist()) == [0, 0, 1, 1, 2]
+    assert page.words["ownEpochs"] == []
+    assert [name for name, _ in page.words["dataloaders"]] == [
+        "Photos by RandomSampler, train.py:12", "Photos by SequentialSampler, train.py:13",
+    ]  # fmt: skip
+    assert snapshot(trace, trace.last).loaders[-1].title() == (
+        "iterator 5 (Photos by RandomSampler, train.py:12): epoch 2, 0 yielded"
+    )
+    at = Replay(trace, 3)
+    at.to(1)
+    assert (at.state.epoch, at.words) == (1, "epoch 1 begins")
+    assert {e["name"] for e in to_chrome(trace)["traceEvents"] if e["ph"] == "b"} == {"epoch 0", "epoch 1", "epoch 2"}
+    assert "iterator 3, epoch 1" in summary(trace).text()
+    assert (
+        headline(trace).evidence[0].startswith("of 2 DataLoaders the one that was waited for longest: Photos by Random")
+    )
+
+
+def test_epochs_of_iterators_that_do_not_say_whose_they_are_stay_their_own(tmp_path: Path) -> None:
+    trace = epochs(tmp_path, {"dataset": "Photos"}, {"dataset": "Photos"})
+    assert first_epochs(trace) == {}
+    drawn = scene_of(trace)
+    said = [caption(drawn, bar)[0] for bar in drawn.bars[drawn.bars["code"] == ev.EPOCH[0]]]
+    assert said == ["iterator 1 epoch 0", "iterator 2 epoch 0"]
+
+
+def test_one_dataloader_alone_keeps_its_clock_and_its_epochs(tmp_path: Path) -> None:
+    trace = epochs(tmp_path, TRAIN, VAL, TRAIN, VAL)
+    val = only(trace, "train.py:13")
+    assert val.start == trace.start < int(val.events["time"][0])
+    assert first_epochs(val) == {2: 0, 4: 1}
+    assert only(trace, None) is trace
+
+
+@pytest.mark.parametrize("command", [["replay"], ["top", "--once"], ["diff"], ["audit"]])
+def test_a_name_filters_the_other_commands_too(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    epochs(tmp_path, TRAIN, VAL)
+    paths = [str(tmp_path)] * (2 if command == ["diff"] else 1)
+    assert cli.main([*command, *paths, "--dataloader", "nowhere.py"]) == cli.USAGE
+    assert "no DataLoader is 'nowhere.py': Photos by RandomSampler, train.py:12; Photos by" in capsys.readouterr().err
+    if command[0] in ("replay", "top"):
+        assert cli.main([*command, *paths, "--dataloader", "train.py:13"]) == cli.OK
+        said = capsys.readouterr().out
+        assert ("iterator 2" in said, "iterator 1" in said) == (True, False)

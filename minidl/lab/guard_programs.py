@@ -1,8 +1,9 @@
 """Small programs that end well with all guards, and do not without one: what each guard of the loader is for.
 
-`python -c "import guard_programs; guard_programs.main()" PROGRAM [GUARD]` runs one of its functions, without GUARD if
-one is given. It says "waits" and the workers' pids when it comes to the step that the guard is for, and at the end
-"well" or what is wrong. A program that never gets there hangs; a program may also kill itself, and leave workers.
+`python -c "from minidl.lab import guard_programs; guard_programs.main()" PROGRAM [GUARD]` runs one of its functions,
+without GUARD if one is given. It says "waits" and the workers' pids when it comes to the step that the guard is for,
+and at the end "well" or what is wrong. A program that never gets there hangs; a program may also kill itself, and leave
+workers.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-import workloads as wl
 
 import minidl
 from minidl import driver, pin_memory, shutdown, signal_handling, worker
 from minidl.driver import Simple
 from minidl.explore.ablations import without
+from minidl.lab import faulty
 from minidl.progress import Stage
 from minidl.transport.queues import BoundedQueue, SharedFlag
+
+BOUND: Final = 110.0
+"""Seconds within which an end counts as bounded: far above any that is meant, even on a busy machine."""
 
 KEPT: list[Any] = []
 """Guards that are taken away until the program has ended."""
@@ -48,15 +52,15 @@ def intervals(others: float = 0.3, *, pin: float = 0.3, kept: float | None = Non
     kept: the loader's and the workers' if no guard is taken away, for a program of which no wait runs out then.
     """
     others = others if kept is None or sys.argv[2:] else kept
-    driver.MP_STATUS_CHECK_INTERVAL = worker.MP_STATUS_CHECK_INTERVAL = others
-    pin_memory.MP_STATUS_CHECK_INTERVAL = pin
+    for module, seconds in ((driver, others), (worker, others), (pin_memory, pin)):
+        vars(module)["MP_STATUS_CHECK_INTERVAL"] = seconds
     for guard in sys.argv[2:]:
         KEPT.append(without(guard))  # for good: what is taken away stays away while Python exits
         KEPT[-1].__enter__()
 
 
 def start(dataset: Any, workers: int = 2, **options: Any) -> Any:
-    iterator = iter(minidl.DataLoader(dataset, num_workers=workers, **options))
+    iterator: Any = iter(minidl.DataLoader(dataset, num_workers=workers, **options))
     for process in iterator._workers:
         process.terminate = functools.partial(_ended, process.terminate)
         process.kill = functools.partial(_ended, process.kill)
@@ -93,7 +97,7 @@ def say(iterator: Any, *problems: str, may_end: bool = False) -> None:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds; a program in which it never does ends with an error."""
-    deadline = time.monotonic() + wl.BOUND
+    deadline = time.monotonic() + BOUND
     while not condition():
         assert time.monotonic() < deadline, "what the program waits for does not come"
         time.sleep(0.001)
@@ -114,7 +118,7 @@ def error_of(iterator: Any) -> str:
     return ""
 
 
-class Wakeless(wl.Numbers):
+class Wakeless(faulty.Numbers):
     """Batches that no pipe holds."""
 
     def __getitem__(self, index: int) -> Any:
@@ -124,7 +128,7 @@ class Wakeless(wl.Numbers):
 # --- The end of an epoch ----------------------------------------------------------------------------------------------
 def closes() -> None:
     intervals(2.0, kept=60.0)
-    iterator = start(wl.Numbers(20))
+    iterator = start(faulty.Numbers(20))
     next(iterator)
     until_idle(iterator)
     waits(iterator)
@@ -134,7 +138,7 @@ def closes() -> None:
 
 def ends_streams() -> None:
     intervals(2.0, kept=60.0)
-    iterator = start(wl.Stream(3))
+    iterator = start(faulty.SharedStream(3))
     list(iterator)
     waits(iterator)
     iterator.close()
@@ -144,7 +148,7 @@ def ends_streams() -> None:
 def closes_pinned() -> None:
     """The pin thread looks at its done event only when a message comes."""
     intervals(1.0, pin=60.0, kept=60.0)
-    iterator = start(wl.Numbers(4), pin_memory=True)
+    iterator = start(faulty.Numbers(4), pin_memory=True)
     for _ in range(4):
         next(iterator)
     waits(iterator)
@@ -152,12 +156,12 @@ def closes_pinned() -> None:
     say(iterator)
 
 
-class Torn(wl.Numbers):
+class Torn(faulty.Numbers):
     """Sample 1 leaves half a message, as a worker may that leaves: once it is told to."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 1:
-            wl.wait_for_the_end()
+            faulty.wait_for_the_end()
             half_a_message()
             os._exit(0)
         return index
@@ -165,8 +169,8 @@ class Torn(wl.Numbers):
 
 def half_a_message() -> None:
     """Write the first bytes of a message, with the lock of all writers."""
-    wl.worker_spec().result_queue._wlock.acquire()
-    os.write(wl.worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    faulty.worker_spec().result_queue._wlock.acquire()
+    os.write(faulty.worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
 
 
 def closes_while_a_worker_tears() -> None:
@@ -201,7 +205,7 @@ def closes_with_full_pipe() -> None:
 
 def closes_while_a_worker_is_stuck() -> None:
     intervals()
-    iterator = start(wl.At(10, 1, wl.hang))
+    iterator = start(faulty.At(10, 1, faulty.hang))
     next(iterator)
     until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
     waits(iterator)
@@ -211,7 +215,7 @@ def closes_while_a_worker_is_stuck() -> None:
 
 def closes_while_a_worker_ignores_sigterm() -> None:
     intervals()
-    iterator = start(wl.At(10, 1, wl.hang_without_sigterm))
+    iterator = start(faulty.At(10, 1, faulty.hang_without_sigterm))
     next(iterator)
     until(lambda: ignores(iterator._workers[1].pid, signal.SIGTERM))
     waits(iterator)
@@ -230,12 +234,12 @@ class Sticky:
     """A batch whose pin_memory() does not end."""
 
     def pin_memory(self) -> Any:
-        wl.hang()
+        faulty.hang()
 
 
 def closes_while_the_pin_thread_is_stuck() -> None:
     intervals()
-    iterator = start(wl.Numbers(4), pin_memory=True, timeout=1, collate_fn=lambda samples: Sticky())
+    iterator = start(faulty.Numbers(4), pin_memory=True, timeout=1, collate_fn=lambda samples: Sticky())
     with contextlib.suppress(RuntimeError):
         next(iterator)
     waits(iterator)
@@ -245,25 +249,25 @@ def closes_while_the_pin_thread_is_stuck() -> None:
 
 def is_interrupted_before_the_pin_thread_is_told() -> None:
     intervals()
-    iterator = start(wl.Numbers(4), pin_memory=True)
+    iterator = start(faulty.Numbers(4), pin_memory=True)
     plain, crew = shutdown.Crew.perform, iterator._crew
 
     def perform(self: Any, effect: Any) -> None:
         shutdown.Crew.perform = plain  # type: ignore[method-assign]
         raise RuntimeError("DataLoader worker is killed")
 
-    shutdown.Crew.perform = perform  # type: ignore[method-assign,assignment]
+    shutdown.Crew.perform = perform  # type: ignore[method-assign]
     waits(iterator)
     with contextlib.suppress(RuntimeError):
         iterator.close()
-    crew.pin_thread.join(3.0 if sys.argv[2:] else wl.BOUND)
+    crew.pin_thread.join(3.0 if sys.argv[2:] else BOUND)
     say(iterator, may_end=True)
 
 
 # --- A worker dies ----------------------------------------------------------------------------------------------------
 def a_worker_is_killed() -> None:
     intervals()
-    iterator = start(wl.At(10, 3, wl.kill_myself))
+    iterator = start(faulty.At(10, 3, faulty.kill_myself))
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -272,7 +276,7 @@ def a_worker_is_killed() -> None:
 
 def a_worker_is_killed_in_a_message() -> None:
     intervals()
-    iterator = start(wl.At(10, 3, wl.die_in_the_middle_of_a_message))
+    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message))
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -281,7 +285,7 @@ def a_worker_is_killed_in_a_message() -> None:
 
 def a_worker_is_killed_in_a_message_pinned() -> None:
     intervals(1.0)
-    iterator = start(wl.At(10, 3, wl.die_in_the_middle_of_a_message), pin_memory=True)
+    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), pin_memory=True)
     error = error_of(iterator)
     waits(iterator)
     iterator.close()
@@ -290,15 +294,15 @@ def a_worker_is_killed_in_a_message_pinned() -> None:
 
 def die_in_the_done_events_lock() -> None:
     """As one dies that asks an Event: inside its lock, if it has one."""
-    condition = getattr(wl.worker_spec().done_event, "_cond", None)
+    condition = getattr(faulty.worker_spec().done_event, "_cond", None)
     if condition is not None:
         condition.acquire()
-    wl.kill_myself()
+    faulty.kill_myself()
 
 
 def a_worker_is_killed_asking_the_done_event() -> None:
     intervals()
-    iterator = start(wl.At(10, 3, die_in_the_done_events_lock))
+    iterator = start(faulty.At(10, 3, die_in_the_done_events_lock))
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -318,7 +322,7 @@ class SlowLock:
 
     def release(self) -> None:
         if self.kill:
-            wl.kill_myself()
+            faulty.kill_myself()
         until(joins_a_feeder)
         self.lock.release()
 
@@ -343,8 +347,8 @@ class EmptyFirst(minidl.IterableDataset[int]):
         self.kill, self.taken = kill, SharedFlag()
 
     def __iter__(self) -> Iterator[int]:
-        mine, _, _ = wl.worker()
-        queue = wl.worker_spec().result_queue
+        mine, _, _ = faulty.worker()
+        queue = faulty.worker_spec().result_queue
         if mine == 0:
             queue._wlock = SlowLock(queue._wlock, self.kill, self.taken)
             return iter(())
@@ -378,8 +382,8 @@ def the_pin_thread_dies() -> None:
     def fail(*arguments: Any) -> Any:
         raise SystemExit("pin thread")
 
-    pin_memory._pinned = fail
-    iterator = start(wl.Numbers(4), pin_memory=True)
+    vars(pin_memory)["_pinned"] = fail
+    iterator = start(faulty.Numbers(4), pin_memory=True)
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -389,11 +393,11 @@ def the_pin_thread_dies() -> None:
 # --- The loader dies --------------------------------------------------------------------------------------------------
 def the_loader_is_killed() -> None:
     intervals()
-    iterator = start(wl.Numbers(100))
+    iterator = start(faulty.Numbers(100))
     next(iterator)
     until_idle(iterator)
     waits(iterator)
-    wl.kill_myself()
+    faulty.kill_myself()
 
 
 def the_loader_is_killed_with_full_pipe() -> None:
@@ -402,12 +406,12 @@ def the_loader_is_killed_with_full_pipe() -> None:
     next(iterator)
     until_idle(iterator)
     waits(iterator)
-    wl.kill_myself()
+    faulty.kill_myself()
 
 
 def the_loader_is_killed_in_a_message() -> None:
     intervals()
-    iterator = start(wl.Numbers(100))
+    iterator = start(faulty.Numbers(100))
     next(iterator)
     until_idle(iterator)
     for queue in iterator._index_queues:
@@ -415,13 +419,13 @@ def the_loader_is_killed_in_a_message() -> None:
         os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
     until(lambda: not any(queue._reader.poll(0) for queue in iterator._index_queues))  # the workers have read it
     waits(iterator)
-    wl.kill_myself()
+    faulty.kill_myself()
 
 
 # --- Python exits -----------------------------------------------------------------------------------------------------
 def exits_unclosed() -> None:
     intervals()
-    iterator = start(wl.Numbers(100))
+    iterator = start(faulty.Numbers(100))
     keep(iterator)
     next(iterator)
     until_idle(iterator)
@@ -431,7 +435,7 @@ def exits_unclosed() -> None:
 
 def exits_unclosed_with_a_full_index_queue() -> None:
     intervals()
-    iterator = start(wl.At(400_000, 0, wl.hang), batch_size=100_000, prefetch_factor=4, workers=1)
+    iterator = start(faulty.At(400_000, 0, faulty.hang), batch_size=100_000, prefetch_factor=4, workers=1)
     keep(iterator)
     until(lambda: bool(iterator._index_queues[0]._buffer))  # the feeder writes what no worker reads
     waits(iterator)
@@ -445,7 +449,7 @@ def exits_while_a_lock_is_held() -> None:
     drops it by itself, the iterator's __del__ may come so late that it fails before it meets the lock.
     """
     intervals()
-    iterator = start(wl.Numbers(100))
+    iterator = start(faulty.Numbers(100))
     keep(iterator)
     next(iterator)
     until_idle(iterator)

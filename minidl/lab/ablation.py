@@ -1,0 +1,208 @@
+"""Each guard of the loader, taken out of the running code: a program that ends well with it, and does not without it.
+
+`TABLE` names for each guard a program of `guard_programs`, and what happens without the guard. `outcome` runs one in
+processes of its own, for a bounded time; `show` also records it, and prints it beside the explorer's counterexample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import minidl
+from minidl.explore.guards import GUARDS
+from minidl.lab import guard_programs as programs
+
+HANGS, ORPHANS = "hangs", "leaves orphans"
+PATIENCE: Final = 4.0
+"""Seconds after which a program that should hang counts as hanging; the waits of such programs last 0.3 s."""
+
+SCRIPT: Final = "from minidl.lab import guard_programs; guard_programs.main()"
+
+TABLE: Final = {
+    # guard: the program, and how what it says begins without the guard
+    "sentinel": (programs.closes, "bad: 2 signals to workers"),
+    "none-after-exhaustion": (programs.ends_streams, "bad: 2 signals to workers"),
+    "done-event": (programs.closes, "bad: exit codes [1, 1]"),
+    "pin-done-event": (programs.closes_pinned, "bad: the pin thread did not end in time"),
+    "pin-sentinel": (programs.closes_pinned, "bad: the pin thread did not end in time"),
+    "watchdog": (programs.the_loader_is_killed, ORPHANS),
+    "get-timeout-loader": (programs.a_worker_is_killed, HANGS),
+    "get-timeout-worker": (programs.the_loader_is_killed, ORPHANS),
+    "get-timeout-pin": (programs.a_worker_is_killed_in_a_message_pinned, "bad: the pin thread did not end in time"),
+    "liveness-check": (programs.a_worker_is_killed, HANGS),
+    "pin-liveness-check": (programs.the_pin_thread_dies, HANGS),
+    "cancel-join-index": (programs.exits_unclosed_with_a_full_index_queue, HANGS),
+    "join-results-until-done": (programs.a_stream_ends_while_its_feeder_writes, HANGS),
+    "cancel-join-results-when-done": (programs.closes_with_full_pipe, "bad: "),
+    "pin-first": (programs.closes_while_a_worker_tears, "bad: the pin thread did not end in time"),
+    "bounded-joins": (programs.closes_while_a_worker_is_stuck, HANGS),
+    "daemon": (programs.exits_unclosed, HANGS),
+    "exit-flag": (programs.exits_while_a_lock_is_held, HANGS),
+    "bounded-read": (programs.a_worker_is_killed_in_a_message, HANGS),
+    "bounded-index-read": (programs.the_loader_is_killed_in_a_message, ORPHANS),
+    "lock-free-event": (programs.a_worker_is_killed_asking_the_done_event, HANGS),
+    "leavers-checked": (programs.a_worker_is_killed_after_its_stream, HANGS),
+    "bounded-pin-join": (programs.closes_while_the_pin_thread_is_stuck, HANGS),
+    "pin-told-at-last": (programs.is_interrupted_before_the_pin_thread_is_told, "bad: the pin thread is alive"),
+    "kill-at-last": (programs.closes_while_a_worker_ignores_sigterm, HANGS),
+    "cancel-join-results-when-orphaned": (programs.the_loader_is_killed_with_full_pipe, ORPHANS),
+}
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How a program ended: "well", "bad: ...", HANGS or ORPHANS; and how many seconds that took."""
+
+    what: str
+    seconds: float
+
+
+def outcome(program: str, guard: str = "", trace: Path | None = None) -> ProgramEnd:
+    """Run a program, without a guard if one is named; nothing that it has started is left afterwards.
+
+    trace: record it there.
+    """
+    began = time.monotonic()
+    patience = PATIENCE if guard and TABLE[guard][1] in (HANGS, ORPHANS) else programs.BOUND
+    child = _started(program, guard, trace)
+    assert child.stdout is not None
+    pids: list[int] = []
+    try:
+        said = ""
+        while "\n" not in said and (more := _read(child, programs.BOUND)):
+            said += more
+        if not said.startswith("waits "):
+            raise RuntimeError(f"the program {program} ended before its step that counts, and said {said!r}")
+        line, _, said = said.partition("\n")
+        pids = [int(pid) for pid in line.split()[1:]]
+        try:
+            child.wait(patience)
+        except subprocess.TimeoutExpired:
+            return ProgramEnd(HANGS, time.monotonic() - began)
+        said = (said + _read(child, 0)).strip()
+        if child.returncode == -signal.SIGKILL:
+            said = "well" if _gone(pids, patience) else ORPHANS
+        elif child.returncode:
+            said = f"bad: exit code {child.returncode}, {said}"
+        return ProgramEnd(said, time.monotonic() - began)
+    finally:
+        for pid in (child.pid, *pids):
+            _kill(pid)
+        child.wait()
+        child.stdout.close()
+        if not _gone(pids, programs.BOUND):
+            raise RuntimeError(f"still there: {list(filter(_alive, pids))}")
+
+
+def _started(program: str, guard: str, trace: Path | None) -> subprocess.Popen[str]:
+    """Start a program in a session of its own."""
+    paths = [str(Path(minidl.__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if trace is not None:
+        environment["MINIDL_TRACE"] = str(trace)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, program, *([guard] if guard else [])]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+
+
+def _read(child: subprocess.Popen[str], seconds: float) -> str:
+    """What the program has written, once there is something; its workers may hold the pipe open after its end."""
+    assert child.stdout is not None
+    pipe = child.stdout.fileno()
+    return os.read(pipe, 1 << 16).decode() if select.select([pipe], [], [], seconds)[0] else ""
+
+
+def _gone(pids: list[int], seconds: float) -> bool:
+    """Whether these processes end within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(_alive, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _kill(pid: int) -> None:
+    if _alive(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# --- For people -------------------------------------------------------------------------------------------------------
+def listed() -> Iterator[str]:
+    """A line for each guard: what it is for, and what its program does without it."""
+    for name, guard in GUARDS.items():
+        yield f"{name:<34} {guard.purpose}"
+        yield f"{'':<34} without it, {TABLE[name][0].__name__} {_verb(TABLE[name][1])}"
+
+
+def _verb(what: str) -> str:
+    return what if what in (HANGS, ORPHANS) else f"says {what.strip(' :')!r}"
+
+
+def show(name: str, trace: Path) -> Iterator[str]:
+    """Run the program of a guard with and without it; yields the lines of the recorded run and of the model's."""
+    guard, (program, expected) = GUARDS[name], TABLE[name]
+    yield f"{name}: it {guard.purpose}"
+    yield f"  ours: {guard.ours}; torch: {guard.upstream or 'has none'}"
+    kept = outcome(program.__name__)
+    yield f"\n{program.__name__}, with the guard: {kept.what} ({kept.seconds:.1f} s)"
+    lost = outcome(program.__name__, name, trace)
+    ended = f" (killed after {lost.seconds:.1f} s)" if lost.what in (HANGS, ORPHANS) else f" ({lost.seconds:.1f} s)"
+    yield f"without it: {lost.what}{ended}; expected: {_verb(expected)}"
+    yield from _recorded(trace)
+    yield from _explored(name)
+
+
+def _recorded(trace: Path) -> Iterator[str]:
+    """The headline of a recorded run, and its last state."""
+    from minidl.analysis.headline import headline
+    from minidl.playback.stepper import Replay
+    from minidl.tracefile.reader import read_trace
+    from minidl.views.replay_terminal import render
+
+    read = read_trace(trace)
+    yield f"\nthe run, recorded in {trace}:"
+    yield from (f"  {line}" for line in headline(read).lines())
+    at = Replay(read)
+    at.to(len(at))
+    yield from (f"  {line}" for line in render(at, cut=False)[1:])
+
+
+def _explored(name: str) -> Iterator[str]:
+    """The shortest run of the model that goes wrong without the guard."""
+    from minidl.explore.configurations import OURS
+    from minidl.explore.model import Model
+    from minidl.explore.search import shortest
+
+    guard = GUARDS[name]
+    configuration = guard.where[0]
+    found = shortest(Model(configuration, OURS.without(guard.field), reduced=True))
+    if found is None or found.bad is None:
+        yield "\nthe explorer finds no run that goes wrong"
+        return
+    yield f"\nthe explorer's counterexample ({configuration.describe()}), {len(found)} steps:"
+    yield f"  {found.bad.kind}: {found.bad.what}"
+    steps = "; ".join(f"{who} {what}{f' {which}' if which >= 0 else ''}" for who, what, which in found.labels)
+    yield textwrap.indent(textwrap.fill(steps, 110), "  ")
+    yield f"  as a trace: minidl explore --guard {name} -o DIR"

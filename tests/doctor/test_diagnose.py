@@ -1,0 +1,325 @@
+"""What the doctor says of made evidence: who, where and what; how sure; and when it does not know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from made_evidence import (
+    LOCKED,
+    LOOP,
+    SLEEPS,
+    feeder,
+    later,
+    library,
+    look,
+    loop,
+    next_stack,
+    polls,
+    process,
+    thread,
+    user,
+    worker,
+)  # fmt: skip
+
+from minidl.doctor.case import Told
+from minidl.doctor.diagnose import diagnose
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
+from minidl.evidence.model import Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
+
+OPENS = Syscall("openat", "opens /data/a.fifo")
+FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
+IDLE = worker(0, step="idle")
+
+
+def found(*processes: SeenProcess, **more: object) -> Diagnosis:
+    return diagnose([look(*processes, **more)])  # type: ignore[arg-type]
+
+
+def with_locks(pid: int, *held: str) -> Descriptor:
+    return Descriptor(7, "file", "/data/index.lock", 77, 3, "rw", locks=held)
+
+
+# --- Who, where, what -------------------------------------------------------------------------------------------------
+def test_a_file_lock_names_its_holder_and_what_that_is_in() -> None:
+    holder = worker(
+        0, user("time.sleep(990)"), call=SLEEPS, descriptors=(with_locks(101, "1: FLOCK ADVISORY WRITE 101"),)
+    )
+    waiter = worker(1, user("fcntl.flock(f, fcntl.LOCK_EX)"), call=FLOCK, descriptors=(with_locks(102),))
+    locks = (FileLock(1, "FLOCK", "WRITE", 101, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
+    said = found(loop(1), holder, waiter, locks=locks)
+    at = "in sample 37 (Data.__getitem__ at data.py:12) for 41 s"
+    assert said.sentence == (
+        f"hung: the loop (pid 100) waits for worker 1 (pid 102), {at}: it is waiting in flock on /data/index.lock; "
+        f"worker 0 (pid 101), {at}, holds that lock, and is asleep (990 s more)"
+    )
+    assert (said.cause, said.sure) == (HangCause.FILE_LOCK, Sure.CERTAIN)
+    assert (said.who["worker"], said.where["sample"]) == (0, 37)
+
+
+def test_the_holder_of_an_inherited_lock_is_who_has_the_open_file_and_not_who_took_it() -> None:
+    child = process(300, LOOP, thread(300, None, SLEEPS), name="sleep", descriptors=(with_locks(300, "1: FLOCK"),))
+    waiter = worker(1, user("flock"), call=FLOCK, descriptors=(with_locks(102),))
+    said = found(loop(1), IDLE, waiter, child, locks=(FileLock(1, "FLOCK", "WRITE", LOOP, 3, 77),))
+    assert said.who["pid"] == 300
+    assert any("which process 100 took and passed on" in fact.text for fact in said.evidence)
+
+
+def test_two_that_wait_for_each_other_are_a_cycle() -> None:
+    def stuck(number: int, wants: int, has: int) -> SeenProcess:
+        files = (
+            Descriptor(7, "file", f"/data/{wants}.lock", wants, 3, "rw"),
+            Descriptor(8, "file", f"/data/{has}.lock", has, 3, "rw", locks=("1: FLOCK",)),
+        )
+        return worker(number, user("flock"), call=FLOCK, descriptors=files)
+
+    locks = tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1))
+    said = found(loop(1), stuck(0, 71, 70), stuck(1, 70, 71), locks=locks)
+    assert said.cause is HangCause.CYCLE
+    assert "worker 1 (pid 102) -> worker 0 (pid 101) -> worker 1 (pid 102)" in said.sentence
+
+
+POOL = ("/lib/python3.11/concurrent/futures/_base.py", "/lib/python3.11/concurrent/futures/thread.py")
+WAIT = library("Condition.wait", source="waiter.acquire()")
+
+
+@pytest.mark.parametrize(
+    ("inside", "call", "main", "cause", "said"),
+    [
+        ((user("time.sleep(990)"),), SLEEPS, {}, HangCause.SLEEP, "it is asleep (990 s more)"),
+        ((user("x"),), SLEEPS, {"state": "T"}, HangCause.STOPPED, "it is stopped by a signal (state T)"),
+        ((user("x"),), SLEEPS, {"state": "D"}, HangCause.UNINTERRUPTIBLE, "in an uninterruptible sleep"),
+        ((user("sleep"),), SLEEPS, {"gil": True}, HangCause.GIL, "keeps the GIL in Data.__getitem__ at data.py:12"),
+        ((user("os.waitpid(pid, 0)"),), Syscall("wait4", "for any child", target=0, timeout=-1.0), {}, HangCause.CHILD,
+         "waits for its child"),
+        ((user("open(fifo)"),), None, {}, HangCause.UNKNOWN, "asleep"),
+        ((user("with lock:"),), LOCKED, {}, HangCause.SELF_LOCK, "that no thread of its process can release"),
+        ((user("with lock:"),), LOCKED, {"owner": 100}, HangCause.FORK_LOCK, "was locked at the fork"),
+        ((WAIT, library("Event.wait"), user("ready.wait()")), LOCKED, {}, HangCause.NOBODY, "waits in Event.wait"),
+        ((WAIT, library("Queue.get", "/lib/python3.11/queue.py"), user("q.get()")), LOCKED, {}, HangCause.QUEUE_EMPTY,
+         "waits in Queue.get"),
+        ((WAIT, library("Future.result", POOL[0]), user("f.result()")), LOCKED, {}, HangCause.MISSING_THREAD,
+         "waits in Future.result (_base.py) for a thread that the fork did not copy"),
+        ((user("sock.recv(1)"),), Syscall("recvfrom", "", (9,), (9,)), {}, HangCause.SOCKET,
+         "waiting for data at a socket"),
+        ((user("p.stdin.write(data)"),), Syscall("write", "", (8,), (8,)), {}, HangCause.PIPE_FULL,
+         "waiting for room in pipe 80"),
+        ((user("os.read(r, 1)"),), Syscall("read", "", (6,), (6,)), {}, HangCause.PIPE_EMPTY,
+         "waiting for data in pipe 60"),
+        ((user("open(path)"),), OPENS, {"wchan": "wait_for_partner"}, HangCause.FIFO,
+         "opening /data/a.fifo, a FIFO whose other end nobody has opened"),
+        ((user("input()"),), Syscall("read", "", (10,), (10,)), {}, HangCause.TERMINAL,
+         "waiting for input at /dev/pts/3"),
+        ((user("signal.pause()"),), Syscall("pause"), {}, HangCause.SIGNAL, "waiting for a signal"),
+        ((user("f.read()"),), Syscall("read", "", (11,), (11,)), {}, HangCause.FILE, "in read of /data/a.bin"),
+        ((user("return torch.rand(9).add(1)"),), LOCKED, {}, HangCause.MISSING_THREAD, "waits in C code, for threads"),
+        ((user("x"),), None, {"state": "R", "cpu": 0.01}, HangCause.NO_CPU, "ready to run, with 2% of a CPU"),
+        ((user("x"),), None, {"cpu": 0.01, "switches": 9}, HangCause.NONE, "running now and then"),
+    ],
+)  # fmt: skip
+def test_a_worker_stuck_in_a_sample(
+    inside: tuple[Frame, ...], call: Syscall | None, main: dict[str, object], cause: HangCause, said: str
+) -> None:
+    files = (
+        Descriptor(9, "socket", "socket:[90]", 90, mode="rw"),
+        Descriptor(8, "pipe", "pipe:[80]", 80, mode="w"),
+        Descriptor(6, "pipe", "pipe:[60]", 60, mode="r"),
+        Descriptor(10, "device", "/dev/pts/3", 1, 2, "r"),
+        Descriptor(11, "file", "/data/a.bin", 2, 2, "r"),
+    )
+    verdict = found(loop(1), IDLE, worker(1, *inside, call=call, descriptors=files, **main))  # type: ignore[arg-type]
+    assert verdict.cause is cause
+    assert said in verdict.sentence
+    assert "the loop (pid 100) waits for worker 1 (pid 102), in sample 37" in verdict.sentence
+
+
+def test_a_lock_that_a_thread_of_the_parent_holds_was_held_at_the_fork() -> None:
+    other = thread(150, (user("with lock:", "hold"),), SLEEPS, name="refresher")
+    said = found(loop(1, other), IDLE, worker(1, user("with lock:"), call=LOCKED))
+    assert (said.cause, said.sure) == (HangCause.FORK_LOCK, Sure.LIKELY)
+    assert any("refresher" in fact.text for fact in said.evidence)
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "where"),
+    [("collate", "collating a batch", "collate"), ("init", "in worker_init_fn", "init")],
+)
+def test_the_users_own_code_is_named(step: str, words: str, where: str) -> None:
+    said = found(loop(1), IDLE, worker(1, user("time.sleep(990)", "mine"), call=SLEEPS, step=step))
+    assert f"{words} (mine at data.py:12)" in said.sentence
+    assert said.where["step"] == where
+
+
+def test_a_feeder_thread_in_the_users_reduce() -> None:
+    feeding = feeder(
+        202, user("time.sleep(990)", "Image.__reduce__"), source="obj = _ForkingPickler.dumps(obj)", call=SLEEPS
+    )
+    said = found(loop(1), IDLE, worker(1, step="idle", others=(feeding,)))
+    assert "worker 1 (pid 102), pickling a batch (Image.__reduce__ at data.py:12)" in said.sentence
+    assert said.where["step"] == "pickle"
+
+
+def test_a_barrier_names_who_has_not_come() -> None:
+    stack = (library("Barrier.wait"), user("barrier.wait()"))
+    said = found(loop(1), IDLE, worker(1, *stack, call=LOCKED))
+    assert said.cause is HangCause.BARRIER
+    assert "it waits at a barrier; worker 0 (pid 101) has not come to it" in said.sentence
+
+
+def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> None:
+    collective = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
+    said = found(loop(stack=(collective, MAIN_OF), call=LOCKED), IDLE)
+    assert (said.cause, said.sure) == (HangCause.COLLECTIVE, Sure.LIKELY)
+    assert "on other machines" in said.also[0]
+
+
+def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
+    stack = (user("time.sleep(990)", "handler"), library("Select.select", "/lib/python3.11/selectors.py",
+             "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
+    said = found(loop(stack=stack, call=SLEEPS), IDLE)
+    assert "in a signal handler or finalizer" in said.sentence
+    assert said.where["step"] == "signal-handler"
+
+
+def test_a_signal_handler_that_interrupts_the_users_code_has_a_frame_as_its_argument() -> None:
+    stack = (user("with lock:", "save"), user("save()", "handler", signum="10", _="<frame at 0x77>"), MAIN_OF)
+    said = found(loop(stack=stack, call=LOCKED), IDLE)
+    assert (said.cause, said.where["step"]) == (HangCause.SELF_LOCK, "signal-handler")
+
+
+def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
+    join = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1650, {}, "w.join(timeout=5)")
+    ended = Descriptor(3, "pipe", "pipe:[600]", 600, mode="r")
+    sentinel = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
+    said = found(
+        loop(stack=(join, MAIN_OF), descriptors=(ended,)),
+        worker(0, user("sleep"), call=SLEEPS, descriptors=(sentinel,)),
+    )
+    assert said.cause is HangCause.SLEEP
+    assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
+
+
+def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
+    join = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
+    bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
+    trainer = thread(150, (*next_stack(1), bottom), polls(3), name="trainer", idle=1.0, switches=1)
+    said = found(loop(1, trainer, stack=(join, MAIN_OF), call=LOCKED), IDLE, worker(1, user("sleep"), call=SLEEPS))
+    assert "waits for worker 1 (pid 102), in sample 37" in said.sentence
+
+
+MAIN_OF = Frame("<module>", "/home/a/train.py", 30, source="trainer.join()")
+
+
+def test_a_rank_in_a_collective_leads_to_the_rank_that_did_not_come() -> None:
+    collective = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
+    first = loop(stack=(collective, MAIN_OF), call=LOCKED)
+    other = replace(loop(1), pid=200, ppid=1, threads=(replace(loop(1).threads[0], tid=200),))
+    guilty = replace(worker(1, user("sleep"), call=SLEEPS), ppid=200)
+    said = diagnose([look(first, other, guilty, replace(IDLE, ppid=LOOP))])
+    assert said.who["pid"] == guilty.pid
+    assert "in sample 37" in said.sentence
+
+
+def test_a_lock_of_several_processes_that_nobody_is_about_to_release() -> None:
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    said = found(sharing(loop(1)), sharing(IDLE), sharing(worker(1, user("lock.acquire()"), call=LOCKED)))
+    assert (said.cause, said.sure) == (HangCause.PERMIT_LOST, Sure.LIKELY)
+    holder = worker(0, user("compute()"), call=SLEEPS)
+    said = found(sharing(loop(1)), sharing(holder), sharing(worker(1, user("lock.acquire()"), call=LOCKED)))
+    assert (said.cause, said.sure) == (HangCause.SEMAPHORE, Sure.POSSIBLE)
+
+
+# --- Results that are lost --------------------------------------------------------------------------------------------
+def test_a_result_is_lost_if_all_are_idle_for_long() -> None:
+    idle = (IDLE, worker(1, step="idle", others=(feeder(202),)))
+    assert found(loop(1), *idle).state is State.MAYBE_HUNG
+    said = diagnose(later(loop(1), *idle))
+    assert (said.state, said.cause) == (State.HUNG, HangCause.LOST_RESULT)
+
+
+def test_bytes_that_make_no_message_are_a_torn_one() -> None:
+    said = diagnose(later(loop(1, waiting=4096), IDLE, worker(1, step="idle")))
+    assert said.cause is HangCause.TORN_MESSAGE
+    assert "4096 bytes" in said.sentence
+
+
+# --- Slow is not hung -------------------------------------------------------------------------------------------------
+def test_a_worker_that_goes_on_to_another_sample_moves() -> None:
+    first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=37))
+    last = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=38), moment=4_000_000_000)
+    said = diagnose([first, last])
+    assert (said.state, said.cause, said.fix) == (State.MOVES, HangCause.NONE, "")
+
+
+def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_past() -> None:
+    computing = later(loop(1), IDLE, worker(1, user("while True: pass"), cpu=0.5))
+    assert diagnose(computing).state is State.MAYBE_HUNG
+    told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose(computing, told)
+    assert (said.state, said.cause) == (State.HUNG, HangCause.COMPUTING)
+    assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
+
+
+def test_a_short_sleep_is_no_hang() -> None:
+    short = Syscall("clock_nanosleep", "0.3 s more", (1, 1), timeout=0.3)
+    said = found(loop(1), IDLE, worker(1, user("time.sleep(1)"), call=short, idle=0.2))
+    assert said.state is State.MOVES
+
+
+# --- What can't be seen -----------------------------------------------------------------------------------------------
+def blind(evidence: RunEvidence) -> RunEvidence:
+    """The same without a stack."""
+
+    def without(one: SeenProcess) -> SeenProcess:
+        threads = tuple(replace(t, stack=None, gil=None, python_name="") for t in one.threads)
+        return replace(one, threads=threads, not_seen=("Python stacks: py-spy is not installed",))
+
+    return replace(evidence, processes=tuple(map(without, evidence.processes)))
+
+
+def test_without_stacks_the_worker_and_its_call_are_named() -> None:
+    busy = worker(1, user("flock"), call=FLOCK, descriptors=(with_locks(102),))
+    said = diagnose([blind(look(loop(1), IDLE, busy, locks=(FileLock(1, "FLOCK", "WRITE", 400, 3, 77),)))])
+    assert "waits for worker 1 (pid 102), which is waiting in flock on /data/index.lock; process 400" in said.sentence
+    assert said.not_seen == ("Python stacks: py-spy is not installed (pid 100, 101 and 102)",)
+
+
+def test_without_a_stack_a_lock_of_the_process_is_not_guessed_at() -> None:
+    said = diagnose([blind(look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED)))])
+    assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
+
+
+def test_without_ptrace_the_kernels_function_tells() -> None:
+    hidden = blind(look(loop(1), IDLE, worker(1, user("x"))))
+    processes = []
+    for one in hidden.processes:
+        name = {LOOP: "poll_schedule_timeout", 101: "poll_schedule_timeout", 102: "hrtimer_nanosleep"}[one.pid]
+        threads = tuple(replace(t, syscall=None, syscall_before=None, wchan=name) for t in one.threads)
+        processes.append(replace(one, threads=threads))
+    told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([replace(hidden, processes=tuple(processes))], told)
+    assert "worker 1 (pid 102)" in said.sentence
+    assert "asleep (the kernel's hrtimer_nanosleep)" in said.sentence
+
+
+def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
+    assert diagnose([look()]).state is State.ENDED
+    zombie = process(LOOP, 1, thread(LOOP, None, None, state="Z"), ended=True, exit_code=9)
+    assert diagnose([look(zombie)]).sentence == "died: process 100 has ended: signal 9"
+
+
+def test_a_program_without_a_loader_gets_no_verdict_on_one() -> None:
+    said = found(process(LOOP, 1, thread(LOOP, (MAIN_OF,), SLEEPS)))
+    assert "in its own code" in said.sentence
+
+
+# --- Its forms --------------------------------------------------------------------------------------------------------
+def test_json_has_what_the_text_has_and_escapes_control_characters() -> None:
+    said = found(loop(1), IDLE, worker(1, user("\x1b[31mx", "mine\x1b"), call=SLEEPS))
+    data = json.loads(said.to_json())
+    assert (data["cause"], data["sure"], data["state"]) == ("sleep", "certain", "hung")
+    assert "\x1b" not in said.text()
+    assert said.title.startswith("hung: the loop waits for worker 1, in sample 37")
