@@ -130,6 +130,8 @@ def _definitions(source: Path) -> dict[str, tuple[tuple[int, int], ...]]:
 def _walk(node: ast.AST, around: str) -> Iterator[tuple[str, tuple[int, int], bool]]:
     """Yield path, lines, and whether no function is around it, of each definition."""
     for child in ast.iter_child_nodes(node):
+        if any(isinstance(each, ast.Name) and each.id == "overload" for each in getattr(child, "decorator_list", ())):
+            continue  # a signature for type checkers, which never runs
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             name = f"{around}.{child.name}" if around else child.name
             yield name, (child.lineno, child.end_lineno or child.lineno), "<" not in around

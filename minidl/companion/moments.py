@@ -69,7 +69,8 @@ class Moment:
             return f"{self.event.name} at {duration(self.time)}", [], []
         at = _replay(self.name, self.loader)
         at.to_row(self.row)
-        return at.words, [str(change) for change in at.changed], [str(line) for line in words.lines(at.state)]
+        happened = self.event.meaning if at.words == self.event.name.replace("_", " ") else at.words
+        return happened, [str(change) for change in at.changed], [str(line) for line in words.lines(at.state)]
 
 
 @functools.cache

@@ -153,9 +153,9 @@ def _row(entry: Entry, sources: _Sources) -> str:
 
 
 def _references(entry: Entry, sources: _Sources) -> str:
-    ours = sources.list(entry.ours, "minidl")
+    ours, nothing = sources.list(entry.ours, "minidl"), f'<li class="none">{_word("none")}</li>'
     upstream = sources.list(entry.upstream, "torch") or f'<li class="none">{_word("nothere")}</li>'
-    here = f"<div><h4>{_word('here')}</h4><ul>{ours or '<li>-</li>'}</ul></div>"
+    here = f"<div><h4>{_word('here')}</h4><ul>{ours or nothing}</ul></div>"
     return f'<div class="refs">{here}<div><h4>{_word("torch")}</h4><ul>{upstream}</ul></div></div>'
 
 
@@ -226,7 +226,7 @@ def _moment(text: str) -> str:
     happened, changed, state = moment.state()
     changes = "".join(f"<li>{markup.escape(change)}</li>" for change in changed[:6])
     lines = markup.escape("\n".join(state))
-    command = f"minidl replay traces/{moment.name}.minidl --loader {moment.loader} --at {moment.time / 1e9:.6f}"
+    command = f"minidl replay traces/{moment.name}.minidl --iterator {moment.loader} --at {moment.time / 1e9:.6f}"
     shown = f"<details><summary>{_word('state')}</summary><pre>{lines}</pre></details>" if state else ""
     return (
         f"<figure>{pictures.picture(moment)}<figcaption><b>{markup.escape(moment.name)}</b>: {markup.escape(happened)}"

@@ -30,6 +30,9 @@ TYPICAL: Final = 4
 
 MOST_LANES: Final = 12
 
+SLOT: Final = 13
+"""Pixels above the first lane of a rank, for its title, if there are several."""
+
 
 @functools.cache
 def _scene(path: str, trace: Trace) -> Scene:
@@ -79,6 +82,9 @@ class _MomentCanvas:
             rows = bars["row"][bars["lane"] == lane]
             self.top[lane] = y
             y += ROW * (min(int(rows.max()), 2) + 1) + GAP
+            if self._begins_slot(lane):
+                self.top[lane] += SLOT
+                y += SLOT
         self.height = y + 16
         self.own = own
         self.bars = bars[np.isin(bars["lane"], list(self.top)) & (bars["row"] <= 2)]
@@ -87,6 +93,13 @@ class _MomentCanvas:
         kind = self.scene.lanes[lane].kind
         feeders = self.moment.event.track is Track.FEEDER
         return kind not in (LaneKind.EPOCHS, LaneKind.QUEUE_FEEDERS) and (feeders or kind is not LaneKind.FEEDER)
+
+    def _begins_slot(self, lane: int) -> bool:
+        """Tell whether the lane is the first one shown of its slot, such as a rank, of several."""
+        slot = self.scene.lanes[lane].slot
+        return len(self.scene.slots) > 1 and all(
+            self.scene.lanes[each].slot != slot for each in self.top if each != lane
+        )
 
     def _own_lane(self, bars: Rows) -> int:
         """Return the lane that the moment's event stands on; -1 if nothing is drawn there."""
@@ -123,7 +136,13 @@ class _MomentCanvas:
 
     def _lanes(self) -> list[str]:
         out = []
+        slots = set[int]()
         for lane, top in self.top.items():
+            slot = self.scene.lanes[lane].slot
+            if len(self.scene.slots) > 1 and slot not in slots:
+                title = html.escape(self.scene.slots[slot].title)
+                out.append(f'<text class="t" x="4" y="{top - 4:g}" font-weight="700">{title}</text>')
+            slots.add(slot)
             bold = ' font-weight="700"' if lane == self.own else ""
             name = html.escape(self.scene.lanes[lane].title[:16])
             out.append(f'<text class="t" x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}>{name}</text>')

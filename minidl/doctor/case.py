@@ -55,6 +55,10 @@ class LoopThread:
     place: ThreadPlace
 
 
+POLLED: Final = 5.3
+"""Seconds: who waits for a task or a batch wakes up every 5 s, so one that slept for longer is in something else."""
+
+
 class RunFacts:
     """See the module."""
 
@@ -164,7 +168,7 @@ class RunFacts:
             return f"{self._rank(pid)}the loop (pid {pid})"
         process = self.processes.get(pid)
         if process is None:
-            return f"process {pid}, which was not looked at"
+            return f"process {pid}, which was not looked at,"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
         return f"process {process.name} (pid {pid}){of}"
 
@@ -192,8 +196,10 @@ class RunFacts:
         thread, wait = self.thread(pid, pid), self.wait(pid, pid)
         if wait is None or thread is None:
             return False
+        if wait.kind is Blocked.FILE_LOCK:
+            return False
         if thread.syscall is None:
-            return "poll" in thread.wchan
+            return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED)
         return _polls(thread) and wait.kind is Blocked.PIPE_READ
 
     def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:

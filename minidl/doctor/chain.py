@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import LoopThread, RunFacts, address
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -102,7 +102,8 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         if found:
             return found, False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    if link.wait.certain or len({pid for pid, _, _ in holders}) == 1:
+    only = len({pid for pid, _, _ in holders}) == 1 and link.wait.kind is not Blocked.FILE_LOCK
+    if link.wait.certain or only:
         return holders[:1], False
     return [], False
 
@@ -214,7 +215,8 @@ def _waits_for_results(case: RunFacts, link: Link) -> bool:
         return not case.told.own_code
     thread = case.thread(link.pid, link.tid)
     if thread is not None and thread.syscall is None:
-        return "poll" in thread.wchan
+        late = any(not case.idle_worker(pid) for pid in workers)
+        return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED and late)
     polled = link.wait.kind is Blocked.PIPE_READ and link.wait.bounded
     return polled and bool(workers & {holder.pid for holder in link.wait.holders})
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minidl.doctor.case import LoopThread, RunFacts, Told, in_library, spot
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep
@@ -98,6 +98,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.HUNG if thread.syscall.timeout > 60 or idle >= LONG else State.MAYBE_HUNG
     if end.wait.kind is Blocked.COMPUTES:
         return State.HUNG if found.cause is HangCause.GIL else State.MAYBE_HUNG
+    if found.cause is HangCause.UNKNOWN and not end.place.seen:
+        return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
     if idle >= LONG and thread is not None and thread.slept:
         return State.HUNG
     if found.cause is HangCause.UNKNOWN:
@@ -113,7 +115,8 @@ def _stays(case: RunFacts, end: Link) -> bool:
 
 def _moved(case: RunFacts, chain: Chain) -> bool:
     """Whether a thread of the chain was at another task or sample at the first look, or ran between the two."""
-    for link in chain.links[1:] or chain.links:
+    loops = {loop.pid for loop in case.loops}  # they poll
+    for link in [link for link in chain.links if link.pid not in loops] or chain.links[:1]:
         before = case.before(link.pid, link.tid)
         if before is not None and link.place.seen:
             was, now = (before.step, before.task, before.sample), (link.place.step, link.place.task, link.place.sample)

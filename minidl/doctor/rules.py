@@ -178,9 +178,10 @@ def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
     who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
     if locked is end:
-        sure = Sure.CERTAIN if facts else Sure.POSSIBLE
+        sure = (Sure.CERTAIN if end.wait.certain else Sure.LIKELY) if facts else Sure.POSSIBLE
+        holds = "holds it" if end.wait.certain or not facts else "took it, and may have passed it on to a child"
         return Judgement(
-            HangCause.FILE_LOCK, f"is {end.wait.words}; {who} holds it", sure, tuple(facts),
+            HangCause.FILE_LOCK, f"is {end.wait.words}; {who} {holds}", sure, tuple(facts),
             () if facts else ("a lock of another machine (network file system), or of another container",),
             "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
         )  # fmt: skip

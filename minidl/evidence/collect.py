@@ -70,6 +70,7 @@ def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) 
     pids = {process.pid for process in processes}
     files = {(one.device, one.inode) for one in locks if one.pid in pids}
     files |= {(one.device, one.inode) for process in processes for one in process.descriptors if one.inode}
+    files |= {(one.device, one.inode) for one in locks if one.waits and one.pid in pids}
     return tuple(one for one in locks if (one.device, one.inode) in files)
 
 

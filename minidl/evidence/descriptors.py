@@ -4,7 +4,7 @@ Interface: `read_descriptors(pid, unseen)`; `sockets()` -> what the kernel's soc
 
 Rules of use: a pipe's bytes are asked of an anonymous pipe whose reading end is open somewhere, through a descriptor
 that is opened for the question and closed: that wakes nobody. A named FIFO is never opened, which could let another
-process go on.
+process go on. The status of a file on a network is not asked for, which could hang.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MOST: Final = 1024
 
 _ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd"}
 
+_REMOTE: Final = re.compile(r"nfs|cifs|smb|fuse|ceph|lustre|gpfs|9p|afs|glusterfs|beegfs")
+
 Told = Callable[[str, OSError], None]
 
 
@@ -42,20 +44,40 @@ def read_descriptors(pid: int, unseen: Told) -> Iterator[Descriptor]:
         return
     if len(numbers) > MOST:
         unseen(f"{len(numbers) - MOST} of {len(numbers)} descriptors", OSError(0, f"only the first {MOST} are read"))
+    mounts = _mounts(pid)
     for fd in numbers[:MOST]:
         try:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8", errors="replace") as file:
                 info = file.read()
+        except PermissionError as error:
+            unseen("open descriptors", error)
+            return
         except OSError:
             continue  # closed meanwhile
-        yield _described(pid, fd, target, info)
+        yield _described(pid, fd, target, info, mounts)
 
 
-def _described(pid: int, fd: int, target: str, info: str) -> Descriptor:
-    kind, inode, device = _kind(pid, fd, target)
+def _mounts(pid: int) -> dict[str, tuple[int, str]]:
+    """Mount id -> its device and file system, as /proc/PID/mountinfo has them."""
+    out = {}
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            number, _, device, *_ = fields.split()
+            major, _, minor = device.partition(":")
+            out[number] = os.makedev(int(major), int(minor)), rest.split()[0]
+    return out
+
+
+def _described(pid: int, fd: int, target: str, info: str, mounts: dict[str, tuple[int, str]]) -> Descriptor:
     lines = [line.partition(":") for line in info.splitlines()]
     known = {name: value.strip() for name, _, value in lines}
+    mounted, system = mounts.get(known.get("mnt_id", ""), (0, ""))
+    if _REMOTE.match(system):  # to ask for such a file's status can hang as the process does
+        kind, inode, device = "file", int(known.get("ino", "0")), mounted
+    else:
+        kind, inode, device = _kind(pid, fd, target)
     mode = ("r", "w", "rw", "")[int(known.get("flags", "3"), 8) & 3]
     locks = tuple(" ".join(value.split()) for name, _, value in lines if name == "lock")
     watched = tuple(int(value.split()[0]) for name, _, value in lines if name == "tfd")

@@ -142,7 +142,7 @@ _POLLS: Final = frozenset(("poll", "ppoll", "select", "pselect6", "epoll_wait", 
 def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends: _Ends) -> KernelWait:
     call = thread.syscall
     if call is None:
-        return _by_function(thread)
+        return _by_lock_table(process, thread, evidence) or _by_function(thread)
     if call.name == "futex":
         return _futex(process, thread, evidence, ends)
     if call.name in ("nanosleep", "clock_nanosleep"):
@@ -173,6 +173,18 @@ def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, en
     if call.name in _POLLS and not call.fds and bounded:
         return KernelWait(Blocked.SLEEPS, f"asleep in {call.name} ({call.timeout:g} s)", bounded=True)
     return KernelWait(Blocked.OTHER, f"in {call.name}" + (f" ({call.words})" if call.words else ""), bounded=bounded)
+
+
+def _by_lock_table(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait | None:
+    """A file lock that the process waits for, where its system calls can't be seen: all may read /proc/locks."""
+    mine = next((one for one in evidence.locks if one.waits and one.pid == process.pid), None)
+    if mine is None or thread.tid != process.pid:
+        return None
+    held = [one for one in evidence.locks if one.number == mine.number and not one.waits]
+    holders = tuple(Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)") for one in held)
+    words = f"waiting for a file lock ({mine.kind}, inode {mine.inode})"
+    certain = bool(holders) and mine.kind == "POSIX"  # an open file's lock may have been passed on by its taker
+    return KernelWait(Blocked.FILE_LOCK, words, f"inode {mine.inode}", holders, certain)
 
 
 def _by_function(thread: SeenThread) -> KernelWait:
@@ -250,11 +262,14 @@ def _file_lock(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, 
     what = f"{call.name} on {file.target}" if file is not None else call.name
     if file is None:
         return KernelWait(Blocked.FILE_LOCK, f"waiting in {what}", certain=True)
-    holders = tuple(_lock_holders(process, file, evidence.locks, ends))
+    seen = {one.pid for one in evidence.processes if one.descriptors}
+    holders = tuple(_lock_holders(process, file, evidence.locks, ends, seen))
     return KernelWait(Blocked.FILE_LOCK, f"waiting in {what}", file.target, holders, bool(holders))
 
 
-def _lock_holders(process: SeenProcess, file: Descriptor, locks: tuple[FileLock, ...], ends: _Ends) -> Iterable[Holder]:
+def _lock_holders(
+    process: SeenProcess, file: Descriptor, locks: tuple[FileLock, ...], ends: _Ends, seen: set[int]
+) -> Iterable[Holder]:
     """Who holds a file's lock. A lock by flock belongs to an open file, which a fork shares: its taker may be gone."""
     held = [one for one in locks if (one.device, one.inode) == (file.device, file.inode) and not one.waits]
     keepers = [pid for pid in ends.keepers[file.device, file.inode] if pid != process.pid] if held else []
@@ -263,7 +278,8 @@ def _lock_holders(process: SeenProcess, file: Descriptor, locks: tuple[FileLock,
         passed = f", which process {taker} took and passed on" if taker != pid else ""
         yield Holder(pid, why=f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}")
     for one in held:
-        if one.pid not in keepers and one.pid > 0 and (one.kind == "POSIX" or not keepers) and one.pid != process.pid:
+        passed_on = one.kind != "POSIX" and (keepers or one.pid in seen)
+        if one.pid not in (*keepers, process.pid) and one.pid > 0 and not passed_on:
             yield Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)")
 
 

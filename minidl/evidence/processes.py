@@ -214,13 +214,18 @@ def _threads(pid: int, before: FirstLook, memory: Memory, unseen: Unseen) -> Ite
         state, cpu = _state_and_cpu(pid, tid, stat)
         switches = int(known.get("voluntary_ctxt_switches", "0"))
         call = _syscall(pid, tid, memory, unseen)
+        asleep = _read(f"{place}/wchan", unseen, "the kernel function that threads wait in")
+        if asleep == "0" and state in "SD":
+            unseen.add(
+                "the kernel function that threads wait in", "hidden (ptrace is forbidden here, or by the kernel)"
+            )
         yield SeenThread(
             tid=tid,
             name=stat_of(stat)[0],
             state=(before.states.get(tid, state), state),
             cpu=(before.cpu.get(tid, cpu), cpu),
             switches=(before.switches.get(tid, switches), switches),
-            wchan=_wchan(_read(f"{place}/wchan", unseen, "the kernel function that threads wait in")),
+            wchan=_wchan(asleep),
             syscall=call,
             syscall_before=before.calls.get(tid, call),
             blocked=signals_of(known.get("SigBlk", "")),

@@ -305,6 +305,21 @@ def test_without_ptrace_the_kernels_function_tells() -> None:
     assert "asleep (the kernel's hrtimer_nanosleep)" in said.sentence
 
 
+def test_where_nothing_but_times_can_be_seen_the_worker_that_does_not_poll_is_named() -> None:
+    hidden = blind(look(loop(1), IDLE, worker(1, user("x"))))
+    bare = tuple(
+        replace(p, threads=tuple(replace(t, syscall=None, syscall_before=None) for t in p.threads), descriptors=())
+        for p in hidden.processes
+    )
+    said = diagnose([replace(hidden, processes=bare)])
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.UNKNOWN)
+    assert said.who["worker"] == 1
+    locks = (FileLock(1, "FLOCK", "WRITE", 400, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
+    said = diagnose([replace(hidden, processes=bare, locks=locks)])
+    assert said.cause is HangCause.FILE_LOCK
+    assert "process 400, which was not looked at, took it, and may have passed it on" in said.sentence
+
+
 def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
     assert diagnose([look()]).state is State.ENDED
     zombie = process(LOOP, 1, thread(LOOP, None, None, state="Z"), ended=True, exit_code=9)
