@@ -237,7 +237,7 @@ OTHER_TESTS = {
     "device": "pin_memory_differential",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
-    "record": "observe_differential references ring tracing",
+    "record": "observe_arena observe_differential references ring tracing",
     "views": "damaged same_facts",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""
