@@ -158,6 +158,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
                      help="the script or module, then its own arguments"),
             ),
+            "With several ranks (torchrun sets RANK) each records into DIR/rank-N. The exit code is the script's own:\n"
+            "130 after Ctrl-C, 2 if it cannot be read. A program that uses minidl itself needs no run:\n"
+            "MINIDL_TRACE=DIR records it, with MINIDL_TRACE_DETAIL=batch, MINIDL_TRACE_RING=full (or MiB a process),\n"
+            "MINIDL_TRACE_CPU=on|off, MINIDL_HANG_AFTER=S and MINIDL_ON_HANG as the options here.",
         ),
         Command(
             commands.top, "show what the workers of a running job are doing now", "top 4711",
@@ -223,7 +227,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
                 _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
                 _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
-                _arg("--loader", type=int, metavar="N", help="number of an iterator (default: the headline's)"),
+                _arg("--iterator", "--loader", dest="iterator", type=int, metavar="N",
+                     help="number of an iterator (default: the headline's)"),
                 _arg("--html", type=Path, metavar="FILE", help="write a page with a slider instead"),
             ),
             "Without a terminal it prints one state: the one asked for, or the last.",
@@ -234,7 +239,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _TRACE,
                 _DATALOADER,
                 _arg("--batch", type=_count, required=True, metavar="N", help="its task, from 0 in each epoch"),
-                _arg("--loader", type=_count, metavar="N", help="number of an iterator (default: the last with it)"),
+                _arg("--iterator", "--loader", dest="iterator", type=_count, metavar="N",
+                     help="number of an iterator (default: the last with it)"),
                 _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last that had the task)"),
                 _arg("--lines", type=_count, default=40, metavar="N",
                      help="print at most N steps; 0 = all (default: %(default)s)"),
@@ -344,8 +350,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--list", "list the cells, with what must follow, and exit"),
                 _arg("--jobs", type=_positive, default=2, metavar="N",
                      help="run N cells at a time (default: %(default)s)"),
-                _arg("--transport", choices=("file_descriptor", "file_system"), default="file_descriptor",
-                     help="torch's sharing strategy, by which memory crosses (default: %(default)s)"),
+                _arg("--transport", choices=("upstream", "arena", "file_system"), default="upstream",
+                     help="how batches cross; file_system is torch's other strategy (default: %(default)s)"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
             ),
         ),
@@ -383,7 +389,8 @@ def parser() -> argparse.ArgumentParser:
         prog="minidl",
         usage="minidl [-h] [--version] COMMAND ...",
         description=_overview(),
-        epilog="Begin with: minidl demo. Help for one command: minidl COMMAND --help",
+        epilog="Begin with: minidl demo. Help for one command: minidl COMMAND --help. Exit codes: 0; 1 if a command "
+        "found\nwhat it looks for (check, audit, doctor, ...); 2 for wrong input; 130 after Ctrl-C; 143 after SIGTERM.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")

@@ -330,7 +330,7 @@ def before(arguments: Namespace) -> int:
         text = story(
             trace,
             arguments.batch,
-            loader=arguments.loader,
+            loader=arguments.iterator,
             epoch=arguments.epoch,
             lines=arguments.lines,
         )

@@ -238,7 +238,7 @@ OTHER_TESTS = {
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_differential references ring tracing",
-    "views": "same_facts",
+    "views": "damaged same_facts",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""
 

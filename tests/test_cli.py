@@ -145,7 +145,7 @@ def test_before_takes_the_batch_of_an_epoch(capsys: pytest.CaptureFixture[str]) 
     recording = ROOT / "traces" / "persistent.minidl"
     assert "batch 3 of iterator 1, epoch 1 " in output(capsys, "before", recording, "--batch", "3", "--epoch", "1")
     default = output(capsys, "before", recording, "--batch", "3").splitlines()
-    assert default[0] == "3 batches have the number 3: this is the last one; --loader and --epoch choose another"
+    assert default[0] == "3 batches have the number 3: this is the last one; --iterator and --epoch choose another"
     assert "batch 3 of iterator 1, epoch 2 " in default[1]
     assert "no batch 3 of epoch 9" in complaint(capsys, "before", recording, "--batch", "3", "--epoch", "9")
 
@@ -515,3 +515,9 @@ def test_of_a_large_trace_run_reads_only_the_end(
         "minidl: hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s; "
         "later batches that wait behind it: 2"
     ]
+
+
+@pytest.mark.parametrize("name", ["--iterator", "--loader"])
+def test_an_iterator_is_chosen_by_its_number_under_its_old_name_too(name: str) -> None:
+    assert cli.parser().parse_args(["replay", "x", name, "3"]).iterator == 3
+    assert cli.parser().parse_args(["before", "x", "--batch", "1", name, "3"]).iterator == 3

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -609,7 +610,7 @@ class _Inquiry:
         number = group[0]
         together = summed(self.trace, group[:MOST_SUMMED], self.spans) if len(group) > 1 else None
         found = together or verdict(self.trace, number, self.spans)
-        said, _, rest = found.sentence.replace("the training loop", "the loop").partition("; ")
+        said, _, rest = _plainer(found.sentence).partition("; ")
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(groups) > 1:
             kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
@@ -721,6 +722,13 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
     """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
     there = np.isin(one.iterators, trace.events["loader"]).any()
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
+
+
+def _plainer(verdict: str) -> str:
+    """A verdict's sentence for a title: one share, and not a share of a share."""
+    said = verdict.replace("the training loop", "the loop")
+    said = re.sub(r", (\d+)% of that ", lambda share: ", mostly " if int(share[1]) >= 50 else ", partly ", said)
+    return said.replace(" made batches, mostly samples", " fetched samples")
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

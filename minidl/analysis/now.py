@@ -431,7 +431,7 @@ class _Iterator:
         if followed.held == number or wanted.life is ProcessLife.GONE:
             return f"waiting for {wanted.where()}{others}"
         if any(message.task == number for message in followed.index_queue):
-            return f"{task} is still in the index queue of {wanted.where()}{others}"
+            return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
         if in_pipe:
             feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
             step = f"its feeder is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")

@@ -66,7 +66,7 @@ class Moment:
     @property
     def command(self) -> str:
         """The command that steps through the run from here."""
-        return f"minidl replay traces/{self.name}.minidl --loader {self.loader} --at {self.time / 1e9:.6f}"
+        return f"minidl replay traces/{self.name}.minidl --iterator {self.loader} --at {self.time / 1e9:.6f}"
 
     def state(self) -> tuple[str, list[str], list[str]]:
         """Return the event in words, what it changed, and the state after it, in lines."""

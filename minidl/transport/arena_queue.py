@@ -324,6 +324,9 @@ class ArenaQueue(LiveRepr):
             writer.close()
         self._writers = []
 
+    def forget_names(self) -> None:
+        """It has no semaphores."""
+
     def jammed(self) -> bool:
         """No worker holds a lock that another one needs."""
         return False

@@ -33,7 +33,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
-from minidl.tracefile.loaders import dataloaders
+from minidl.tracefile.loaders import dataloaders, name_of
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
 from minidl.views.scene import (
@@ -151,6 +151,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "facts": _facts(trace),
         "slots": [slot.title for slot in scene.slots],
         "dataloaders": _dataloaders(scene),
+        "iterators": {n: f"DataLoader of {name_of(of)}" for n, of in trace.loaders.items() if of.get("made_at")},
         "lanes": [
             {
                 "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,

@@ -299,7 +299,7 @@ def run(arguments: argparse.Namespace) -> int:
     with terminal.busy(f"reading {arguments.trace}"):
         trace = only(read_trace(arguments.trace), arguments.dataloader)
         spot = headline(trace).focus
-    at = Replay(trace, spot.loader if arguments.loader is None and spot is not None else arguments.loader)
+    at = Replay(trace, spot.loader if arguments.iterator is None and spot is not None else arguments.iterator)
     at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))

@@ -114,9 +114,8 @@ def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[i
     write_process(path, main, pid=100, role="loader", loader=1)
     write_process(path, [{"code": step[0], "time": 3, "worker": 0}], pid=200, role="worker", worker=0, loader=1)
     found = headline(read_trace(path))
-    assert found.sentence.startswith(
-        "hung for 7.00 s: task 0 is still in the index queue of worker 0 (pid 200), " + words
-    )
+    assert found.sentence.startswith(f"hung for 7.00 s: waiting for worker 0 (pid 200), {words} for ")
+    assert "; task 0 is still in its index queue" in found.sentence
     assert "forkserver" in found.next_step
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
 
@@ -428,7 +427,7 @@ RECORDINGS: dict[str, tuple[What, str]] = {
     "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
     "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
     "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
-    "respawn": (What.SLOW, "^slow: start-up-bound"),
+    "respawn": (What.SLOW, "^slow: shutdown-bound"),
     "workers-0": (What.SLOW, "^slow: supply-bound"),
 }
 
@@ -445,7 +444,12 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     if found.kind is not What.FINE:
         assert found.next_step
         _, step = focus_of(found, trace)
-        assert "start-up" not in found.sentence or step in ("worker_init", "make_fetcher", "worker_start", "join")
+        assert not re.search("start-up|shutdown", found.sentence) or step in (
+            "worker_init",
+            "make_fetcher",
+            "worker_start",
+            "join",
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -470,3 +474,10 @@ def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed
     assert found.sentence
     if found.focus is not None and found.focus.code:
         focus_of(found, trace)
+
+
+def test_a_title_has_one_share(tmp_path: Path) -> None:
+    slow = made(tmp_path / "t", batches=40, cost=lambda task: 9_000_000)
+    sentence = headline(slow).sentence
+    assert sentence.startswith("slow: supply-bound: the loop waited ")
+    assert (sentence.count("%"), "mostly while workers fetched samples" in sentence) == (1, True)

@@ -312,7 +312,7 @@ def feeding(code: int, time_ns: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([IDLE], "task 0 is still in the index queue of worker 0 (pid 200), waiting for a task for 20.0 s"),
+        ([IDLE], "waiting for worker 0 (pid 200), waiting for a task for 20.0 s; task 0 is still in its index queue"),
         (
             [GOT, {"code": ev.COLLATE[0], "time": 8, "task": 0, "worker": 0}],
             "waiting for worker 0 (pid 200), collating task 0 for 20.0 s",

@@ -688,7 +688,7 @@ def test_without_a_terminal_a_state_is_printed(tmp_path: Path, capsys: pytest.Ca
     assert "event 1 of" in capsys.readouterr().out
     for bad, said in (
         (["--batch", "99"], "replay: batch 99: this run handed out 9"),
-        (["--loader", "3"], "has no iterator 3"),
+        (["--iterator", "3"], "has no iterator 3"),
         (["--event", "99999"], "event 99999: give 0"),
         (["--at", "99"], "99 s: give 0 to"),
     ):

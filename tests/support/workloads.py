@@ -24,12 +24,17 @@ import minidl
 import minidl.worker as worker_module
 from minidl import signal_handling
 from minidl.device import sim
-from minidl.lab.faulty import (
+
+# Some of them are for the tests that import this module.
+from minidl.lab.faulty import (  # noqa: F401
     At,
     Numbers,
     chances,
+    die_in_the_middle_of_a_message,
     hang,
+    hang_without_sigterm,
     kill_myself,
+    wait_for_the_end,
     worker,
     worker_spec,
 )
