@@ -513,6 +513,13 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
         what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
         return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
     who = f"; {listed(ends)} could write to it" if ends else ""
+    if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
+        could = f" ({listed(ends)} could)" if ends else ""
+        also = ("one of these processes is about to, and is late",) if ends else ()
+        what = f"waits in Queue.get for an item that nobody puts{could}"
+        return Judgement(
+            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put"
+        )
     return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
 
 

@@ -174,6 +174,14 @@ def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> 
     assert "on other machines" in said.also[0]
 
 
+def test_a_queue_that_the_dataset_asks_is_not_the_loaders() -> None:
+    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    reads = Syscall("read", "", (6,), (6,))
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    said = found(loop(1), IDLE, worker(1, get, user("cache.get()"), call=reads, descriptors=(users,)))
+    assert (said.cause, said.where["step"], said.where["sample"]) == (HangCause.QUEUE_EMPTY, "sample", 37)
+
+
 def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
     stack = (user("time.sleep(990)", "handler"), library("Select.select", "/lib/python3.11/selectors.py",
              "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
