@@ -254,6 +254,18 @@ def test_bytes_that_make_no_message_are_a_torn_one() -> None:
     assert "4096 bytes" in said.sentence
 
 
+def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
+    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    read = Frame("It._try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1291, {}, "data = queue.get()")
+    stack = (get, read, *next_stack(1)[2:])
+    dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
+    said = found(loop(stack=stack, call=Syscall("read", "", (3,), (3,)), waiting=0), IDLE, dead)
+    assert (said.state, said.cause) == (State.HUNG, HangCause.TORN_MESSAGE)
+    assert "has ended (signal 9) in the middle of a message" in said.sentence
+    said = diagnose(later(loop(1), IDLE, dead))
+    assert said.cause is HangCause.DIED
+
+
 # --- Slow is not hung -------------------------------------------------------------------------------------------------
 def test_a_worker_that_goes_on_to_another_sample_moves() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=37))
