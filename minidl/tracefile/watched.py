@@ -83,9 +83,9 @@ class StallLook:
 
 @dataclass
 class Watched:
-    """What the watchdogs of a trace saw. every_s, hang_after_s: their settings, 0 = there was none.
+    """What the watchdogs of a trace saw. hang_after_s: their setting, 0 = there was none.
 
-    complete: they ended with their run, and were not killed.
+    complete: they ended with their run, and were not killed. cpu_ms: CPU time that they used themselves.
     """
 
     hang_after_s: float = 0.0
@@ -94,6 +94,7 @@ class Watched:
     looks: list[StallLook] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     complete: bool = False
+    cpu_ms: int = 0
     damaged: int = 0
 
     def __bool__(self) -> bool:
@@ -140,8 +141,9 @@ def said(text: str) -> bytes:
     return _line({"said": text})
 
 
-def over() -> bytes:
-    return attachments.closing()
+def over(cpu_ms: int) -> bytes:
+    """Return the last line. cpu_ms: what the watchdog itself has used."""
+    return _line({"end": True, "cpu_ms": cpu_ms})
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -193,6 +195,7 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
     elif "said" in content:
         out.said.append(str(content["said"]))
     elif "note" not in content:
+        out.cpu_ms += int(content.get("cpu_ms", 0))
         return content["end"] is True
     return False
 

@@ -89,6 +89,15 @@ COUNTERS: Final = {
 }
 """Each counter, and the events that it is derived from."""
 
+SAMPLED: Final = {
+    "CPU percent": "of a process, of one CPU, since the sample before",
+    "memory KiB": "of a process, resident",
+    "shared memory KiB": "of a process's resident memory",
+    "descriptors open": "of a process",
+    "/dev/shm bytes free": "what all processes have left",
+}
+"""Each counter that a watchdog has sampled."""
+
 _CONSUMES: Final = [code for code, event in EVENTS.items() if event.track is Track.CONSUMER]
 
 Progress = Callable[[int, int], None]
@@ -285,6 +294,7 @@ class Export:
             self._causes(),
             self._in_flight(),
             self._counters(),
+            self._sampled(),
             self.attached.lines(),
         ):
             yield 0, lines
@@ -300,7 +310,7 @@ class Export:
             "headline": self.scene.headline.lines(),
             "problems": self.trace.problems + self.attached.problems,
             "attachments": {one.name: one.about for one in self.trace.attachments},
-            "counters": COUNTERS,
+            "counters": COUNTERS | (SAMPLED if self.trace.watched.samples else {}),
         }
 
     # --- Names of processes and threads
@@ -577,15 +587,15 @@ class Export:
                 ("reorder buffer", "batches", reorder_depth(events)),
                 ("in flight", "bytes", bytes_in_flight(self.batches, self.batches.table["loader"] == loader)),
             ):
-                yield from self._count(process, loader, name, unit, steps)
+                yield from self._count(process, self.named(name, loader), unit, steps)
         yield from self._queues("index queue", "tasks", ev.INDEX_PUT, ev.INDEX_GET[1], Message.TASK)
         yield from self._queues("result queue", "batches", ev.RESULT_PUT, ev.RESULT_GET[1], Message.RESULT)
 
-    def _count(self, process: int, loader: int, name: str, unit: str, steps: Steps) -> Lines:
+    def _count(self, process: int, name: str, unit: str, steps: Steps) -> Lines:
         """Return a counter's lines; the UI shows it as "name unit"."""
         times, values = steps
         pid = self.pids[process]
-        event = {"ph": "C", "cat": "loader", "name": self.named(name, loader), "pid": pid, "tid": pid, "ts": US}
+        event = {"ph": "C", "cat": "loader", "name": name, "pid": pid, "tid": pid, "ts": US}
         return filled({**event, "args": {unit: INT}}, *us(times - self.start), values.tolist())
 
     def _queues(self, name: str, unit: str, put: int, got: int, message: Message) -> Iterator[str]:
@@ -598,7 +608,27 @@ class Export:
             mine = (rows["loader"] == loader) & (rows["worker"] == worker)
             process = self._process_of(loader, worker)
             title = name if process != self.home.get(loader) else f"{name} of worker {worker}"
-            yield from self._count(process, loader, title, unit, sums(rows["time"][mine], changes[mine]))
+            yield from self._count(process, self.named(title, loader), unit, sums(rows["time"][mine], changes[mine]))
+
+    def _sampled(self) -> Iterator[str]:
+        """Yield what a watchdog has sampled, a counter for each process."""
+        samples = self.trace.watched.samples
+        for index, process in enumerate(self.trace.processes):
+            mine = [(one.at, one.processes[process.pid]) for one in samples if process.pid in one.processes]
+            at = np.array([time for time, _ in mine], np.int64)
+            spent = np.diff(np.array([one.cpu_ms for _, one in mine], np.int64))
+            used = spent * 100_000_000 // np.maximum(np.diff(at), 1)
+            for name, unit, values in (
+                ("CPU", "percent", np.concatenate([[-1], used])[: len(at)]),
+                ("memory", "KiB", np.array([one.rss_kib for _, one in mine], np.int64)),
+                ("shared memory", "KiB", np.array([one.shm_kib for _, one in mine], np.int64)),
+                ("descriptors", "open", np.array([one.fds for _, one in mine], np.int64)),
+            ):
+                seen = (values >= 0) & (at > self.start)
+                yield from self._count(index, self.of_rank(name, index), unit, (at[seen], values[seen]))
+        free = np.array([(one.at, one.shm_free) for one in samples if one.shm_free >= 0], np.int64).reshape(-1, 2)
+        for index in list(self.home.values())[:1]:
+            yield from self._count(index, "/dev/shm", "bytes free", (free[:, 0], free[:, 1]))
 
     def _process_of(self, loader: int, worker: int) -> int:
         """Return the process of an iterator's worker, or the iterator's own if the worker left no trace."""

@@ -22,12 +22,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 import minidl
 from minidl.evidence.model import RunEvidence
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
+from minidl.tracefile.format import header_problem, records
+from minidl.tracefile.tail import tail
 from minidl.tracefile.watched import NEXT, SHUTDOWN, START, Ended, Stall
 from minidl.watch.vitals import exit_code, sample, started
+from minidl.watch.waits import OpenWait, Waits
 
 TICK: Final = 1.0
 EARLY_SECONDS: Final = 10.0
@@ -125,7 +130,8 @@ class Watcher:
             stall.stop()
         left = [pid for pid, one in self.processes.items() if one.is_there()]
         self.write(watched.sample(sample(left)))  # also: who has outlived the main process
-        self.write(watched.over())
+        used = os.times()
+        self.write(watched.over(round(1000 * sum(used[:4]))))
         for file in self.directory.glob("*.stacks"):
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -168,8 +174,6 @@ class Watcher:
 
     # --- waits
     def _look_at_waits(self) -> None:
-        if time.monotonic() - self.begun < min(EARLY_SECONDS, self.hang_after) / 2:
-            return  # a short run needs no NumPy
         found = {}
         for reader in (reader for process in self.processes.values() for reader in process.readers):
             for wait in reader.waits():
@@ -250,22 +254,19 @@ class _WaitReader:
     def __init__(self, directory: Path, stem: str, pid: int) -> None:
         self.events, self.side, self.pid = directory / f"{stem}.events", directory / f"{stem}.meta.jsonl", pid
         self.read = 0
-        self.known: Any = None  # its Waits, once it is known to have a loader
+        self.known: Waits | None = None  # once it is known to have a loader
         self.works = False  # it is a worker, and what it waits for is no hang of the loader
 
     @property
     def longest(self) -> int:
-        return int(self.known.longest)
+        return 0 if self.known is None else self.known.longest
 
-    def waits(self) -> list[Any]:
+    def waits(self) -> list[OpenWait]:
         """Return what the process's iterators wait for, as of its newest event."""
-        if self.known is None and not self._has_a_loader():
+        if self.known is None:
+            self.known = self._waits()
+        if self.known is None:
             return []
-        import numpy as np
-
-        from minidl.tracefile.format import header_problem, records
-        from minidl.tracefile.tail import tail
-
         data = tail(self.events, MOST_EVENTS, self.read)
         if not header_problem(data):
             rows = records(data)
@@ -273,21 +274,18 @@ class _WaitReader:
             if len(rows):
                 self.known.take(rows, gap=bool(self.read) and int(rows["seq"][0]) > self.read + 1)
                 self.read = int(rows["seq"][-1])
-        return list(self.known.open())
+        return self.known.open()
 
-    def _has_a_loader(self) -> bool:
+    def _waits(self) -> Waits | None:
+        """Return where its waits are kept, if it has a loader: not of a worker, nor of a process that has none yet."""
         if self.works:
-            return False
+            return None
         try:
             facts = self.side.read_bytes()
         except OSError:
-            return False
-        if b'"role": "loader"' in facts:
-            from minidl.watch.waits import Waits
-
-            self.known = Waits()
+            return None
         self.works = b'"role": "worker"' in facts
-        return self.known is not None
+        return Waits() if b'"role": "loader"' in facts else None
 
 
 class _Open:

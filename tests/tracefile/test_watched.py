@@ -23,7 +23,7 @@ LINES = [
     watched.said("iterator 3 hangs"),
     watched.sample(TWO),
     watched.ended(Ended(71, 9_500, -9)),
-    watched.over(),
+    watched.over(41),
 ]
 
 
@@ -38,6 +38,7 @@ def test_all_that_is_written_is_read() -> None:
         (STALL, 1, 6_000, {"version": 99})
     ]
     assert (found.hang_after_s, found.complete, found.damaged, found.until) == (2.5, True, 0, 9_500)
+    assert found.cpu_ms == 41
     assert found.seen_alive() == {71: 5_000}, "a zombie is not alive"
 
 

@@ -19,15 +19,18 @@ from oracle_trace import write_process
 
 from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
+from minidl.tracefile import watched
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description
 from minidl.tracefile.events import EVENTS, Event, Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import SPAN, nest
+from minidl.tracefile.watched import Sample, Vitals
 from minidl.views.attached import ATTACHED_IDS
 from minidl.views.chrome import (
     ANCHOR_NS,
     COUNTERS,
     PSEUDO_TID,
+    SAMPLED,
     Export,
     to_chrome,
     write_chrome,
@@ -444,6 +447,26 @@ def test_every_counter_is_documented(tmp_path: Path, run: dict[str, Any]) -> Non
     document = to_chrome(made(tmp_path, Run(**run)))
     shown = {f"{e['name']} {next(iter(e['args']))}".strip() for e in document["traceEvents"] if e["ph"] == "C"}
     assert shown == set(COUNTERS) == set(document["otherData"]["counters"])
+
+
+def test_what_a_watchdog_has_sampled_is_counted(tmp_path: Path) -> None:
+    place = made_trace.write(tmp_path, Run(4))
+    start = int(read_trace(place).events["time"][0])
+    one = Vitals("S", 100, 2_000, 40, 9, 3)
+    samples = [
+        Sample(start + 1_000_000, {1000: one, 1100: one._replace(rss_kib=-1)}, 500),
+        Sample(start + 3_000_000, {1000: one._replace(cpu_ms=101, rss_kib=2_500)}, 400),
+    ]
+    lines = [watched.description("0", 1000, 5), *map(watched.sample, samples)]
+    (place / "watch-1-1.attachment.jsonl").write_bytes(b"".join(lines))
+    document = to_chrome(read_trace(place))
+    assert counter(document, "CPU percent", pid=1000) == [(3_000_000, 50)]
+    assert counter(document, "memory KiB", pid=1000) == [(1_000_000, 2_000), (3_000_000, 2_500)]
+    assert counter(document, "shared memory KiB", pid=1000) == [(1_000_000, 40), (3_000_000, 40)]
+    assert counter(document, "descriptors open", pid=1100) == [(1_000_000, 9)]
+    assert counter(document, "memory KiB", pid=1100) == [], "it could not be read"
+    assert counter(document, "/dev/shm bytes free", pid=1000) == [(1_000_000, 500), (3_000_000, 400)]
+    assert set(document["otherData"]["counters"]) == {*COUNTERS, *SAMPLED}
 
 
 def shown_as(event: Event) -> str:
