@@ -547,10 +547,12 @@ def serve() -> tuple[Cell, Path] | None:
                 code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.002)
-        print(json.dumps(code), flush=True)
-        if code is None:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        try:
+            print(json.dumps(code), flush=True)
+        finally:  # the reader may be gone
+            if code is None:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
     return None
 
 
