@@ -14,6 +14,11 @@ from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
 from minidl.analysis.headline import LONGEST, Headline, What, headline
+from minidl.explore.configurations import OURS
+from minidl.explore.guards import GUARDS
+from minidl.explore.model import Model
+from minidl.explore.search import shortest
+from minidl.explore.trace import write as explored
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
@@ -474,6 +479,18 @@ def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed
     assert found.sentence
     if found.focus is not None and found.focus.code:
         focus_of(found, trace)
+
+
+def test_a_run_of_the_explorer_was_not_killed(tmp_path: Path) -> None:
+    guard = GUARDS["sentinel"]
+    model = Model(guard.where[0], OURS.without(guard.field), reduced=True)
+    run = shortest(model)
+    assert run is not None
+    assert run.bad is not None
+    found = headline(read_trace(explored(tmp_path / "explored", model, run)))
+    assert found.kind is What.CUT
+    assert found.sentence.startswith("cut: minidl explore made this run, which ends where it goes wrong: no actor has")
+    assert not found.next_step
 
 
 def test_a_title_has_one_share(tmp_path: Path) -> None:
