@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 WORDS: Final = "the injected fault"
 """What an injected error says."""
 
-TRANSPORTS: Final = ("file_descriptor", "file_system")
-"""How memory crosses to the loader: torch's sharing strategies. The first is the default."""
+TRANSPORTS: Final = ("upstream", "arena", "file_system")
+"""How batches cross to the loader: `DataLoader(transport=...)`, or upstream's with torch's other sharing strategy."""
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ STEPS: Final[dict[str, Step]] = {
     ),
     "hand-over": Step(
         "the loader asks the worker for a descriptor", "worker",
-        _faults("exception, os._exit, SIGKILL, SIGSEGV, SIGSTOP"), {"transport": "file_descriptor"},
+        _faults("exception, os._exit, SIGKILL, SIGSEGV, SIGSTOP"), {"transport": "upstream"},
     ),
     "pin": Step(
         "the pin thread pins a batch", "loader",
@@ -226,7 +226,8 @@ class Cell:
             return Expected(Follows.ENDED, code=-signal.SIGKILL) if killed else Expected(Follows.NOTHING)
         if self.name in RESOURCES:
             in_step = STEPS[self.step].place == "worker"
-            return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name])
+            needed = self.transport != "arena" or self.step == "make iterator"  # its memory is used again, and no file
+            return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name], must=needed)
         if self.in_loader:
             return self._in_loader()
         if self.step.startswith("shutdown") or self.step == "worker's exit":  # nobody may wait for the worker any more

@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, device, first_look, many_workers, one_page, shutdown, tensors
+from course import checkpointing, device, first_look, many_workers, one_page, ranks, samplers, shutdown, tensors
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
@@ -174,7 +174,60 @@ def pin_steps(*steps: Any) -> Callable[[Any], tuple[Any, ...]]:
     return lambda driver: steps if driver.pin else ()
 
 
+class Once:
+    def __init__(self, data: Any, generator: torch.Generator) -> None:
+        self.order = torch.randperm(len(data), generator=generator).tolist()
+
+    def __iter__(self) -> Any:
+        return iter(self.order)
+
+
+def drawing(draw: Callable[[int, torch.Generator], torch.Tensor]) -> type:
+    def begin(self: Any) -> Any:
+        return iter(draw(len(self.data), self.generator).tolist())
+
+    def keep(self: Any, data: Any, generator: torch.Generator) -> None:
+        self.data, self.generator = data, generator
+
+    return type("Mine", (), {"__init__": keep, "__iter__": begin})
+
+
+def in_pieces(order: Any, size: int) -> list[list[int]]:
+    return [list(order[n : n + size]) for n in range(0, len(order), size)]
+
+
+def by_length(lengths: Any) -> list[int]:
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def wrapped_last(order: Any, rank: int, ranks: int) -> list[int]:
+    padded = list(order) + [order[-1]] * (-len(order) % ranks)
+    return padded[rank::ranks]
+
+
+def in_blocks(order: Any, rank: int, ranks: int) -> list[int]:
+    each = -(-len(order) // ranks)
+    return [order[(rank * each + step) % len(order)] for step in range(each)]
+
+
+def counted(of_ranks: Any, size: int) -> tuple[set[int], set[int]]:
+    seen = [index for one in of_ranks for index in one]
+    return set(range(size)) - set(seen), {index for index in seen if seen.count(index) > 1}
+
+
 PURE: list[Case] = [
+    (ranks.share, lambda order, rank, ranks: list(order[rank::ranks]), "yours gets 2"),
+    (ranks.share, in_blocks, "positions rank, rank + ranks"),
+    (ranks.share, wrapped_last, "padded from its own beginning"),
+    (ranks.audit, counted, "one rank sees a sample twice"),
+    (ranks.audit, lambda of_ranks, size: (set(), counted(of_ranks, size)[1]), "cut: no rank saw [8, 9]"),
+    (ranks.audit, lambda of_ranks, size: (counted(of_ranks, size)[0], set()), "padding: several ranks saw [0, 1]"),
+    (samplers.shuffled, Once, "Two epochs have the same order"),
+    (samplers.shuffled, drawing(lambda n, generator: torch.randint(n, (n,), generator=generator)), "more than once"),
+    (samplers.shuffled, drawing(lambda n, generator: torch.randperm(n)), "the same seed give different orders"),
+    (samplers.buckets, lambda lengths, size: in_pieces(range(len(lengths)), size), "numbers of padding"),
+    (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths)[:40], size), "lost"),
+    (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths), 1), "are 10 batches"),
     (device.ahead, alternating, "Step 1 should be: copy of batch 1 begins"),
     (device.ahead, all_first, "Step 2 should be: batch 0 on the device is handed over"),
     (device.ahead, last_lost, "batch 2 on the device is handed over"),
