@@ -465,7 +465,7 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     if given.get("init_fn") is not None:
         given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
     _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
-    names = inspect.unwrap(target).__globals__
+    names = getattr(inspect.unwrap(target), "__globals__", {})
     if "ExceptionWrapper" in names:
         names["ExceptionWrapper"] = NotedErrors(worker, names["ExceptionWrapper"])
     target(*call.args, **call.kwargs)
