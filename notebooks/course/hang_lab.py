@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def threads(trace: minidl.Trace) -> Any:
             frames = [
                 f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})" for frame in thread.stack or ()
             ]
-            found.append((_name(case, process.pid), thread.state[1], call, thread.wchan, " < ".join(frames[:4])))
+            found.append(
+                (_name(case, process.pid), thread.state[1], call, thread.wchan, html.escape(" ← ".join(frames[:4])))
+            )
     return table(found, ["process", "state", "system call", "kernel function", "Python, from the inside"])
 
 
