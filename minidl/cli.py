@@ -68,7 +68,7 @@ def _port(text: str) -> int:
     return number
 
 
-BENCHMARKS = ("events", "loader", "state", "files", "samplers")
+BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers")
 
 
 def _benchmark(name: str) -> str:
@@ -144,6 +144,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
                 _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
                 _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                _arg("--transport", choices=("upstream", "arena"),
+                     help="how batches travel: as in torch (the default), or in memory that is used again"),
                 _flag("--view", "follow the run in the browser while it lasts (of several ranks: the first)"),
                 _arg("--hang-after", type=_seconds_or_off, metavar="S",
                      help="when no batch comes for S seconds, record evidence and say so; or 'off' (default: 120)"),
@@ -350,8 +352,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--list", "list the cells, with what must follow, and exit"),
                 _arg("--jobs", type=_positive, default=2, metavar="N",
                      help="run N cells at a time (default: %(default)s)"),
-                _arg("--transport", choices=("file_descriptor", "file_system"), default="file_descriptor",
-                     help="torch's sharing strategy, by which memory crosses (default: %(default)s)"),
+                _arg("--transport", choices=("upstream", "arena", "file_system"), default="upstream",
+                     help="how batches cross; file_system is torch's other strategy (default: %(default)s)"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
             ),
         ),

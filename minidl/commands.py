@@ -113,6 +113,7 @@ def run(arguments: Namespace) -> int:
                 module=arguments.module,
                 trace=directory,
                 observe=arguments.observe,
+                transport=arguments.transport,
                 align_clocks=arguments.align_clocks,
                 detail=arguments.detail,
                 hang_after=_hang_after(arguments.hang_after),

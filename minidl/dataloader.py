@@ -120,7 +120,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.worker_init_fn = worker_init_fn
         self.multiprocessing_context = multiprocessing_context
         self.in_order = in_order
-        self.transport = _checked_transport(transport)
+        self.transport = checked_transport(transport)
         # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
         self._dataset_kind = _kind_of(dataset, shuffle, sampler, batch_sampler)
         batch_size, drop_last = _checked_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
@@ -356,7 +356,8 @@ def _checked_prefetch_factor(
 TRANSPORTS = ("upstream", "arena")
 
 
-def _checked_transport(transport: str | None) -> str:
+def checked_transport(transport: str | None) -> str:
+    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one; raises ValueError if unknown."""
     name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
     if name not in TRANSPORTS:
         source = "" if transport else " (from MINIDL_TRANSPORT)"

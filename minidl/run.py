@@ -79,12 +79,14 @@ def run_script(
     module: bool,
     trace: Path,
     observe: bool = False,
+    transport: str | None = None,
     align_clocks: bool = False,
     **recording: Any,
 ) -> int:
     """Run `command` (a script or a module's name, with arguments) and record it into `trace`.
 
     observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
+    transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
     align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). recording:
     further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
     Ctrl-C. Raises RunError if the script or module cannot be loaded, or the simulated accelerator if the environment
@@ -96,6 +98,7 @@ def run_script(
         program = _find_module(name) if module else _read_script(Path(name))
         _load_sim()
         with minidl.trace(trace, **recording), contextlib.ExitStack() as stack:
+            stack.enter_context(_default_transport(transport))
             writer = current_recorder()
             assert writer is not None  # the trace has just begun
             settings = Settings(writer.config, observe, align_clocks)
@@ -110,6 +113,17 @@ def run_script(
         for text in lacking(*words_of(trace)):
             terminal.say(f"minidl: {text}")
         return code
+
+
+@contextlib.contextmanager
+def _default_transport(transport: str | None) -> Iterator[None]:
+    """While this is open, MINIDL_TRANSPORT is `transport`, if one is given."""
+    before = os.environ.get("MINIDL_TRANSPORT", "")
+    os.environ["MINIDL_TRANSPORT"] = transport or before
+    try:
+        yield
+    finally:
+        os.environ["MINIDL_TRANSPORT"] = before
 
 
 def _load_sim() -> None:

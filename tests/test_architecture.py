@@ -59,7 +59,7 @@ ORDER = (
         "ablations __init__",
     ),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
-    ("bench", "child machine own_thread pairs device events files loader samplers states __init__"),
+    ("bench", "child machine own_thread pairs device events files loader samplers states transports __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("faults", "cells program runner __init__"),
     ("lab", "case"),
@@ -237,8 +237,8 @@ OTHER_TESTS = {
     "device": "pin_memory_differential",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
-    "record": "observe_differential references ring tracing",
-    "views": "same_facts",
+    "record": "observe_arena observe_differential references ring tracing",
+    "views": "damaged same_facts",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""
 

@@ -77,6 +77,20 @@ def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: st
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("observe", [[], ["--observe"]])
+def test_a_run_may_choose_the_transport(tmp_path: Path, plain: str, observe: list[str]) -> None:
+    write(tmp_path / "train.py", TRAIN)
+    options = "run", "--transport", "arena", *observe, "--trace", "trace", "train.py", "fork"
+    ours = python("-m", "minidl", *options, cwd=tmp_path)
+    assert (ours.returncode, ours.stdout) == (0, plain)
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    assert {int(row["tid"]) for row in trace.select("result_put")} == {
+        int(row["tid"]) for row in trace.select("result_write")
+    }, "a worker's own thread writes its results"
+
+
+@pytest.mark.live
 def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> None:
     write(tmp_path / "train.py", TRAIN)
     options = ("--functions", "--functions-main", "--functions-min-us", "0", "--trace", "trace")

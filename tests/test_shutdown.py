@@ -160,6 +160,35 @@ def test_begun_and_ended_in_another_thread() -> None:
     assert_ended(found[1])
 
 
+def test_a_persistent_iterator_that_was_closed_is_followed_by_a_new_one() -> None:
+    with minidl.DataLoader(wl.Numbers(5), num_workers=2, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        iterator.close()
+        assert len(list(loader)) == 5
+        assert_ended(iterator)
+
+
+LEAVES = """
+import pathlib, sys, minidl, workloads as wl
+iterator = iter(minidl.DataLoader(wl.Tensors(100), num_workers=2))
+next(iterator)
+left = pathlib.Path(f"/dev/shm/torch_{iterator._workers[1].pid}_17_0")
+left.touch()
+if sys.argv[1] == "closed":
+    iterator.close()
+print(left)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "at exit"])
+def test_a_segment_that_an_ended_worker_has_left_is_removed(how: str) -> None:
+    """torch names a segment for a moment; a worker that is ended in it leaves the name."""
+    done = wl.run(LEAVES, how)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
 def test_what_was_not_begun_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iterator whose __init__ failed before, or while, its workers were started is collected in silence."""
     loader: Any = minidl.DataLoader(wl.Numbers(5), num_workers=2, prefetch_factor=0)

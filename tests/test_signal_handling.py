@@ -14,7 +14,7 @@ import torch.utils.data._utils.signal_handling as torchs
 import workloads as wl
 
 import minidl
-from minidl import iterators, signal_handling
+from minidl import iterators, liveness, signal_handling
 from minidl.shutdown import Crew
 from minidl.transport.queues import ReadyQueue
 
@@ -99,6 +99,28 @@ def test_a_step_of_the_loader_is_not_interrupted(
     assert "exited unexpectedly" in str(error)
     assert "is killed by signal" in str(error.__cause__)  # SIGCHLD's error, and not found by looking
     assert [*batches, *loaded.iterator] == [4, 6, *range(8, 20)]
+
+
+def test_a_second_death_does_not_break_the_words_about_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SIGCHLD comes while the loader makes the error of the first."""
+    loaded = Loaded(tmp_path)
+    iterator, plain = loaded.iterator, liveness._worker_died
+    found: list[tuple[int, ...]] = []
+
+    def kill_the_other_first(crew: Any, workers: tuple[int, ...]) -> RuntimeError:
+        found.append(workers)
+        pid = crew.workers[0].pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return plain(crew, workers)
+
+    monkeypatch.setattr(liveness, "_worker_died", kill_the_other_first)
+    after_a_task_is_assigned(loaded, monkeypatch)
+    _, error = until_error(iterator)
+    assert found == [(1,)]
+    assert "worker 1: exit code -9, last in task 5, sample index 5" in str(error)
 
 
 def until_error(iterator: Any) -> tuple[list[int], Exception]:

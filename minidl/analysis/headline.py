@@ -12,6 +12,7 @@ hung. Durations end with the last event of a process, and with its last sign of 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import re
 import signal
@@ -132,6 +133,10 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     if not len(trace):
         return Headline(What.RUNNING, _NOTHING_YET) if trace.seen else Headline(What.CUT, "cut: nothing was recorded")
     found = _Inquiry(trace, trace.spans() if spans is None else spans, job).headline()
+    explored = trace.manifest.get("explored")
+    if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
+        words = f"cut: minidl explore made this run, which ends where it goes wrong: {explored.get('wrong')}"
+        found = dataclasses.replace(found, sentence=words, next_step="")
     sentence = plain(found.sentence)
     if len(sentence) > LONGEST:
         sentence = sentence[: LONGEST - 3] + "..."

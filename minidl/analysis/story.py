@@ -33,19 +33,20 @@ def story(
     Each step of the critical path is the last cause of the step after it.
 
     loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
-    the latest steps; 0 = all. Times are ms since the epoch began, on one clock. ValueError if it has no such batch.
+    the latest steps; 0 = all. Times are ms since the trace's first event, on one clock. ValueError if it has no such
+    batch.
     """
     put, last, titles = _batch(trace, batch, loader, epoch)
     chain = trace.order.chain(last)
     names = _actors(trace)
     own = np.flatnonzero(trace.order.before(last, batch) & ~trace.order.before(put) & _about_task(trace, put))
-    out = [*titles, *_told(trace, np.append(in_order(trace, own), last), int(chain[0]), names, 0)]
+    out = [*titles, *_told(trace, np.append(in_order(trace, own), last), names, 0)]
     if trace.events["code"][last] != ev.YIELD:
         out += open_spans(trace, worker=(int(trace.events["loader"][put]), int(trace.events["worker"][put])))
     out += [
         "",
         "The critical path: each step is the last cause of the next one:",
-        *_told(trace, chain, int(chain[0]), names, lines),
+        *_told(trace, chain, names, lines),
     ]
     return "\n".join([*out, _shares(trace, chain, names)])
 
@@ -57,7 +58,7 @@ def in_order(trace: Trace, way: Ints) -> Ints:
     return way[np.lexsort((order.rank[way], order.process[way], causes, order.times[way]))]
 
 
-def _told(trace: Trace, way: Ints, start: int, names: dict[tuple[int, int], str], lines: int) -> list[str]:
+def _told(trace: Trace, way: Ints, names: dict[tuple[int, int], str], lines: int) -> list[str]:
     """A line for each step of `way`."""
     steps = list(_steps(trace, way))
     left_out = max(0, len(steps) - lines) if lines else 0
@@ -65,7 +66,7 @@ def _told(trace: Trace, way: Ints, start: int, names: dict[tuple[int, int], str]
     out, before = [f"{'...':>13}  {left_out} earlier steps"] if left_out else [], ""
     for at, words in steps[left_out:]:
         who = names[trace.order.thread(at)]
-        ms = (trace.order.times[at] - trace.order.times[start]) / 1e6
+        ms = (trace.order.times[at] - trace.order.times[0]) / 1e6
         out.append(f"{ms:10.3f} ms  {who if who != before else '':<{width}}  {words}")
         before = who
     return out
@@ -103,7 +104,7 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
     many = f"{len(found)} batches have the number {task}: this is the last one; --iterator and --epoch choose another"
     titles = [many] if len(found) > 1 else []
-    since = "(times since the epoch began). Its own steps"
+    since = "(times since the trace's first event). Its own steps"
     yields = np.flatnonzero(mine & (events["code"] == ev.YIELD))
     if len(yields):
         return put, int(yields[rank[yields].argmin()]), [*titles, f"What led to the yield of {name} {since}:"]

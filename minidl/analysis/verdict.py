@@ -103,9 +103,10 @@ class Waiting:
     spare: of that time, once they had begun, the share spent waiting for tasks. work: all that supplying took, waited
     for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
     of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
-    others had not; out: the one that ran out first, -1 if none did. payload, shared, tensors: bytes pickled, bytes by
-    handle, and tensors of a message, on average. cpu: what fetching did with its time. alike: iterators of the same
-    parameters in the trace, this one included; together: those that these figures are summed over.
+    others had not; out: the one that ran out first, -1 if none did. ending: while workers were ended. payload, shared,
+    tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: what fetching did with its time.
+    alike: iterators of the same parameters in the trace, this one included; together: those that these figures are
+    summed over.
     """
 
     causes: dict[Cause, int]
@@ -123,11 +124,17 @@ class Waiting:
     first: int = 0
     uneven: int = 0
     out: int = -1
+    ending: int = 0
     payload: float = 0.0
     shared: float = 0.0
     tensors: float = 0.0
     cpu: CpuUse = field(default_factory=CpuUse)
     together: int = 1
+
+    @property
+    def ends_slowly(self) -> bool:
+        """Whether ending the workers took most of what starting and ending them took."""
+        return 2 * self.ending > self.causes[Cause.START_UP]
 
     @property
     def total(self) -> int:
@@ -197,6 +204,7 @@ def _sum(found: Waiting, more: Waiting) -> Waiting:
         batches=found.batches + more.batches,
         first=found.first + more.first,
         uneven=found.uneven + more.uneven,
+        ending=found.ending + more.ending,
         cpu=found.cpu + more.cpu,
         together=found.together + 1,
     )
@@ -235,6 +243,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         lasting=lasting,
         first=moments.first(),
         uneven=uneven,
+        ending=moments.ending(),
         out=out,
         payload=_mean(messages["bx"]),
         shared=_mean(messages["ey"]),
@@ -404,6 +413,10 @@ class _Moments:
         latest = self._latest(np.isin(self.events["code"], [ev.EPOCH[0], ev.YIELD]))
         return int(self.width[(self._of_latest(latest, "code") == ev.EPOCH[0]) & ~self.setting_up()].sum())
 
+    def ending(self) -> int:
+        """The ns in which the shutdown ran, and no setting up."""
+        return int(self.width[(self.open(ev.SHUTDOWN) > 0) & ~self.setting_up()].sum())
+
     def uneven(self) -> tuple[int, int]:
         """The ns waited for batches once a worker had run out of data, and the worker that did so first; or 0, -1.
 
@@ -454,7 +467,8 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | No
             if reading > supply:
                 what = f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
         whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-        sentence = f"{kind.value}: the training loop waited {percent(share)} of its time, {what}{whose}"
+        name = "shutdown-bound" if kind is Bound.START_UP and found.ends_slowly else kind.value
+        sentence = f"{name}: the training loop waited {percent(share)} of its time, {what}{whose}"
         sentence += _apart(found, kind)
     return Verdict(kind, sentence, _evidence(found, cpus), _next_step(kind, cause, found, params or {}, cpus), cause)
 
@@ -568,6 +582,11 @@ def _cpus(number: float) -> str:
 
 
 def _start_step(found: Waiting, params: dict[str, Any]) -> str:
+    if found.ends_slowly:
+        slow = (
+            "see what keeps a worker from ending (py-spy dump while it is joined): a thread or a library's exit handler"
+        )
+        return f"persistent_workers=True, which ends workers once; or {slow}" if found.alike > 1 else slow
     cheaper = "make the start cheaper: fewer workers, less in worker_init_fn, and with spawn fewer imports and a "
     cheaper += "dataset that pickles small"
     if found.alike > 1 and not params.get("persistent_workers"):

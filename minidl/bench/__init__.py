@@ -1,8 +1,8 @@
 """Benchmarks of this package beside what it replaces: `minidl bench`.
 
 Interface: `run(arguments)` is the command. Each benchmark is a module with one function that returns rows
-(`pairs.Row`): `events`, `loader`, `states`, `files`, `samplers`, and `device`, which needs an accelerator or simulates
-one.
+(`pairs.Row`): `events`, `loader`, `transports`, `states`, `files`, `samplers`, and `device`, which needs an
+accelerator or simulates one.
 Rules of use: Linux only. Alternatives are measured in turns, and the result is the ratio of neighbours in time, which
 holds even if the microseconds do not. Run it on an idle machine, and outside of any trace.
 """
@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from minidl.bench import device, events, files, loader, machine, samplers, states
+from minidl.bench import device, events, files, loader, machine, samplers, states, transports
 from minidl.bench.pairs import Row, table
 
 _Benchmark = tuple[str, Callable[[bool], list[Row]]]
@@ -28,6 +28,10 @@ _BENCHMARKS: dict[str, _Benchmark] = {
     "loader": (
         "what a batch costs: torch, minidl, minidl traced",
         lambda quick: loader.bench_loader(rounds=5 if quick else 15, length=0.25 if quick else 1.0),
+    ),
+    "transport": (
+        "what a batch costs by its way from the worker: torch, minidl in torch's way, minidl with slabs",
+        lambda quick: transports.bench_transports(rounds=5 if quick else 15, length=0.25 if quick else 1.0),
     ),
     "state": (
         "what a loader's state costs: nothing unused, sent with every 100th, 10th or each batch",

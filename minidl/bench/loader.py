@@ -32,7 +32,7 @@ from minidl.tracefile.words import counted
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Samples:
+class Samples:
     """A map-style dataset: index -> make(index)."""
 
     count: int
@@ -114,7 +114,7 @@ def _tracing(variant: str, directory: Path) -> Iterator[None]:
 def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Any]:
     make: Any = torch.utils.data.DataLoader if variant == TORCH else minidl.DataLoader
     loader = make(
-        _Samples(kind.batch_size * batches, kind.make),
+        Samples(kind.batch_size * batches, kind.make),
         kind.batch_size,
         num_workers=workers,
         collate_fn=kind.collate_fn,
@@ -139,15 +139,20 @@ class Epoch:
 
 def _epochs(variant: str, kind: Kind, workers: int, batches: int, directory: Path) -> Iterator[Epoch]:
     """Measure epochs of one loader, without end."""
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
     with _tracing(variant, directory), _loader(variant, kind, workers, batches) as loader:
-        _count(loader)  # starts the workers
-        pids = [process.pid for process in multiprocessing.active_children()]
-        while True:
-            start = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
-            count = _count(loader)
-            end = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
-            yield Epoch(*((after - before) / 1000 / count for before, after in zip(start, end, strict=True)))
+        yield from epochs_of(loader)
+
+
+def epochs_of(loader: Any) -> Iterator[Epoch]:
+    """Measure epochs of a loader, without end; a first one, which starts the workers, does not count."""
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
+    _count(loader)
+    pids = [process.pid for process in multiprocessing.active_children()]
+    while True:
+        start = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
+        count = _count(loader)
+        end = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
+        yield Epoch(*((after - before) / 1000 / count for before, after in zip(start, end, strict=True)))
 
 
 def _count(loader: Any) -> int:
@@ -181,14 +186,15 @@ def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> li
             found: dict[str, list[Epoch]] = take_turns(turns, rounds, f"loader: {group}")
         served = batches * (rounds + 2)  # the first epoch, and the round that warms up
         events = {v: len(minidl.read_trace(directories[v])) / served for v in (BATCHES, SAMPLES)}
-    extra = {variant: _extra(epochs, found.get(VARIANTS[variant])) for variant, epochs in found.items()}
+    extra = {variant: extra_of(epochs, found.get(VARIANTS[variant])) for variant, epochs in found.items()}
     for variant, count in events.items():
         extra[variant]["events"] = count
     walls = {variant: [epoch.wall for epoch in epochs] for variant, epochs in found.items()}
     return rows_of(group, "µs/batch", walls, VARIANTS, extra)
 
 
-def _extra(epochs: list[Epoch], base: list[Epoch] | None) -> dict[str, float]:
+def extra_of(epochs: list[Epoch], base: list[Epoch] | None) -> dict[str, float]:
+    """The medians of CPU microseconds per batch, and of the ratios of their sums to those of `base`."""
     extra = {
         "CPU µs, loader": median(epoch.loader for epoch in epochs),
         "CPU µs, workers": median(epoch.workers for epoch in epochs),

@@ -1,16 +1,19 @@
 """What the rows cover: events and functions of torch.utils.data, and why some of them have no row.
 
-Interface: `events_of(entry)`, `missing_events()`, `missing_functions()`, `without_row()`, `sections_covered()`.
+Interface: `events_of(entry)`, `missing_events()`, `missing_functions()`, `without_row()`, `sections_covered()`;
+`purposes(guard)`, what a guard is for in each language.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from minidl.articles import ARTICLES, sections
-from minidl.companion.rows import Entry, entries
+from minidl.companion.rows import Entry, entries, read
+from minidl.explore.guards import Guard
 from minidl.references import names_in, source_of
 from minidl.tracefile.events import EVENTS
 
@@ -59,6 +62,16 @@ def missing_events() -> list[str]:
     """Return the events without a row and without a reason."""
     shown = {name for entry in entries().values() for name in events_of(entry)}
     return sorted({event.name for event in EVENTS.values()} - shown - EVENTS_WITHOUT_ROW.keys())
+
+
+def purposes(guard: Guard) -> Mapping[str, str]:
+    """Return what the guard is for, in each language."""
+    return {"en": guard.purpose, **_purposes()[guard.name]}
+
+
+@functools.cache
+def _purposes() -> Mapping[str, Mapping[str, str]]:
+    return read("guards.ini")
 
 
 def sections_covered() -> dict[int, tuple[int, int]]:

@@ -63,6 +63,11 @@ class Moment:
     def loader(self) -> int:
         return int(self.trace.events["loader"][self.row])
 
+    @property
+    def command(self) -> str:
+        """The command that steps through the run from here."""
+        return f"minidl replay traces/{self.name}.minidl --iterator {self.loader} --at {self.time / 1e9:.6f}"
+
     def state(self) -> tuple[str, list[str], list[str]]:
         """Return the event in words, what it changed, and the state after it, in lines."""
         if self.loader <= 0:

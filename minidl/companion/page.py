@@ -170,22 +170,12 @@ def _guard(guard: Guard, sources: _Sources) -> str:
     torch = sources.list([guard.upstream], "torch") if guard.upstream else f'<li class="none">{_word("nothere")}</li>'
     return (
         f'<details class="guard"><summary><span class="kind">{_word("guard")}</span> <b>{guard.name}</b>: '
-        f"{spans(purposes(guard))}</summary>"
+        f"{spans(coverage.purposes(guard))}</summary>"
         f'<div class="refs"><div><h4>{_word("here")}</h4><ul>{sources.list([guard.ours], "minidl")}</ul></div>'
         f"<div><h4>{_word('torch')}</h4><ul>{torch}</ul></div></div>"
         f"<h4>{_word('without')}</h4><ol>{shown}</ol><p class='wrong'>{markup.escape(wrong)}</p>"
         f"<p><code>minidl explore --guard {guard.name} -o explored</code></p></details>"
     )
-
-
-def purposes(guard: Guard) -> Mapping[str, str]:
-    """Return what the guard is for, in each language."""
-    return {"en": guard.purpose, **_purposes()[guard.name]}
-
-
-@functools.cache
-def _purposes() -> Mapping[str, Mapping[str, str]]:
-    return read("guards.ini")
 
 
 @functools.cache
@@ -226,11 +216,11 @@ def _moment(text: str) -> str:
     happened, changed, state = moment.state()
     changes = "".join(f"<li>{markup.escape(change)}</li>" for change in changed[:6])
     lines = markup.escape("\n".join(state))
-    command = f"minidl replay traces/{moment.name}.minidl --iterator {moment.loader} --at {moment.time / 1e9:.6f}"
     shown = f"<details><summary>{_word('state')}</summary><pre>{lines}</pre></details>" if state else ""
+    step = f'<p class="faint">{_word("step")}: <code>{moment.command}</code></p>'
     return (
         f"<figure>{pictures.picture(moment)}<figcaption><b>{markup.escape(moment.name)}</b>: {markup.escape(happened)}"
-        f"<ul>{changes}</ul>{shown}<p class='faint'>{_word('step')}: <code>{command}</code></p></figcaption></figure>"
+        f"<ul>{changes}</ul>{shown}{step}</figcaption></figure>"
     )
 
 

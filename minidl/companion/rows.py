@@ -32,7 +32,7 @@ LANGUAGES: Final = {"en": "English", "ru": "Русский", "zh": "中文"}
 """Languages of the page: code -> the language's own name for itself."""
 
 _CHINESE: Final = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
-_WITHIN_CHINESE: Final = re.compile(rf"(?<={_CHINESE})\n *(?={_CHINESE})")
+_WITHIN_CHINESE: Final = re.compile(rf"(?<={_CHINESE})\n *(?={_CHINESE})|(?<=[\u3000-\u303f\uff00-\uffef])\n *")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterator
+from typing import Final
 
 from minidl.companion import coverage
 from minidl.companion.drift import drifts
-from minidl.companion.moments import heading_of
+from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.explore.guards import GUARDS
 from minidl.references import places
 from minidl.tracefile.events import EVENTS
+
+_CLOSING: Final = "\u3001\u3002\uff0c\uff1b\uff1a\uff1f\uff01\uff09\u201d"
 
 
 def render(what: str, language: str = "en", width: int = 100) -> str:
@@ -63,10 +67,25 @@ def _names_function(entry: Entry, what: str) -> bool:
 def _words(words: Translated, language: str, width: int, indent: str = "  ") -> Iterator[str]:
     for paragraph in words.paragraphs(language):
         flat = paragraph.replace("`", "")
-        half = width // 2 if language == "zh" else width  # a Chinese character is two columns wide
-        yield textwrap.fill(
-            flat, half, initial_indent=indent, subsequent_indent=indent, break_long_words=language == "zh"
-        )
+        if language == "zh":
+            yield from (indent + line for line in _wide_lines(flat, width - len(indent)))
+        else:
+            yield textwrap.fill(flat, width, initial_indent=indent, subsequent_indent=indent)
+
+
+def _wide_lines(text: str, width: int) -> Iterator[str]:
+    """Yield a Chinese text in lines of at most `width` columns: a character takes two, and a line may end after any."""
+    line, used = "", 0
+    for piece in re.findall(r"[!-~]+|.", text):
+        columns = sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in piece)
+        closes = piece in _CLOSING  # such a character never begins a line
+        if used + columns > width and line and not closes:
+            yield line
+            line, used = "", 0
+            piece = piece.lstrip()
+        line, used = line + piece, used + columns
+    if line:
+        yield line
 
 
 def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
@@ -82,9 +101,10 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
     if names := coverage.events_of(entry):
         yield textwrap.fill(", ".join(names), width, initial_indent="  events ", subsequent_indent="         ")
     for name in entry.guards:
-        yield f"  guard  {name}: {GUARDS[name].purpose} (minidl explore --guard {name})"
-    for moment in entry.moments:
-        yield f"  run    {moment}"
+        yield f"  guard  {name}: {coverage.purposes(GUARDS[name])[language]} (minidl explore --guard {name})"
+    for text in entry.moments if TRACES.is_dir() else ():
+        moment = find(text)
+        yield f"  run    {moment.name}: {moment.state()[0]} ({moment.command})"
     if entry.notebook:
         yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
     if not entry.topic:

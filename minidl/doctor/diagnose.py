@@ -13,7 +13,7 @@ from minidl.doctor.case import POLLED, LoopThread, RunFacts, Told, in_library, s
 from minidl.doctor.chain import Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep
-from minidl.doctor.rules import Judgement, judged, listed
+from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence
 
@@ -94,6 +94,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
         return State.HUNG
+    if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
+        return State.HUNG if case.apart >= LONG or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
     if end.wait.kind is Blocked.SLEEPS and thread is not None and thread.syscall is not None:
         return State.HUNG if thread.syscall.timeout > 60 or idle >= LONG else State.MAYBE_HUNG
     if end.wait.kind is Blocked.COMPUTES:
@@ -156,9 +158,7 @@ def _gone_worker(case: RunFacts, loop: LoopThread, chain: Chain) -> Judgement | 
 
 
 def _exit(status: int) -> str:
-    if status < 0:
-        return "how is not known"
-    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
+    return "how is not known" if status < 0 else exit_in_words(status)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

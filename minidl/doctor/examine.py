@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from minidl import check
 from minidl.analysis import live
 from minidl.analysis.headline import Headline, What, headline
 from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
+from minidl.doctor.places import LoaderStep
 from minidl.evidence.collect import collect
 from minidl.evidence.model import RunEvidence
+from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import plain
 
 APART: Final = 3.5
 """Seconds between the two looks."""
@@ -69,7 +73,19 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     if running and found.kind in (What.HUNG, What.CUT, What.RUNNING) and found.told is not None:
         pid = found.told.pid if any(p.pid == found.told.pid for p in running) else running[0].pid
         return look_at(pid, found.told, py_spy=py_spy, seconds=seconds)
-    return found.diagnosis or of_headline(found)
+    diagnosis = found.diagnosis or of_headline(found, trace)
+    return replace(diagnosis, evidence=(*diagnosis.evidence, *_broken_rules(trace, found)))
+
+
+CHECKED: Final = 300_000
+"""Events up to which a trace is checked for breaches of the protocol: more would take longer than a look at it may."""
+
+
+def _broken_rules(trace: Trace, found: Headline) -> list[EvidenceLine]:
+    """What the checker finds in the trace of a run that went wrong."""
+    if not found.kind.wrong or len(trace) > CHECKED:
+        return []
+    return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
 
 
 def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
@@ -87,13 +103,11 @@ _STATES: Final = {
 }
 
 
-def of_headline(found: Headline) -> Diagnosis:
+def of_headline(found: Headline, trace: Trace) -> Diagnosis:
     """The diagnosis of a trace without evidence of its processes: what its events say."""
     state, cause = _STATES[found.kind]
-    told = found.told
-    where = {"step": "unseen", "sample": told.sample, "task": told.task} if told is not None else {}
-    who = {"role": "worker" if told.worker >= 0 else "loop", "worker": told.worker} if told is not None else {}
     hung = found.kind is What.HUNG
+    who, where = _place(found, trace)
     return Diagnosis(
         state=state,
         cause=cause,
@@ -101,9 +115,42 @@ def of_headline(found: Headline) -> Diagnosis:
         evidence=tuple(EvidenceLine(text, "trace") for text in found.evidence),
         sure=Sure.UNKNOWN if hung else Sure.LIKELY,
         next_step=found.next_step,
-        fix="",
-        not_seen=("what it is blocked in: the trace has no evidence of its processes (record with a watchdog: "
-                  "MINIDL_HANG_AFTER=60)",) if hung else (),
+        not_seen=(_NO_EVIDENCE,) if hung else (),
         who=who,
         where=where,
-    )  # fmt: skip
+    )
+
+
+_NO_EVIDENCE: Final = "what it is blocked in: the trace has no evidence of that (record it with MINIDL_HANG_AFTER=60)"
+
+_PLACES: Final = {
+    ev.SAMPLE[0]: LoaderStep.SAMPLE,
+    ev.FETCH[0]: LoaderStep.SAMPLE,
+    ev.COLLATE[0]: LoaderStep.COLLATE,
+    ev.WORKER_INIT[0]: LoaderStep.INIT,
+    ev.MAKE_FETCHER[0]: LoaderStep.OPEN,
+    ev.INDEX_GET[0]: LoaderStep.IDLE,
+    ev.RESULT_PICKLE[0]: LoaderStep.PICKLE,
+    ev.RESULT_WRITE[0]: LoaderStep.WRITE,
+    ev.RESULT_REBUILD[0]: LoaderStep.UNPICKLE,
+    ev.SAMPLER_NEXT[0]: LoaderStep.SAMPLER,
+    ev.PIN[0]: LoaderStep.PIN,
+    ev.CONSUMER[0]: LoaderStep.CONSUMER,
+    ev.SHUTDOWN[0]: LoaderStep.SHUTDOWN,
+    ev.WORKER_START[0]: LoaderStep.START,
+}
+"""The steps of the loader that the events of a trace tell."""
+
+
+def _place(found: Headline, trace: Trace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Who and where a headline is about, as a diagnosis has them."""
+    focus = found.focus
+    if focus is None:
+        return {}, {}
+    process, spans = trace.processes[focus.process], trace.spans()
+    role = "worker" if process.role == "worker" else "loop"
+    here = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
+    samples = here["by"][here["code"] == ev.SAMPLE[0]]
+    step = _PLACES.get(focus.code, LoaderStep.OTHER)
+    where = {"step": step.name.lower(), "sample": int(samples[0]) if len(samples) else -1, "task": focus.task}
+    return {"role": role, "worker": process.worker, "pid": process.pid, "thread": focus.tid}, where

@@ -173,7 +173,11 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     stack = thread.stack
     if not stack:
         return ThreadPlace(LoaderStep.OTHER, seen=False)
-    found = [(i, step) for i, frame in enumerate(stack) if (step := step_of(frame)) is not None]
+    found = [
+        (i, step)
+        for i, frame in enumerate(stack)
+        if (step := step_of(frame)) is not None and not _users_queue(stack, i)
+    ]
     interrupted = _interruption(stack)
     if interrupted and (not found or interrupted <= found[0][0]):
         steps = tuple(step for _, step in found)
@@ -191,6 +195,13 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     return ThreadPlace(
         step, stack[:at], outer, task=_task(stack) if fetched else -1, worker=_worker(stack), sample=sample
     )
+
+
+def _users_queue(stack: tuple[Frame, ...], i: int) -> bool:
+    """Whether a frame is the `get` of a queue that the user's code asks, and not the loader."""
+    frame, below = stack[i], stack[i + 1 : i + 2]
+    asks = frame.file.endswith("queues.py") and frame.function.rpartition(".")[2] == "get"
+    return asks and not any(re.search(_DATA + "|" + _MINE, one.file.replace("\\", "/")) for one in below)
 
 
 def _interruption(stack: tuple[Frame, ...]) -> int:

@@ -88,6 +88,27 @@ def _bytes_waiting(case: RunFacts, loop: Link) -> int:
     return max(waiting, default=-1)
 
 
+def _worker_has_ended(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The worker that the loop waits for is dead, and the loop does not notice: it is in the middle of a message."""
+    end, first = chain.end, chain.links[0]
+    if end.wait.kind is not Blocked.ENDED or end is first:
+        return None
+    status = case.processes[end.pid].exit_code
+    how = "its exit is not known" if status < 0 else exit_in_words(status)
+    facts = (EvidenceLine(f"{case.name(end.pid)} is a zombie: {how}", f"/proc/{end.pid}/stat"),)
+    part = _bytes_waiting(case, first)
+    if first.place.step is LoaderStep.READ or part > 0:
+        lying = EvidenceLine(f"the loop reads a message that has not come whole; {max(part, 0)} bytes wait", "FIONREAD")
+        return Judgement(
+            HangCause.TORN_MESSAGE, f"has ended ({how}) in the middle of a message, whose rest the loop waits for",
+            Sure.LIKELY, (*facts, lying), ("it ended after a whole message, and the loop is about to notice",), _KILLED,
+        )  # fmt: skip
+    return Judgement(HangCause.DIED, f"has ended ({how})", Sure.LIKELY, facts, fix=_KILLED)
+
+
+_KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
+
+
 def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
@@ -513,6 +534,13 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
         what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
         return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
     who = f"; {listed(ends)} could write to it" if ends else ""
+    if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
+        could = f" ({listed(ends)} could)" if ends else ""
+        also = ("one of these processes is about to, and is late",) if ends else ()
+        what = f"waits in Queue.get for an item that nobody puts{could}"
+        return Judgement(
+            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put"
+        )
     return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
 
 
@@ -623,6 +651,7 @@ def _unknown(case: RunFacts, chain: Chain) -> Judgement | None:
 
 RULES: Final = (
     CauseRule(_nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
+    CauseRule(_worker_has_ended, "a worker died, perhaps in a message", "it runs"),
     CauseRule(_stopped, "SIGSTOP or a debugger", "its state is not T or t"),
     CauseRule(_uninterruptible, "the kernel waits for a device", "it ran between the looks"),
     CauseRule(_keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
@@ -661,6 +690,11 @@ def judged(case: RunFacts, chain: Chain) -> Judgement:
 def listed(items: list[str], most: int = 4) -> str:
     shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def exit_in_words(status: int) -> str:
+    """How a process ended, by its wait status."""
+    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
 
 
 def _state(case: RunFacts, link: Link) -> EvidenceLine:

@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 WORDS: Final = "the injected fault"
 """What an injected error says."""
 
-TRANSPORTS: Final = ("file_descriptor", "file_system")
-"""How memory crosses to the loader: torch's sharing strategies. The first is the default."""
+TRANSPORTS: Final = ("upstream", "arena", "file_system")
+"""How batches cross to the loader: `DataLoader(transport=...)`, or upstream's with torch's other sharing strategy."""
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ STEPS: Final[dict[str, Step]] = {
     ),
     "hand-over": Step(
         "the loader asks the worker for a descriptor", "worker",
-        _faults("exception, os._exit, SIGKILL, SIGSEGV, SIGSTOP"), {"transport": "file_descriptor"},
+        _faults("exception, os._exit, SIGKILL, SIGSEGV, SIGSTOP"), {"transport": "upstream"},
     ),
     "pin": Step(
         "the pin thread pins a batch", "loader",

@@ -34,8 +34,9 @@ import minidl.driver
 import minidl.pin_memory
 import minidl.worker
 from minidl.device import sim
-from minidl.driver import JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
+from minidl.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.faults.cells import WORDS, Cell, Follows
+from minidl.transport.arena_queue import ArenaWriter
 
 SAMPLES, WORKERS, AT, VICTIM = 8, 2, 5, 1
 """Sample 5 is worker 1's: batches of one sample."""
@@ -207,19 +208,19 @@ def fault_at_fork(name: str) -> None:
     )
 
 
-def fault_in_write(step: str, name: str) -> None:
+def fault_in_write(cell: Cell) -> None:
     """Have the fault before, in or after the write of the message that was pickled last in the writing thread."""
-    plain: Any = connection.Connection._send  # type: ignore[attr-defined]
+    writer: Any = ArenaWriter if cell.transport == "arena" else connection.Connection
+    plain = writer._send
 
-    def send(self: Any, data: Any, write: Any = os.write) -> None:
+    def send(self: Any, data: Any, *arguments: Any) -> Any:
         if not _disarmed():
-            plain(self, data)
-            return
-        if step != "before write":
-            plain(self, data if step == "after write" else data[: len(data) // 2])
-        inject(name)
+            return plain(self, data, *arguments)
+        if cell.step != "before write":
+            plain(self, data if cell.step == "after write" else data[: len(data) // 2], *arguments)
+        return inject(cell.name)
 
-    connection.Connection._send = send  # type: ignore[attr-defined]
+    writer._send = send
 
 
 def fault_in_hand_over(name: str) -> None:
@@ -256,6 +257,13 @@ def step_of(effect: Any) -> str:
 
 
 # --- The dataset ------------------------------------------------------------------------------------------------------
+def use_transport(name: str) -> None:
+    """Let this process, the loader's or a worker's, use a transport: `cells.TRANSPORTS` has the names."""
+    os.environ["MINIDL_TRANSPORT"] = "arena" if name == "arena" else "upstream"
+    strategy = "file_system" if name == "file_system" else "file_descriptor"
+    torch.multiprocessing.set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
+
+
 class FaultyNumbers(torch.utils.data.Dataset[Any]):
     """0 to 7, with the fault of a cell."""
 
@@ -316,7 +324,7 @@ class FaultyNumbers(torch.utils.data.Dataset[Any]):
 
     def begin(self, worker_id: int) -> None:
         """worker_init_fn."""
-        torch.multiprocessing.set_sharing_strategy(self.cell.transport)  # type: ignore[no-untyped-call]
+        use_transport(self.cell.transport)
         step, name = self.cell.step, self.cell.name
         if worker_id != VICTIM:
             return
@@ -325,7 +333,7 @@ class FaultyNumbers(torch.utils.data.Dataset[Any]):
         elif step == "hand-over":
             fault_in_hand_over(name)
         elif step.endswith("write"):
-            fault_in_write(step, name)
+            fault_in_write(self.cell)
         elif step == "worker's exit":
             Finalize(None, inject, (name,), exitpriority=100)
 
@@ -370,7 +378,7 @@ class FaultyTraining:
             persistent_workers=cell.persistent,
             multiprocessing_context=cell.method,
             pin_memory=cell.pin,
-            timeout=TIMEOUT if cell.name == "SIGSTOP" and not cell.in_loader else 0,
+            timeout=FAR if cell.outcome.kind is Follows.TIMEOUT else 0,
         )
 
     @contextlib.contextmanager
@@ -410,6 +418,8 @@ class FaultyTraining:
                     break
                 self.batches.append(batch)
                 seen += 1
+                if seen == 1 and cell.outcome.kind is Follows.TIMEOUT:  # an interpreter may take long to start
+                    iterator._timeout, iterator._driver.get = TIMEOUT, Get(TIMEOUT)
                 if cell.step == "loop" and seen == SEEN and not self.struck:
                     self.strike(iterator)
             if len(self.errors) > errors and cell.outcome.kind is not Follows.ERROR:
@@ -498,7 +508,7 @@ def run_cell(cell: Cell, folder: Path) -> None:
     """Record the cell's run, and tell what happened."""
     prefix = f"/mp-{os.getpid()}"
     process.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]
-    torch.multiprocessing.set_sharing_strategy(cell.transport)  # type: ignore[no-untyped-call]
+    use_transport(cell.transport)
     if cell.pin:
         sim.use()
     if cell.name == "shm full" and small_shm():

@@ -34,7 +34,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _Torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchAlone
 
 from minidl import ports as plain_ports
-from minidl.dataloader import users_line
+from minidl.dataloader import checked_transport, users_line
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import observed_alone, recorder
 from minidl.record.cpu_time import choose
@@ -53,6 +53,7 @@ from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
 from minidl.tracefile import events as ev
+from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
 
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
@@ -130,31 +131,39 @@ UNSEEN_BEHIND_PIN: Final = ("next", "consumer", "reorder_store", "reorder_pop", 
 
 # --- The context ------------------------------------------------------------------------------------------------------
 def observe(
-    start_method: str | BaseContext | None = None, *, trace: str | os.PathLike[str] | None = None
+    start_method: str | BaseContext | None = None,
+    *,
+    trace: str | os.PathLike[str] | None = None,
+    transport: str | None = None,
 ) -> ObservedContext:
     """Make a multiprocessing context that records torch's DataLoader; pass it as its `multiprocessing_context`.
 
     start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: a
     directory, made at once, that iterators are recorded into where no other trace is on; a rank of a distributed run
-    has DIRECTORY/rankN. One context serves any number of loaders. Raises ValueError for an unknown start method,
-    TraceError where `trace` cannot be begun.
+    has DIRECTORY/rankN. transport: as `DataLoader` takes it; "arena" also works where no trace is on. One context
+    serves any number of loaders. Raises ValueError for an unknown start method or transport, TraceError where `trace`
+    cannot be begun.
     """
     if isinstance(start_method, str):
         multiprocessing.get_context(start_method)
     if trace is None or multiprocessing.parent_process() is not None:  # a spawned child imports the script again
-        return ObservedContext(start_method)
+        return ObservedContext(start_method, transport=transport)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
     measured, about = choose()
-    return ObservedContext(start_method, TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=measured))
+    config = TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=measured)
+    return ObservedContext(start_method, config, transport)
 
 
 class ObservedContext(BaseContext):
     """See `observe`. Whatever torch's iterators do not ask for is the plain context's."""
 
-    def __init__(self, chosen: str | BaseContext | None, trace: TraceConfig | None = None) -> None:
+    def __init__(
+        self, chosen: str | BaseContext | None, trace: TraceConfig | None = None, transport: str | None = None
+    ) -> None:
         self.chosen = chosen
         self.trace = trace
+        self.transport = checked_transport(transport)
 
     def get_context(self, method: str | None = None) -> Any:
         """The plain context."""
@@ -167,23 +176,45 @@ class ObservedContext(BaseContext):
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802  # as its base class calls it
         """The result queue, if it is an iterator's first, else a worker's index queue."""
-        plain = self.get_context().Queue(maxsize)
-        ports = self._ports(sys._getframe(1))
+        caller = sys._getframe(1)
+        arena = self._arena_of(caller)
+        plain = arena.result_queue() if arena is not None and not arena.given else self.get_context().Queue(maxsize)
+        ports = self._ports(caller)
         return plain if ports is None else ports.queue_around(plain)
 
     def Event(self) -> Any:  # noqa: N802
         """The workers' done event."""
         event = self.get_context().Event()
-        ports = self._ports(sys._getframe(1))
+        caller = sys._getframe(1)
+        arena = self._arena_of(caller)
+        if arena is not None:
+            arena.queue.watch(event)
+        ports = self._ports(caller)
         return event if ports is None else ObservedDoneEvent(ports, event, ev.DoneEvent.WORKERS)
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
         """A worker."""
-        make, ports = self.get_context().Process, self._ports(sys._getframe(1))
-        target = kwargs.get("target")
-        if ports is None or target is None or not _known(target):
+        caller = sys._getframe(1)
+        make, ports = self.get_context().Process, self._ports(caller)
+        target, arena = kwargs.get("target"), self._arena_of(caller)
+        if target is None or not _known(target):
             return make(*args, **kwargs)
-        return ports.process(make, kwargs)
+        if arena is not None:
+            kwargs = arena.with_writer(kwargs)
+        if ports is not None:
+            return ports.process(make, kwargs)
+        if arena is not None:
+            kwargs |= {"target": _arena_loop, "args": (target, *kwargs["args"])}
+        return make(*args, **kwargs)
+
+    def _arena_of(self, caller: Any) -> _ArenaOfTorch | None:
+        """The arena of torch's iterator whose method calls, if it is to have one."""
+        iterator = caller.f_locals.get("self")
+        if self.transport != "arena" or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
+            return None
+        if iterator not in _arenas:
+            _arenas[iterator] = _ArenaOfTorch(iterator._num_workers)
+        return _arenas[iterator]
 
     def _ports(self, caller: Any) -> ObservedPorts | None:
         """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
@@ -226,6 +257,35 @@ _TAKEN: Final = {
 }
 
 _observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKeyDictionary()
+
+
+class _ArenaOfTorch:
+    """What the transport "arena" puts into one of torch's iterators. given: the iterator has its result queue."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.queue = ArenaQueue(num_workers)
+        self.given = False
+        self.workers = 0
+
+    def result_queue(self) -> ArenaQueue:
+        self.given = True
+        return self.queue
+
+    def with_writer(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the next worker's process, which gets its own end of the result queue."""
+        call = inspect.signature(arguments["target"]).bind(*arguments["args"])
+        call.arguments["data_queue"] = call.arguments["data_queue"].writer(self.workers)
+        self.workers += 1
+        return arguments | {"args": call.args}
+
+
+def _arena_loop(target: Callable[..., None], *args: Any) -> None:
+    """What a worker's process runs: torch's loop, whose batches go into slabs."""
+    inspect.signature(target).bind(*args).arguments["data_queue"].enter_worker()
+    target(*args)
+
+
+_arenas: weakref.WeakKeyDictionary[Any, _ArenaOfTorch] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -393,6 +453,8 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     call = inspect.signature(target).bind(*args)
     given = call.arguments
     ports.with_state = carries_state(target)
+    if isinstance(given["data_queue"].inner, ArenaWriter):
+        given["data_queue"].enter_worker()
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
     worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):

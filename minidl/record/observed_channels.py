@@ -275,7 +275,9 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
 
     def _hook(self) -> None:
         super()._hook()
-        give_up = self.inner._on_queue_feeder_error
+        give_up = getattr(self.inner, "_on_queue_feeder_error", None)
+        if give_up is None:  # the loader's end of an arena writes nothing
+            return
 
         def on_error(error: Exception, message: Any) -> None:
             about = getattr(feeding, "pickling", None)

@@ -128,7 +128,7 @@ class Trace:
             versions = manifest.get("versions")
             writer = versions.get("minidl", "?") if isinstance(versions, dict) else "?"
             raise TraceError(
-                f"{self.path} was written by minidl {writer}, format {version}; this minidl reads up to format "
+                f"{self.path} was written by minidl {writer}, format {version!r}; this minidl reads up to format "
                 f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"
             )
         lacks = manifest.get("lacks")  # what was found when several traces were joined

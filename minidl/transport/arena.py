@@ -162,7 +162,7 @@ class Arena:
         self.copied_bytes += size
         return slab_storage, (number, begin, size)
 
-    def place(self, data: memoryview) -> tuple[int, int]:
+    def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
         number, begin = self._room(len(data))
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data

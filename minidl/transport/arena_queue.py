@@ -22,14 +22,15 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any
 
 import torch
+import torch._utils
 
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, Slab, reading
+from minidl.transport.message import dumps
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!IBbQ")  # bytes that follow the head; slabs; the slab with the pickle, or -1; its offset
@@ -82,8 +83,12 @@ class ArenaWriter(LiveRepr):
         """Pickle and write a message. It waits while the socket is full, and drops it once the loader wants no more."""
         arena = self._arena
         assert arena is not None, "enter_worker() comes first"
-        with filling(arena):
-            data: Any = _ForkingPickler.dumps(message)
+        try:
+            with filling(arena):
+                data, _ = dumps(message)
+        except Exception as error:  # of torch's loader: an Envelope does not fail
+            self._on_queue_feeder_error(error, message)
+            return
         place, offset = -1, 0
         if len(data) >= _LARGE:
             place, offset = arena.place(data)
@@ -93,6 +98,12 @@ class ArenaWriter(LiveRepr):
         self._descriptors = [slab.fd for slab in slabs if not slab.announced]
         self._send_bytes(_HEAD.pack(len(names) + len(data), len(slabs), place, offset) + names + data)
         _announced(slabs)
+
+    def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
+        """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
+        idx, _ = message
+        where = f"while worker {self._worker_id} pickled a batch"
+        self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
 
     def _send_bytes(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -225,7 +236,7 @@ class ArenaQueue(LiveRepr):
     `put` is for the loader's own sentinel, which wakes the pin thread.
     """
 
-    def __init__(self, num_workers: int, done_event: Any) -> None:
+    def __init__(self, num_workers: int, done_event: Any = None) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         pairs = [socket.socketpair() for _ in range(num_workers)]
@@ -251,6 +262,11 @@ class ArenaQueue(LiveRepr):
         for worker_id, incoming in enumerate(self._incoming.values()):
             torn = f", {incoming.pending} B of a message" if incoming.pending else ""
             yield f"worker {worker_id}: {counted(incoming.mappings.visible, 'slab')} in use{torn}"
+
+    def watch(self, done_event: Any) -> None:
+        """Let the workers look at this done event, which torch's loader makes after its queue."""
+        for writer in self._writers:
+            writer._done_event = done_event
 
     def writer(self, worker_id: int) -> ArenaWriter:
         """The end that a worker gets."""
@@ -323,6 +339,9 @@ class ArenaQueue(LiveRepr):
         for writer in self._writers:
             writer.close()
         self._writers = []
+
+    def forget_names(self) -> None:
+        """It has no semaphores."""
 
     def jammed(self) -> bool:
         """No worker holds a lock that another one needs."""

@@ -58,6 +58,7 @@ class LivePage:
         self._words: dict[str, Any] = {}
         self._numbers = ""
         self._read()
+        self._took = 0.0  # the first look loads modules, and says nothing about the next
 
     def html(self) -> Page:
         """The page, as of a look of this moment."""

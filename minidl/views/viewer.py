@@ -227,17 +227,23 @@ def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: 
 
 
 def serve_along(directory: Path, open_browser: bool, port: int, lasting: TextIO) -> None:
-    """Follow a job that is about to begin until `lasting` ends, which its writer does when the job has ended.
+    """Follow a job that is about to begin until `lasting` has something to read or ends, or this process's parent ends.
 
     A page that is open is told so. What there is to say goes to stderr, since stdout is the job's.
     """
+    parent = os.getppid()
+
+    def goes_on(seconds: float) -> bool:  # a worker that outlives the job keeps the pipe to `lasting` open
+        return not select.select([lasting], [], [], seconds)[0] and os.getppid() == parent
+
     while not (directory / MANIFEST).exists():
-        if select.select([lasting], [], [], 0.1)[0]:
+        if not goes_on(0.1):
             return
     page = LivePage(directory, ended=f"minidl view {directory} opens it again")
     with Viewer(page, port) as viewer:
         _say_where(viewer, f"minidl: the run is at {viewer.url}", open_browser, sys.stderr)
-        select.select([lasting], [], [])
+        while goes_on(1.0):
+            pass
         page.say_over(LAST_WORDS)
 
 

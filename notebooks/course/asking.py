@@ -104,7 +104,7 @@ class Share:
     SIZES: ClassVar = {"hardly any": 0.05, "about half": 0.85, "nearly all": 2.0}
     WORDS: ClassVar = {
         "hardly any": ("almost none", "almost nothing", "none", "nothing", "very little", "few", "a few", "little"),
-        "about half": ("half", "half of them", "some"),
+        "about half": ("half", "half of them", "some", "third", "about third", "37 %", "1/3"),
         "nearly all": ("all", "all of them", "everything", "almost all", "most", "every byte"),
     }
 
@@ -213,7 +213,8 @@ class Prediction:
         return f"{self.asked.text}\n{self.verdict}{reason}".replace("`", "")
 
     def _repr_html_(self) -> str:
-        reason = f"<p>{marked(f'{self.asked.answer}. {self.asked.why}')}</p>{self._moment()}"
+        answer = "" if self.right else f"{self.asked.answer}. "
+        reason = f"<p>{marked(answer + self.asked.why)}</p>{self._moment()}"
         hint = (
             "" if self.right is False and self.asked.hint in self.verdict else folded("hint", marked(self.asked.hint))
         )

@@ -75,7 +75,7 @@ class Outcome:
                 f'<img style="max-width:100%" alt="timeline of the failed run" src="data:image/png;base64,{data}">'
             )
         if self.evidence:
-            lines = f'<pre style="white-space:pre-wrap;font-size:12px">{html.escape(self.evidence)}</pre>'
+            lines = f'<pre style="white-space:pre-wrap;font-family:monospace;font-size:12px">{html.escape(self.evidence)}</pre>'
             inside += folded("the run, step by step", lines)
         return boxed(self.passed, inside)
 

@@ -68,7 +68,7 @@ def copied_meanwhile(trace: minidl.Trace, task: int = TASK) -> Asked:
         f"The loop is handed batch {task}, on the device. The copy of which batch has been started last, at that moment?",
         Count(begun[-1]),
         "If the copy of a batch began only when it is asked for, what would the device do meanwhile?",
-        f"Batch {begun[-1]}: the `DeviceLoader` starts the next copy *before* it hands a batch over, so that it runs while the device computes on batch {task}.".replace("*", ""),
+        f"Batch {begun[-1]}: the `DeviceLoader` starts the next copy before it hands a batch over, so that it runs while the device computes on batch {task}.",
         handed,
         {task: "Then the device would wait for each copy. There is a loader that is one ahead."},
     )  # fmt: skip

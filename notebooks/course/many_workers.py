@@ -41,7 +41,7 @@ def first_tasks(trace: minidl.Trace) -> Asked:
         "At this moment the last of them has been dealt out, and `rcvd_idx` is still 0.",
         sent[-1],
         {workers: "That gives each worker one task. It would have nothing to do while its batch is on its way.",
-         prefetch: "`prefetch_factor` is for *each* worker.",
+         prefetch: "`prefetch_factor` is for each worker.",
          0: "Then all workers would be idle until the loop asks."},
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def sent_for_each(trace: minidl.Trace) -> Asked:
         "And while the sampler has indices left: how many tasks are sent for each batch that is yielded?",
         Count(max(between)),
         "Between one `yield` and the next, count `task_assigned`.",
-        "`_process_data` sends one task for the one that it yields. It does so *before* it hands the batch out: the new task is "
+        "`_process_data` sends one task for the one that it yields. It does so before it hands the batch out: the new task is "
         "fetched while your loop works.",
         row,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def last_batch(trace: minidl.Trace) -> Asked:
     order = [int(events.task[row]) for row in rows(trace, "yield")]
     early = order.index(0) * 2 < len(order)
     return Asked(
-        "Does `in_order=False` make the epoch's *longest* wait for a batch shorter: yes or no?",
+        "Does `in_order=False` make the epoch's longest wait for a batch shorter: yes or no?",
         Choice("no", {"yes": (), "no": ()}),
         "Task 0 takes 0.6 s either way, and the loop must have it before the epoch ends. What else is there to do at the end?",
         f"No. The loop had {order.index(0)} of {len(order)} batches before task 0, and then waited for it "

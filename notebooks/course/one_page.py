@@ -308,7 +308,7 @@ def worker_loop(function: Callable[[Any, Any, Any], None]) -> str:
         if ended[0] is not None:
             raise Wrong(
                 f"{name}: {type(ended[0]).__name__}: {ended[0]} has ended the worker.",
-                "The step `fetch`: an exception of the dataset is the *result* of its task. If it ends the worker, the loader waits for "
+                "The step `fetch`: an exception of the dataset is the result of its task. If it ends the worker, the loader waits for "
                 "a result that never comes.",
             )
         got = [results.get_nowait() for _ in range(results.qsize())]

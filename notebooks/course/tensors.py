@@ -73,7 +73,7 @@ def message_size(tensor: torch.Tensor, payload: bytes) -> Asked:
     return Asked(
         f"A tensor of {size:,} bytes was pickled as a worker does it. How large is the message: nearly all of these bytes, about half, or hardly any?",
         Share(len(payload), size),
-        "Look for the tensor's numbers in the message. What does a process need to know to *find* them?",
+        "Look for the tensor's numbers in the message. What does a process need to know to find them?",
         f"{len(payload)} bytes: the name of a function that rebuilds the tensor, its type, shape and strides, and the handle of the shared memory in which its "
         "storage lies.",
     )  # fmt: skip
@@ -214,7 +214,7 @@ def small(collate_fn: Callable[[torch.Tensor], torch.Tensor]) -> str:
     if shared > 40_000:
         raise Wrong(
             f"A row needs 40,000 bytes; {shared:,} bytes of shared memory come with it.",
-            "The step `shm_copy`, inside `result_pickle`: it moves a *storage*, as a whole. A view (and what `detach` or `contiguous` return of a row, which is contiguous "
+            "The step `shm_copy`, inside `result_pickle`: it moves a storage, as a whole. A view (and what `detach` or `contiguous` return of a row, which is contiguous "
             "already) still has the storage of the table.",
             trace, batches=[0],
         )  # fmt: skip

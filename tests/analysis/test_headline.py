@@ -14,6 +14,11 @@ from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
 from minidl.analysis.headline import LONGEST, Headline, What, headline
+from minidl.explore.configurations import OURS
+from minidl.explore.guards import GUARDS
+from minidl.explore.model import Model
+from minidl.explore.search import shortest
+from minidl.explore.trace import write as explored
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
@@ -427,7 +432,7 @@ RECORDINGS: dict[str, tuple[What, str]] = {
     "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
     "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
     "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
-    "respawn": (What.SLOW, "^slow: start-up-bound"),
+    "respawn": (What.SLOW, "^slow: shutdown-bound"),
     "workers-0": (What.SLOW, "^slow: supply-bound"),
 }
 
@@ -444,7 +449,12 @@ def test_each_recording_has_a_headline(path: Path) -> None:
     if found.kind is not What.FINE:
         assert found.next_step
         _, step = focus_of(found, trace)
-        assert "start-up" not in found.sentence or step in ("worker_init", "make_fetcher", "worker_start", "join")
+        assert not re.search("start-up|shutdown", found.sentence) or step in (
+            "worker_init",
+            "make_fetcher",
+            "worker_start",
+            "join",
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -469,6 +479,18 @@ def test_a_damaged_trace_has_a_headline_that_points_into_it(tmp_path: Path, seed
     assert found.sentence
     if found.focus is not None and found.focus.code:
         focus_of(found, trace)
+
+
+def test_a_run_of_the_explorer_was_not_killed(tmp_path: Path) -> None:
+    guard = GUARDS["sentinel"]
+    model = Model(guard.where[0], OURS.without(guard.field), reduced=True)
+    run = shortest(model)
+    assert run is not None
+    assert run.bad is not None
+    found = headline(read_trace(explored(tmp_path / "explored", model, run)))
+    assert found.kind is What.CUT
+    assert found.sentence.startswith("cut: minidl explore made this run, which ends where it goes wrong: no actor has")
+    assert not found.next_step
 
 
 def test_a_title_has_one_share(tmp_path: Path) -> None:

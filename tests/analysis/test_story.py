@@ -20,7 +20,9 @@ from minidl.tracefile.reader import read_trace
 def test_the_past_of_a_hang_ends_in_its_sample(tmp_path: Path) -> None:
     trace = read_trace(made_trace.write(tmp_path, Run(**made_trace.HUNG)))
     text = story(trace, 9)
-    assert text.startswith("Batch 9 of iterator 1, epoch 0, was never yielded (times since the epoch began). Its")
+    assert text.startswith(
+        "Batch 9 of iterator 1, epoch 0, was never yielded (times since the trace's first event). Its"
+    )
     assert "worker 1" in text
     assert "sample 38 of task 9 begins; its end is not in the trace" in text
     assert "index_put of task 9" in text
@@ -31,11 +33,14 @@ def test_a_story_is_the_batchs_way_and_then_the_causes_that_came_last(tmp_path: 
     own, causes = story(trace, 1, lines=3).split("\n\n")
     lines = own.splitlines()
     assert lines[0] == (
-        "What led to the yield of batch 1 of iterator 1, epoch 0 (times since the epoch began). Its own steps:"
+        "What led to the yield of batch 1 of iterator 1, epoch 0 (times since the trace's first event). Its own steps:"
     )
     steps = ["index_put", "index_write", "index_get", "fetch", "result_put", "result_pickle", "result_write",
              "result_rebuild", "result_get", "yield"]  # fmt: skip
     assert [next(step for step in steps if f" {step} of task 1" in line) for line in lines[1:]] == steps
+    put = trace.select("index_put")
+    ms = (put["time"][put["task"] == 1][0] - trace.events["time"][0]) / 1e6
+    assert float(lines[1].split()[0]) == round(ms, 3), "by the clock of every view"
     assert "(4 sample 784 µs, 1 collate 262 µs, the longest sample 196 µs, index 7)" in own
     assert "...  18 earlier steps" in causes
     assert len(causes.splitlines()) == 6

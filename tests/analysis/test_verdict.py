@@ -286,6 +286,7 @@ WORKERS = [
 ]  # fmt: skip
 """Worker 0 makes task 0; worker 1 has sent task 1 at 320 and has nothing to do until 380."""
 
+
 SPLIT = {
     Cause.START_UP: 130 + 60 + 30,  # iter but for the sampler; until task 0 is begun (260); the shutdown
     Cause.SAMPLER: 20,
@@ -307,7 +308,7 @@ def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -
         write_process(tmp_path / "trace", events, pid=pid, role="worker" if pid > 100 else "loader", loader=1)
     found = waiting(read_trace(tmp_path / "trace"), 1)
     assert found.causes == SPLIT
-    assert found.total == 150 + 260 + 30
+    assert (found.total, found.ending) == (150 + 260 + 30, 30)
     assert (found.consumer, found.task, found.worker) == (50 + 40, 0, 0)
     assert found.busy == (140 + 50 + 50 + 70) / (250 * 2)  # fetching while the loader waits, 200-450
 
@@ -452,3 +453,14 @@ def test_a_loader_whose_waits_are_not_seen_is_not_judged() -> None:
     assert blind.kind is Bound.UNSEEN
     assert blind.sentence.startswith("not seen what bounds the loader: observed with pinned memory")
     assert judge(found, {"unseen": "next"}).kind is Bound.START_UP, "a trace may hold anything"
+
+
+def test_starting_workers_is_told_from_ending_them() -> None:
+    found = made(consumer=100, start_up=200, samples=50, alike=5)
+    start, end = (judge(replace(found, ending=ending)) for ending in (90, 110))
+    assert (start.kind, end.kind) == (Bound.START_UP, Bound.START_UP)
+    assert start.sentence.startswith("start-up-bound: ")
+    assert "worker_init_fn" in start.next_step
+    assert end.sentence.startswith("shutdown-bound: ")
+    assert "worker_init_fn" not in end.next_step
+    assert "what keeps a worker from ending" in end.next_step

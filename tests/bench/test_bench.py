@@ -16,7 +16,7 @@ import pytest
 
 import minidl
 from minidl import bench, cli, ports
-from minidl.bench import child, events, files, loader, machine, samplers, states
+from minidl.bench import child, events, files, loader, machine, samplers, states, transports
 from minidl.bench.child import Child, in_child, metered
 from minidl.bench.pairs import Row, Spread, number, table, take_turns
 from minidl.check import examine
@@ -301,6 +301,13 @@ def test_pictures_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(loader, "_rows", lambda name, *args: [name])
     assert loader.bench_loader(rounds=1, workers=(0,)) == ["empty", "tiny", "record"]
+
+
+@pytest.mark.live
+def test_bench_transports() -> None:
+    rows = transports.bench_transports(rounds=1, length=0.02, workers=(1,))
+    assert [row.name for row in rows] == list(transports.AGAINST) * len(transports.TRAVELLERS)
+    assert all(row.extra["CPU ratio"] > 0 for row in rows if row.name != transports.TORCH)
 
 
 # --- A loader's state -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from minidl import cli
 from minidl.check import MOST_LISTED, RULES, Report, check, examine, slices
 from minidl.check.view import LoaderView, Violation
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS
+from minidl.tracefile.events import EVENTS, Ending
 from minidl.tracefile.reader import Trace, read_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -57,6 +57,21 @@ def losing(trace: Trace, process: int, lost: int) -> Trace:
 
 def view_of(trace: Trace, number: int) -> LoaderView:
     return LoaderView(trace, number, np.flatnonzero(trace.events["loader"] == number))
+
+
+def test_a_worker_that_is_interrupted_may_leave_a_span_open() -> None:
+    """A Ctrl-C may come between a wait and the event that ends it."""
+    whole = read_trace(Path(__file__).parents[2] / "traces" / "persistent.minidl")
+
+    def left(ending: int) -> set[str]:
+        def edit(e: Any) -> Any:
+            last = np.flatnonzero((e["worker"] == 1) & np.isin(e["code"], [ev.INDEX_GET[1], ev.SENTINEL_GET]))[-2:]
+            return drop(put(e, find(e, ev.WORKER_EXIT, worker=1), x=ending), *last)
+
+        return {violation.rule for violation in check(spoiled(whole, edit)) if "has no end" in str(violation)}
+
+    assert left(Ending.SENTINEL) == {"spans"}
+    assert left(Ending.INTERRUPTED) == set()
 
 
 # --- Real traces ------------------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from html.parser import HTMLParser
 
 import pytest
 
+from minidl import cli
 from minidl.companion import moments, pictures
 from minidl.companion.moments import MomentError, find
 from minidl.tracefile import events as ev
@@ -16,6 +18,7 @@ def test_a_moment_is_the_event_that_is_named() -> None:
     row = moment.trace.events[moment.row]
     assert (row["code"], row["task"], moment.window) == (ev.REORDER_STORE, 12, 100_000_000)
     assert find("head-of-line-in-order fetch.end task=9").trace is moment.trace
+    assert cli.parser().parse_args(shlex.split(moment.command)[1:]).act is cli.COMMANDS["replay"].act
     happened, changed, state = moment.state()
     assert "12" in happened
     assert any(change.startswith("reorder_buffer: ") for change in changed)

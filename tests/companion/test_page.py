@@ -63,6 +63,7 @@ function run() {
   const theme = root.dataset.theme; key("t"); root.dataset.themed = theme !== root.dataset.theme;
   const before = document.querySelectorAll(".code").length;
   key("o"); root.dataset.opened = document.querySelectorAll(".code").length - before;
+  root.dataset.requests = performance.getEntriesByType("resource").length;
   box.value = "qqqq"; box.dispatchEvent(new Event("input")); root.dataset.nothing = visible("nothing");
 }
 setTimeout(run, 20);
@@ -86,3 +87,4 @@ def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path
     assert root["data-themed"] == "true"
     assert int(str(root["data-opened"])) > 0
     assert root["data-nothing"] == "true"
+    assert root["data-requests"] == "0"

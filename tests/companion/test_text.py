@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from minidl import cli
@@ -33,6 +35,14 @@ def test_a_row_in_words() -> None:
     assert "torch/utils/data/dataloader.py:" in text
     assert "task_assigned" in text
     assert "FAILS" not in render("drift")
+
+
+def test_chinese_lines_keep_to_the_width() -> None:
+    lines = render("4 §shutdown", "zh", 60).splitlines()
+    text = [line for line in lines if re.search("[\u4e00-\u9fff]", line) and line.startswith("  ") and ":" not in line]
+    assert len(text) > 20
+    assert max(len(line) + len(re.findall("[\u3000-\u9fff\uff00-\uffef]", line)) for line in text) <= 62
+    assert not [line for line in text if line.strip()[0] in "\u3002\uff0c\uff1b"]
 
 
 def test_what_has_no_row_is_said(capsys: pytest.CaptureFixture[str]) -> None:

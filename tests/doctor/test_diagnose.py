@@ -174,6 +174,14 @@ def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> 
     assert "on other machines" in said.also[0]
 
 
+def test_a_queue_that_the_dataset_asks_is_not_the_loaders() -> None:
+    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    reads = Syscall("read", "", (6,), (6,))
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    said = found(loop(1), IDLE, worker(1, get, user("cache.get()"), call=reads, descriptors=(users,)))
+    assert (said.cause, said.where["step"], said.where["sample"]) == (HangCause.QUEUE_EMPTY, "sample", 37)
+
+
 def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
     stack = (user("time.sleep(990)", "handler"), library("Select.select", "/lib/python3.11/selectors.py",
              "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
@@ -244,6 +252,18 @@ def test_bytes_that_make_no_message_are_a_torn_one() -> None:
     said = diagnose(later(loop(1, waiting=4096), IDLE, worker(1, step="idle")))
     assert said.cause is HangCause.TORN_MESSAGE
     assert "4096 bytes" in said.sentence
+
+
+def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
+    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    read = Frame("It._try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1291, {}, "data = queue.get()")
+    stack = (get, read, *next_stack(1)[2:])
+    dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
+    said = found(loop(stack=stack, call=Syscall("read", "", (3,), (3,)), waiting=0), IDLE, dead)
+    assert (said.state, said.cause) == (State.HUNG, HangCause.TORN_MESSAGE)
+    assert "has ended (signal 9) in the middle of a message" in said.sentence
+    said = diagnose(later(loop(1), IDLE, dead))
+    assert said.cause is HangCause.DIED
 
 
 # --- Slow is not hung -------------------------------------------------------------------------------------------------

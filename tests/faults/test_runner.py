@@ -21,11 +21,12 @@ def runner() -> Iterator[Runner]:
 
 
 def parameters() -> Iterator[object]:
-    """All cells; the first by fork of each fault is quick, unless time has to pass in it."""
+    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are."""
     seen = set()
     for cell in cells():
-        waits = cell.name == "SIGSTOP" or cell.hangs or cell.fault == "maps" or cell.step in ("in write", "after write")
-        quick = cell.method == "fork" and not waits and (cell.step, cell.fault) not in seen
+        first, waits = (cell.step, cell.fault) not in seen, cell.name == "SIGSTOP" or cell.fault == "maps"
+        imports = cell.step == "import" and cell.fault in ("exception", "SIGKILL")
+        quick = first and ((cell.method == "fork" and not waits) or imports)
         seen.add((cell.step, cell.fault))
         yield pytest.param(cell, id=str(cell), marks=() if quick else pytest.mark.slow)
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, device, first_look, hang_lab, many_workers, one_page, shutdown, tensors
+from course import checkpointing, device, first_look, hang_lab, many_workers, one_page, samplers, shutdown, tensors
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
@@ -174,7 +174,39 @@ def pin_steps(*steps: Any) -> Callable[[Any], tuple[Any, ...]]:
     return lambda driver: steps if driver.pin else ()
 
 
+class Once:
+    def __init__(self, data: Any, generator: torch.Generator) -> None:
+        self.order = torch.randperm(len(data), generator=generator).tolist()
+
+    def __iter__(self) -> Any:
+        return iter(self.order)
+
+
+def drawing(draw: Callable[[int, torch.Generator], torch.Tensor]) -> type:
+    def begin(self: Any) -> Any:
+        return iter(draw(len(self.data), self.generator).tolist())
+
+    def keep(self: Any, data: Any, generator: torch.Generator) -> None:
+        self.data, self.generator = data, generator
+
+    return type("Mine", (), {"__init__": keep, "__iter__": begin})
+
+
+def in_pieces(order: Any, size: int) -> list[list[int]]:
+    return [list(order[n : n + size]) for n in range(0, len(order), size)]
+
+
+def by_length(lengths: Any) -> list[int]:
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
 PURE: list[Case] = [
+    (samplers.shuffled, Once, "Two epochs have the same order"),
+    (samplers.shuffled, drawing(lambda n, generator: torch.randint(n, (n,), generator=generator)), "more than once"),
+    (samplers.shuffled, drawing(lambda n, generator: torch.randperm(n)), "the same seed give different orders"),
+    (samplers.buckets, lambda lengths, size: in_pieces(range(len(lengths)), size), "numbers of padding"),
+    (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths)[:40], size), "lost"),
+    (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths), 1), "are 10 batches"),
     (device.ahead, alternating, "Step 1 should be: copy of batch 1 begins"),
     (device.ahead, all_first, "Step 2 should be: batch 0 on the device is handed over"),
     (device.ahead, last_lost, "batch 2 on the device is handed over"),

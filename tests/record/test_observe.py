@@ -649,3 +649,57 @@ def test_run_observes_a_script(tmp_path: Path) -> None:
     assert (plain.returncode, plain.stderr) == (0, "")
     assert (seen.returncode, seen.stdout) == (0, plain.stdout)
     assert clean(tmp_path / "t").loaders[1]["observed"]
+
+
+BROKEN = """
+    import multiprocessing.process, os, signal, sys
+    import torch
+    from torch.utils.data import DataLoader
+
+    def terminated(process):
+        print("terminated", process)
+
+    if __name__ == "__main__":
+        multiprocessing.process.BaseProcess.terminate = terminated
+        loader = DataLoader(torch.arange(100), num_workers=2, persistent_workers=sys.argv[1] == "persistent")
+        for number, batch in enumerate(loader):
+            if number == 3:
+                raise ValueError("in the loop")
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", ["persistent", "not persistent"])
+def test_run_ends_the_workers_after_an_exception_in_the_loop(tmp_path: Path, workers: str) -> None:
+    """They get their sentinels: nobody waits for them in vain, and terminates them."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(BROKEN))
+    seen = subprocess.run(
+        [sys.executable, "-m", "minidl", "run", "--observe", "--trace", "t", "train.py", workers],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (seen.returncode, seen.stdout) == (1, "")
+    assert "ValueError: in the loop" in seen.stderr
+    trace = clean(tmp_path / "t")
+    assert sorted(trace.select("worker_exit")["worker"]) == [0, 1]
+    assert len(trace.select("terminate")) == 0
+
+
+def kill_and_wait(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(wl.BOUND)  # SIGCHLD's error ends it
+
+
+@pytest.mark.live
+def test_a_death_that_is_heard_of_in_the_users_code(tmp_path: Path) -> None:
+    """torch's handler raises there, and no get sees it."""
+    with minidl.trace(tmp_path / "t"):
+        used = iter(loader(wl.Gate(6, tmp_path / "never", at=4)))
+        for _ in range(4):
+            next(used)
+        pid = used._workers[0].pid
+        with pytest.raises(RuntimeError, match=f"worker \\(pid {pid}\\) is killed by signal"):
+            kill_and_wait(pid)
+        del used
+        gc.collect()
+    trace = clean(tmp_path / "t")
+    assert (0, -signal.SIGKILL) in [(row["worker"], row["y"]) for row in trace.select("worker_gone")]

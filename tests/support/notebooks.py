@@ -1,15 +1,14 @@
-"""Executing notebooks: in one fresh kernel each, in a copy of their folder, and as often as asked.
+"""Executing notebooks: several in one fresh kernel, in a process of its own, in a copy of their folder.
 
-`Kernel` runs cells and returns what they show. `python tests/support/notebooks.py [NAME...]` executes the notebooks in
-place and writes their outputs, without the times at which cells ran.
+`together` does this for tests. `python tests/support/notebooks.py [NAME...]` executes the project's notebooks in place,
+each in a kernel of its own, and writes their outputs, without the times at which cells ran.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +31,38 @@ def copied(to: Path) -> Path:
     return here
 
 
-class Kernel:
-    """A kernel in which the cells of one notebook run."""
+def together(notebooks: list[Any], folder: Path) -> list[Any]:
+    """The notebooks with the outputs of one kernel, which has run them one after the other."""
+    files = [folder / f"together-{number}.ipynb" for number in range(len(notebooks))]
+    for notebook, file in zip(notebooks, files, strict=True):
+        nbformat.write(notebook, file)
+    command = [sys.executable, __file__, "--together", *map(str, files)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [nbformat.read(file, as_version=4) for file in files]
 
-    def __init__(self, folder: Path) -> None:
-        self._client = NotebookClient(
-            nbformat.v4.new_notebook(), timeout=SECONDS, kernel_name="python3", record_timing=False,
-            resources={"metadata": {"path": str(folder)}},
-        )  # fmt: skip
 
-    @contextlib.contextmanager
-    def started(self) -> Iterator[Kernel]:
-        """The kernel runs."""
-        with self._client.setup_kernel():
-            yield self
-
-    def run(self, notebook: Any) -> Any:
-        """Execute all cells, from the first to the last, and return the notebook. Raises CellExecutionError."""
-        self._client.nb = notebook
-        for number, cell in enumerate(notebook.cells):
-            self._client.execute_cell(cell, number)
-        return notebook
+def execute(files: list[Path]) -> None:
+    """Run the notebooks in one kernel, from first to last, and write their outputs. Raises CellExecutionError."""
+    client = NotebookClient(
+        nbformat.v4.new_notebook(), timeout=SECONDS, kernel_name="python3", record_timing=False,
+        resources={"metadata": {"path": str(files[0].parent)}},
+    )  # fmt: skip
+    with client.setup_kernel():
+        for file in files:
+            client.nb = nbformat.read(file, as_version=4)
+            for number, cell in enumerate(client.nb.cells):
+                client.execute_cell(cell, number)
+                cell.metadata.pop("execution", None)
+            nbformat.write(client.nb, file)
 
 
 def main(names: list[str]) -> None:
+    if names[:1] == ["--together"]:
+        execute([Path(name) for name in names[1:]])
+        return
     for path in [path for path in NOTEBOOKS if not names or any(path.name.startswith(name) for name in names)]:
-        with Kernel(path.parent).started() as kernel:
-            notebook = kernel.run(nbformat.read(path, as_version=4))
-        for cell in notebook.cells:
-            cell.metadata.pop("execution", None)
-        nbformat.write(notebook, path)
+        execute([path])
         print(f"{path.name}: {path.stat().st_size // 1024} kB")
 
 

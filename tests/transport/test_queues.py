@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import queue
@@ -225,3 +226,26 @@ def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
         ready.put(message)
     reader.join(wl.BOUND)
     assert got == list(range(2000))
+
+
+# --- Names of semaphores ----------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only a new interpreter needs them. When the queue is collected, nobody looks for them any more."""
+    made: Any = BoundedQueue(torch.multiprocessing.get_context("spawn"))
+    names = {f"/dev/shm/sem.{lock._semlock.name[1:]}" for lock in (made._rlock, made._wlock, made._sem)}
+    assert all(map(os.path.exists, names))
+    made.forget_names()
+    assert not any(map(os.path.exists, names))
+    write(made, framed("still here"))
+    assert made.get(timeout=wl.BOUND) == "still here"
+    made.close()
+    made._writer.close()
+    del made
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_semaphores_of_forked_workers_have_no_names(pipe: Any) -> None:
+    assert pipe._wlock._semlock.name is None
+    pipe.forget_names()

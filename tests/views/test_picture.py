@@ -282,6 +282,8 @@ def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp
     colours = {line.get_gid(): line.get_color() for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
     assert colours["counter reorder buffer 1"] == colours["counter outstanding 1"] != colours["counter outstanding 0"]
     lanes = [matplotlib.colors.to_hex(patch.get_facecolor()) for _, patch in artists(figure, "actor")]
+    areas = [part for axes in figure.axes[1:] for part in axes.collections]
+    assert len(areas) == 1, "an area under a counter's line only where no other counter lies over it"
     assert set(lanes) == {colours["counter outstanding 0"], colours["counter outstanding 1"]}
 
 

@@ -1,0 +1,59 @@
+"""`minidl doctor` on traces: what the events say without evidence, and the doctor's sentence where there is some."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_evidence import LOOP, SLEEPS, look, loop, user, worker
+
+from minidl import cli
+from minidl.analysis.consult import opinion
+from minidl.doctor.case import Told
+from minidl.doctor.diagnosis import HangCause, State, Sure
+from minidl.doctor.examine import of_trace
+from minidl.tracefile.reader import read_trace
+
+TRACES = Path(__file__).parent.parent.parent / "traces"
+TOLD = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+
+
+def committed(kind: str) -> list[Path]:
+    return sorted(path for path in TRACES.glob("*.minidl") if kind in path.name)
+
+
+@pytest.mark.parametrize(
+    "path", committed("killed") + committed("stopped") + committed("torn"), ids=lambda path: path.stem
+)
+def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no_cause(path: Path) -> None:
+    said = of_trace(read_trace(path), py_spy=False, seconds=0)
+    if said.state is State.HUNG:
+        assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
+        assert "has no evidence of that" in said.not_seen[0]
+    assert said.sentence
+    assert said.who
+
+
+def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> None:
+    assert opinion([], TOLD) is None
+    unknown = look(loop(1), worker(0, step="idle"), worker(1, user("x")))
+    assert opinion([unknown], TOLD) is None
+    known = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("time.sleep(990)"), call=SLEEPS))], TOLD)
+    assert known is not None
+    assert known.title.startswith("hung for 60 s: the loop waits for batch 9 of worker 1, in sample 37")
+
+
+def test_the_command_prints_json_and_its_exit_code_says_whether_something_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = TRACES / "head-of-line-in-order.minidl"
+    assert cli.main(["doctor", "--json", str(path)]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["state"] in ("slow", "fine")
+
+
+def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "/nowhere/at/all"]) == cli.USAGE
+    assert "/nowhere/at/all" in capsys.readouterr().err
+    assert cli.main(["doctor", "4194999"]) == cli.USAGE
+    assert "there is no process 4194999" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""A trace that is truncated, overwritten, old or incomplete: each view opens, or says in words what it lacks."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import made_trace
+import pytest
+from made_trace import Run
+
+from minidl.analysis.summary import summary
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.chrome import to_chrome
+from minidl.views.page import html
+from minidl.views.picture import timeline
+from minidl.views.replay_page import replay, to_focus
+from minidl.views.replay_terminal import render as replayed
+from minidl.views.text import render
+from minidl.views.viewer import focus
+
+pytest.importorskip("matplotlib")
+
+RUNS = [
+    made_trace.HEALTHY,
+    made_trace.HUNG,
+    {"batches": 8, "pin": True, "simulated": True},
+    {"batches": 5, "epochs": 2},
+]
+
+
+def shown_as_figure(trace: Trace) -> object:
+    figure = timeline(trace)
+    figure.draw_without_rendering()
+    return figure
+
+
+def stepped(trace: Trace) -> object:
+    at = replay(trace)
+    to_focus(at)
+    return replayed(at), at.html()
+
+
+VIEWS: dict[str, Callable[[Trace], object]] = {
+    "figure": shown_as_figure, "page": html, "text": render, "perfetto": to_chrome, "its window": focus,
+    "replay": stepped, "summary": lambda trace: str(summary(trace)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_view_opens_it_or_says_why_not(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    made_trace.write(tmp_path / "t", Run(**draw.choice(RUNS)))  # type: ignore[arg-type]
+    for _ in range(draw.randint(1, 3)):
+        draw.choice(DAMAGES)(tmp_path / "t", draw)
+    why = said(lambda: read_trace(tmp_path / "t"))
+    assert not why or str(tmp_path) in why
+    if not why:
+        trace = read_trace(tmp_path / "t")
+        told = {name: said(lambda view=view: view(trace)) for name, view in VIEWS.items()}  # type: ignore[misc]
+        assert all(not words or "trace" in words for words in told.values()), told
+        assert not any(told.values()) or not len(trace), "what was read is shown"
+
+
+def said(act: Callable[[], object]) -> str:
+    """The words of the error of a view, or of the reader, which has nothing to show; "" if there is none."""
+    try:
+        act()
+    except (TraceError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def one(directory: Path, draw: random.Random, pattern: str) -> Path | None:
+    found = sorted(directory.glob(pattern))
+    return draw.choice(found) if found else None
+
+
+def truncate(directory: Path, draw: random.Random) -> None:
+    if path := one(directory, draw, "*.events"):
+        path.write_bytes(path.read_bytes()[: draw.randint(0, path.stat().st_size)])
+
+
+def overwrite(directory: Path, draw: random.Random) -> None:
+    if path := one(directory, draw, "*.events"):
+        data = bytearray(path.read_bytes())
+        for _ in range(draw.randint(1, 200)):
+            if data:
+                data[draw.randrange(len(data))] = draw.randrange(256)
+        path.write_bytes(data)
+
+
+def cut_the_facts(directory: Path, draw: random.Random) -> None:
+    if path := one(directory, draw, "*.jsonl"):
+        path.write_bytes(path.read_bytes()[: draw.randint(0, path.stat().st_size)])
+
+
+def lose_a_process(directory: Path, draw: random.Random) -> None:
+    if path := one(directory, draw, "*.events"):
+        path.unlink()
+
+
+def be_old(directory: Path, draw: random.Random) -> None:
+    """As from a minidl that recorded less about loader and machine."""
+    shutil.rmtree(directory / "loaders", ignore_errors=True)
+    (directory / "manifest.json").write_text(json.dumps({"format": 1}))
+
+
+def lose_the_manifest(directory: Path, draw: random.Random) -> None:
+    (directory / "manifest.json").write_text(draw.choice(["", "{", "[]", "null", '{"format": "1"}']))
+
+
+DAMAGES = [truncate, truncate, overwrite, overwrite, cut_the_facts, lose_a_process, be_old, lose_the_manifest]
