@@ -110,7 +110,7 @@ def sample(trace: minidl.Trace) -> Asked:
     return Asked(
         "In which sample?",
         Count(int(found.where["sample"])),
-        "Batches of 4, in order, two workers. The loop waits for batch 3, and the timeline says how many samples of it were begun.",
+        "Batches of 4, in order, two workers. The loop waits for batch 3; the stack names the line, and the evidence the file.",
         found.sentence,
     )
 
