@@ -12,6 +12,7 @@ from typing import Final
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
+from minidl.evidence.model import Frame
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -98,7 +99,9 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return [], True
     if not link.place.seen and _waits_for_results(case, link):
         return _maker(case, link)
-    for found in (_joined_thread(case, link), _joined_process(case, link), _other_rank(case, link)):
+    for found in (
+        _joined_thread(case, link), _joined_process(case, link), _other_rank(case, link), _inside_the_lock(case, link),
+    ):  # fmt: skip
         if found:
             return found, False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
@@ -256,6 +259,33 @@ def _joined_process(case: RunFacts, link: Link) -> _Next:
     busy = [pid for pid in children if not case.idle_worker(pid)]
     chosen = (busy or children)[:1]
     return [(pid, pid, "is the process that it waits for to end") for pid in chosen]
+
+
+def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
+    """Who holds a lock that has no owner, by the stacks: a thread that is further in the function that waits for it."""
+    shared = link.wait.kind is Blocked.SEMAPHORE
+    if not shared and link.wait.kind is not Blocked.FUTEX:
+        return []
+    asks = next((f for f in link.place.inside if not f.file.endswith(("synchronize.py", "threading.py"))), None)
+    pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
+    found: _Next = []
+    if asks is None:
+        return found
+    for pid in pids:
+        for thread in case.processes[pid].threads if pid in case.processes else ():
+            wait = case.wait(pid, thread.tid)
+            if (pid, thread.tid) == (link.pid, link.tid) or wait is None or wait.target == link.wait.target:
+                continue
+            if any(_further(frame, asks) for frame in thread.stack or ()):
+                found.append((pid, thread.tid, "is inside of the lock, by its stack"))
+    return found if len(found) == 1 else []
+
+
+def _further(frame: Frame, asks: Frame) -> bool:
+    """Whether a frame is in the function of another one, of the same object as far as that is known, and further on."""
+    same = (frame.file, frame.function) == (asks.file, asks.function) and frame.line > asks.line
+    objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
+    return same and len(objects) < 2
 
 
 def collective(place: ThreadPlace) -> str:

@@ -9,6 +9,7 @@ import pytest
 from made_evidence import (
     LOCKED,
     LOOP,
+    QUEUES,
     SLEEPS,
     feeder,
     later,
@@ -175,11 +176,26 @@ def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> 
 
 
 def test_a_queue_that_the_dataset_asks_is_not_the_loaders() -> None:
-    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
     reads = Syscall("read", "", (6,), (6,))
     users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
     said = found(loop(1), IDLE, worker(1, get, user("cache.get()"), call=reads, descriptors=(users,)))
     assert (said.cause, said.where["step"], said.where["sample"]) == (HangCause.QUEUE_EMPTY, "sample", 37)
+
+
+def test_a_lock_without_an_owner_is_held_by_who_is_further_in_the_same_function() -> None:
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    queue = {"self": "<Queue at 0x20>"}  # the loop's is at 0x10
+    asks = Frame("Queue.get", QUEUES, 102, queue, "with self._rlock:")
+    gets = Frame("Queue.get", QUEUES, 103, queue, "res = self._recv_bytes()")
+    reads = Syscall("read", "", (6,), (6,))
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    holder = sharing(worker(0, gets, user("q.get()"), call=reads, descriptors=(users,)))
+    said = found(sharing(loop(1)), holder, sharing(worker(1, asks, user("q.get()"), call=LOCKED)))
+    assert (said.cause, said.who["worker"]) == (HangCause.QUEUE_EMPTY, 0)
+    assert "is inside of the lock, by its stack" in said.chain[2]
 
 
 def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
@@ -255,7 +271,7 @@ def test_bytes_that_make_no_message_are_a_torn_one() -> None:
 
 
 def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
-    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
     read = Frame("It._try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1291, {}, "data = queue.get()")
     stack = (get, read, *next_stack(1)[2:])
     dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
