@@ -299,6 +299,22 @@ def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_pas
     assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
 
 
+@pytest.mark.parametrize(
+    ("call", "idle", "state"),
+    [
+        (Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), 8.0, State.MAYBE_HUNG),
+        (SLEEPS, 1.0, State.HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 8.0, State.MAYBE_HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 12.0, State.HUNG),
+        (LOCKED, 4.0, State.HUNG),
+    ],
+)
+def test_what_may_only_be_slow_is_waited_for_longer(call: Syscall, idle: float, state: State) -> None:
+    socket = Descriptor(9, "socket", "socket:[90]", 90, mode="rw")
+    stuck = worker(1, user("with lock:"), call=call, idle=idle, descriptors=(socket,))
+    assert found(loop(1), IDLE, stuck).state is state
+
+
 def test_a_short_sleep_is_no_hang() -> None:
     short = Syscall("clock_nanosleep", "0.3 s more", (1, 1), timeout=0.3)
     said = found(loop(1), IDLE, worker(1, user("time.sleep(1)"), call=short, idle=0.2))
