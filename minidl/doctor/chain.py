@@ -89,11 +89,12 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return [], False
     if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
         return _maker(case, link)
-    if step is LoaderStep.HAND_OVER:
+    asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
+    if step is LoaderStep.HAND_OVER or asks:
         number = _awaited(case, link)
         pid = case.workers_of(link.pid).get(number, 0)
         slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
-        chosen = slow[0] if slow else pid
+        chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
         return [], True
@@ -169,9 +170,20 @@ def _in_worker(case: RunFacts, pid: int, by: str) -> tuple[_Next, bool]:
     if not case.idle_worker(pid):
         return [(pid, pid, by)], False
     for thread in case.processes[pid].threads:
-        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE):
+        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE) or _busy_unseen(
+            case, pid, thread.tid
+        ):
             return [(pid, thread.tid, by.replace("has to make", "has made"))], False
     return [(pid, pid, by)], True
+
+
+def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
+    """Without a stack: whether a worker's other thread is in anything but an idle feeder's wait, or a server's."""
+    wait, thread = case.wait(pid, tid), case.thread(pid, tid)
+    if tid == pid or case.place(pid, tid).seen or wait is None or thread is None:
+        return False
+    serves = wait.kind is Blocked.SOCKET and thread.syscall is not None and thread.syscall.name.startswith("accept")
+    return wait.kind not in (Blocked.FUTEX, Blocked.UNKNOWN, Blocked.OTHER) and not serves
 
 
 def _pin_thread(case: RunFacts, pid: int) -> int | None:

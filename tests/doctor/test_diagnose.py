@@ -339,6 +339,21 @@ def test_without_stacks_the_worker_and_its_call_are_named() -> None:
     assert said.not_seen == ("Python stacks: py-spy is not installed (pid 100, 101 and 102)",)
 
 
+def test_without_stacks_a_feeder_that_sleeps_is_found_and_a_lost_result_is_only_possible() -> None:
+    feeding = feeder(202, user("time.sleep(990)", "Image.__reduce__"), source="dumps(obj)", call=SLEEPS)
+    said = diagnose([blind(look(loop(-1), IDLE, worker(1, step="idle", others=(feeding,))))])
+    assert (said.cause, said.who["worker"]) == (HangCause.SLEEP, 1)
+    said = diagnose([blind(one) for one in later(loop(-1), IDLE, worker(1, step="idle", others=(feeder(202),)))])
+    assert (said.cause, said.sure) == (HangCause.LOST_RESULT, Sure.POSSIBLE)
+
+
+def test_without_stacks_a_loop_at_a_socket_waits_for_the_worker_that_is_stopped() -> None:
+    asks = Syscall("recvmsg", "", (9,), (9,))
+    served = Descriptor(9, "socket", "socket:[90]", 90, mode="rw")
+    said = diagnose([blind(look(loop(call=asks, descriptors=(served,)), IDLE, worker(1, user("x"), state="T")))])
+    assert (said.cause, said.who["worker"]) == (HangCause.STOPPED, 1)
+
+
 def test_without_a_stack_a_lock_of_the_process_is_not_guessed_at() -> None:
     said = diagnose([blind(look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED)))])
     assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
