@@ -94,8 +94,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
-    if told is not None and told.hung:
-        return State.HUNG
+    if told is not None and told.hung:  # a first wait has no past that would tell slow from endless
+        return State.MAYBE_HUNG if found.cause is HangCause.COMPUTING and not told.past else State.HUNG
     ring = chain.links[chain.back :] if chain.cycle else (end,)
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
     thread = max(threads, key=lambda one: one.idle, default=None)
