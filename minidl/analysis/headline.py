@@ -523,6 +523,9 @@ class _Inquiry:
         steps = steps[(steps["begin"] <= row["end"])]
         step = steps[-1] if len(steps) else row
         where = f" {doing(step)}" if len(steps) else f" of task {task}"
+        unseen = len(told) > 0 and step["code"] == ev.FETCH[0]  # torch's loader shows no step for a sample
+        asked = int(told["y"][-1]) if unseen else -1
+        where = f" in sample {asked} (task {task})" if asked >= 0 else where
         who = f", worker {worker}" if worker >= 0 else ""
         sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
         focus = Spot(
@@ -531,7 +534,7 @@ class _Inquiry:
         )  # fmt: skip
         evidence = [f"raised at {self._at(int(told['time'][-1]))}" if len(told) else ""]
         evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
-        sample = self._sample(focus)
+        sample = asked if asked >= 0 else self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
         return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
 

@@ -226,7 +226,8 @@ class Cell:
             return Expected(Follows.ENDED, code=-signal.SIGKILL) if killed else Expected(Follows.NOTHING)
         if self.name in RESOURCES:
             in_step = STEPS[self.step].place == "worker"
-            return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name])
+            needed = self.transport != "arena" or self.step == "make iterator"  # its memory is used again, and no file
+            return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name], must=needed)
         if self.in_loader:
             return self._in_loader()
         if self.step.startswith("shutdown") or self.step == "worker's exit":  # nobody may wait for the worker any more

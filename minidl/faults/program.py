@@ -107,11 +107,10 @@ def use_up_descriptors() -> None:
 
 
 def use_up_maps() -> None:
-    """Let this process map no more memory, but for a little that Python needs itself."""
+    """Let this process map no more memory."""
     with contextlib.suppress(OSError):
         while True:
             _held.append(mmap.mmap(-1, mmap.PAGESIZE))
-    del _held[-2:]
 
 
 def limit_files() -> None:
@@ -535,6 +534,8 @@ def serve() -> tuple[Cell, Path] | None:
         child = os.fork()
         if not child:
             return Cell(**request["cell"]), Path(request["folder"])
+        with contextlib.suppress(OSError):  # it has done so itself, or is gone already
+            os.setpgid(child, child)
         print(child, flush=True)
         deadline = time.monotonic() + request["bound"]
         code: int | None = None
@@ -561,7 +562,7 @@ def main() -> None:
     if request is None:
         return
     cell, folder = request
-    os.setsid()
+    os.setpgid(0, 0)
     for number, name in enumerate(("/dev/null", f"{folder}/stdout", f"{folder}/stderr")):
         fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(fd, number)

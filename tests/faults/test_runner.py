@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,11 +50,32 @@ def test_a_cell_that_says_and_records_something_else_fails(
     assert recorded.startswith("the trace holds no error 'another fault': ['InjectedError: the injected fault'")
 
 
-def test_a_cell_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_does_not_end_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "BOUND", 0.0)
-    monkeypatch.setattr(judging, "GRACE", 0.0)
     monkeypatch.setattr(judging, "_recorded", lambda *_: [])
     with Runner() as runner:
-        first, second = runner.run(Cell("sample", "exception"), tmp_path)
-    assert first == "it did not end within 0 s"
-    assert second.startswith("processes are left: [")
+        assert "it did not end within 0 s" in runner.run(Cell("sample", "exception"), tmp_path)
+
+
+def test_what_a_cell_leaves_is_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GRACE", 0.0)
+    monkeypatch.setattr(judging, "_recorded", lambda *_: [])
+    runner, left = Runner(), subprocess.Popen(["sleep", "100"], start_new_session=True)
+    segment = Path(f"/dev/shm/torch_{left.pid}_17_0")
+    answers = iter([str(left.pid), "null"])
+
+    def answer() -> str:
+        segment.touch()  # once the runner has looked at what was there before
+        return next(answers)
+
+    monkeypatch.setattr(runner, "_answer", answer)
+    runner._server = SimpleNamespace(stdin=io.StringIO())  # type: ignore[assignment]
+    try:
+        assert runner.run(Cell("sample", "exception"), tmp_path) == [
+            "it did not end within 60 s",
+            f"processes are left: [{left.pid}]",
+            f"left under /dev/shm: ['{segment.name}']",
+        ]
+        assert left.wait() == -signal.SIGKILL
+    finally:
+        segment.unlink()

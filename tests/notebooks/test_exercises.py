@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, device, first_look, many_workers, one_page, samplers, shutdown, tensors
+from course import checkpointing, device, first_look, many_workers, one_page, ranks, samplers, shutdown, tensors
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
@@ -200,7 +200,28 @@ def by_length(lengths: Any) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
+def wrapped_last(order: Any, rank: int, ranks: int) -> list[int]:
+    padded = list(order) + [order[-1]] * (-len(order) % ranks)
+    return padded[rank::ranks]
+
+
+def in_blocks(order: Any, rank: int, ranks: int) -> list[int]:
+    each = -(-len(order) // ranks)
+    return [order[(rank * each + step) % len(order)] for step in range(each)]
+
+
+def counted(of_ranks: Any, size: int) -> tuple[set[int], set[int]]:
+    seen = [index for one in of_ranks for index in one]
+    return set(range(size)) - set(seen), {index for index in seen if seen.count(index) > 1}
+
+
 PURE: list[Case] = [
+    (ranks.share, lambda order, rank, ranks: list(order[rank::ranks]), "yours gets 2"),
+    (ranks.share, in_blocks, "positions rank, rank + ranks"),
+    (ranks.share, wrapped_last, "padded from its own beginning"),
+    (ranks.audit, counted, "one rank sees a sample twice"),
+    (ranks.audit, lambda of_ranks, size: (set(), counted(of_ranks, size)[1]), "cut: no rank saw [8, 9]"),
+    (ranks.audit, lambda of_ranks, size: (counted(of_ranks, size)[0], set()), "padding: several ranks saw [0, 1]"),
     (samplers.shuffled, Once, "Two epochs have the same order"),
     (samplers.shuffled, drawing(lambda n, generator: torch.randint(n, (n,), generator=generator)), "more than once"),
     (samplers.shuffled, drawing(lambda n, generator: torch.randperm(n)), "the same seed give different orders"),

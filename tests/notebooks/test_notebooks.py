@@ -26,6 +26,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "never_drawn": ("a third", "hardly any"), "same_epochs": (False, "yes"), "same_with_workers": ("yes", False),
         "drawn_by_then": (28, 4), "batch_count": ("three", 2), "zero_weight": ("never", 125),
     },
+    "03_ranks": {
+        "share_of": ("1, 5, 9", [1, 2, 3]), "repeated": ("two", 4), "dropped": (2, 0), "forgotten": ("yes", False),
+        "other_seeds": ("both", "nothing"), "told_epoch": (2, 1),
+    },
     "04_one_page": {
         "alternates": ("never", 5), "flood": ("twelve", 2), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
         "between": ("the next task", "nothing"), "outstanding": (4, 24),

@@ -214,6 +214,26 @@ def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch
     assert [int(batch[-1]) for batch in batches] == list(range(45))
 
 
+def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_error(line: Line) -> None:
+    line.writer.put((3, torch.ones(BIG)))
+    idx, data = line.get()
+    assert idx == 3
+    assert data.eq(1).all()
+    line.writer.put((4, lambda: 0))
+    idx, failure = line.get()
+    assert idx == 4
+    with pytest.raises(Exception, match="while worker 0 pickled a batch"):
+        failure.reraise()
+
+
+def test_the_done_event_may_be_told_later() -> None:
+    made: Any = ArenaQueue(2)
+    done = SharedFlag()
+    made.watch(done)
+    assert [made.writer(worker_id)._done_event for worker_id in range(2)] == [done, done]
+    made.close()
+
+
 def test_only_memory_of_the_host_comes_from_slabs(line: Line) -> None:
     storage = torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
     assert storage.device.type == "meta"
