@@ -29,7 +29,7 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis
+from minidl.doctor.diagnosis import Diagnosis, State
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -293,6 +293,8 @@ class _Inquiry:
             return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
         helps = "; ".join(filter(None, (found.next_step, found.fix)))
+        if found.state is not State.HUNG:
+            return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
         return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
