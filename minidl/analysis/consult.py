@@ -40,4 +40,5 @@ def opinion(looks: list[RunEvidence], told: Told) -> Diagnosis | None:
     if not looks:
         return None
     found = diagnose(looks, told)
-    return found if found.state is State.HUNG and found.cause is not HangCause.UNKNOWN else None
+    moves = found.state in (State.MOVES, State.MAYBE_HUNG)
+    return found if moves or (found.state is State.HUNG and found.cause is not HangCause.UNKNOWN) else None

@@ -29,7 +29,7 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis
+from minidl.doctor.diagnosis import Diagnosis, State
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -293,6 +293,8 @@ class _Inquiry:
             return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
         helps = "; ".join(filter(None, (found.next_step, found.fix)))
+        if found.state is not State.HUNG:
+            return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
         return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
@@ -521,6 +523,9 @@ class _Inquiry:
         steps = steps[(steps["begin"] <= row["end"])]
         step = steps[-1] if len(steps) else row
         where = f" {doing(step)}" if len(steps) else f" of task {task}"
+        unseen = len(told) > 0 and step["code"] == ev.FETCH[0]  # torch's loader shows no step for a sample
+        asked = int(told["y"][-1]) if unseen else -1
+        where = f" in sample {asked} (task {task})" if asked >= 0 else where
         who = f", worker {worker}" if worker >= 0 else ""
         sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
         focus = Spot(
@@ -529,7 +534,7 @@ class _Inquiry:
         )  # fmt: skip
         evidence = [f"raised at {self._at(int(told['time'][-1]))}" if len(told) else ""]
         evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
-        sample = self._sample(focus)
+        sample = asked if asked >= 0 else self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
         return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
 

@@ -12,6 +12,7 @@ from typing import Final
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
+from minidl.evidence.model import Frame
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -88,17 +89,20 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return [], False
     if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
         return _maker(case, link)
-    if step is LoaderStep.HAND_OVER:
+    asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
+    if step is LoaderStep.HAND_OVER or asks:
         number = _awaited(case, link)
         pid = case.workers_of(link.pid).get(number, 0)
         slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
-        chosen = slow[0] if slow else pid
+        chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
         return [], True
     if not link.place.seen and _waits_for_results(case, link):
         return _maker(case, link)
-    for found in (_joined_thread(case, link), _joined_process(case, link), _other_rank(case, link)):
+    for found in (
+        _joined_thread(case, link), _joined_process(case, link), _other_rank(case, link), _inside_the_lock(case, link),
+    ):  # fmt: skip
         if found:
             return found, False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
@@ -166,9 +170,20 @@ def _in_worker(case: RunFacts, pid: int, by: str) -> tuple[_Next, bool]:
     if not case.idle_worker(pid):
         return [(pid, pid, by)], False
     for thread in case.processes[pid].threads:
-        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE):
+        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE) or _busy_unseen(
+            case, pid, thread.tid
+        ):
             return [(pid, thread.tid, by.replace("has to make", "has made"))], False
     return [(pid, pid, by)], True
+
+
+def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
+    """Without a stack: whether a worker's other thread is in anything but an idle feeder's wait, or a server's."""
+    wait, thread = case.wait(pid, tid), case.thread(pid, tid)
+    if tid == pid or case.place(pid, tid).seen or wait is None or thread is None:
+        return False
+    serves = wait.kind is Blocked.SOCKET and thread.syscall is not None and thread.syscall.name.startswith("accept")
+    return wait.kind not in (Blocked.FUTEX, Blocked.UNKNOWN, Blocked.OTHER) and not serves
 
 
 def _pin_thread(case: RunFacts, pid: int) -> int | None:
@@ -256,6 +271,33 @@ def _joined_process(case: RunFacts, link: Link) -> _Next:
     busy = [pid for pid in children if not case.idle_worker(pid)]
     chosen = (busy or children)[:1]
     return [(pid, pid, "is the process that it waits for to end") for pid in chosen]
+
+
+def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
+    """Who holds a lock that has no owner, by the stacks: a thread that is further in the function that waits for it."""
+    shared = link.wait.kind is Blocked.SEMAPHORE
+    if not shared and link.wait.kind is not Blocked.FUTEX:
+        return []
+    asks = next((f for f in link.place.inside if not f.file.endswith(("synchronize.py", "threading.py"))), None)
+    pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
+    found: _Next = []
+    if asks is None:
+        return found
+    for pid in pids:
+        for thread in case.processes[pid].threads if pid in case.processes else ():
+            wait = case.wait(pid, thread.tid)
+            if (pid, thread.tid) == (link.pid, link.tid) or wait is None or wait.target == link.wait.target:
+                continue
+            if any(_further(frame, asks) for frame in thread.stack or ()):
+                found.append((pid, thread.tid, "is inside of the lock, by its stack"))
+    return found if len(found) == 1 else []
+
+
+def _further(frame: Frame, asks: Frame) -> bool:
+    """Whether a frame is in the function of another one, of the same object as far as that is known, and further on."""
+    same = (frame.file, frame.function) == (asks.file, asks.function) and frame.line > asks.line
+    objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
+    return same and len(objects) < 2
 
 
 def collective(place: ThreadPlace) -> str:

@@ -20,6 +20,16 @@ from minidl.evidence.model import RunEvidence
 LONG: Final = 3.0
 """Seconds of sleep from which on an unrecorded wait is called a hang: nothing is known of the waits before it."""
 
+SLOW: Final = 10.0
+"""The same, of waits for what may only be slow: a server, a disk, a child."""
+
+ENDLESS: Final = 60.0
+"""Seconds: a sleep that lasts longer from now on is a hang."""
+
+_MAY_BE_SLOW: Final = frozenset({
+    Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
+})  # fmt: skip
+
 _RANK: Final = {State.HUNG: 0, State.MAYBE_HUNG: 1, State.UNKNOWN: 2, State.MOVES: 3, State.FINE: 4}
 
 
@@ -84,8 +94,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
-    if told is not None and told.hung:
-        return State.HUNG
+    if told is not None and told.hung:  # a first wait has no past that would tell slow from endless
+        return State.MAYBE_HUNG if found.cause is HangCause.COMPUTING and not told.past else State.HUNG
     ring = chain.links[chain.back :] if chain.cycle else (end,)
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
     thread = max(threads, key=lambda one: one.idle, default=None)
@@ -97,12 +107,13 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
         return State.HUNG if case.apart >= LONG or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
     if end.wait.kind is Blocked.SLEEPS and thread is not None and thread.syscall is not None:
-        return State.HUNG if thread.syscall.timeout > 60 or idle >= LONG else State.MAYBE_HUNG
+        return State.HUNG if thread.syscall.timeout > ENDLESS else State.MAYBE_HUNG
     if end.wait.kind is Blocked.COMPUTES:
         return State.HUNG if found.cause is HangCause.GIL else State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
         return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
-    if idle >= LONG and thread is not None and thread.slept:
+    patient = end.wait.kind in _MAY_BE_SLOW and not chain.cycle
+    if idle >= (SLOW if patient else LONG) and thread is not None and thread.slept:
         return State.HUNG
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN

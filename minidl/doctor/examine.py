@@ -148,9 +148,10 @@ def _place(found: Headline, trace: Trace) -> tuple[dict[str, Any], dict[str, Any
     if focus is None:
         return {}, {}
     process, spans = trace.processes[focus.process], trace.spans()
-    role = "worker" if process.role == "worker" else "loop"
+    number = focus.worker if focus.worker >= 0 and found.kind in (What.ERROR, What.DIED) else process.worker
+    role = "worker" if number >= 0 else "loop"
     here = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
     samples = here["by"][here["code"] == ev.SAMPLE[0]]
     step = _PLACES.get(focus.code, LoaderStep.OTHER)
     where = {"step": step.name.lower(), "sample": int(samples[0]) if len(samples) else -1, "task": focus.task}
-    return {"role": role, "worker": process.worker, "pid": process.pid, "thread": focus.tid}, where
+    return {"role": role, "worker": number, "pid": process.pid, "thread": focus.tid}, where

@@ -71,8 +71,9 @@ def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
+    sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder may be stuck in what can't be seen
     return Judgement(
-        HangCause.LOST_RESULT, f"{idle}: {task} is nowhere, lost on its way to the loop", Sure.LIKELY,
+        HangCause.LOST_RESULT, f"{idle}: {task} is nowhere, lost on its way to the loop", sure,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
         "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
         "plain tensors",

@@ -28,6 +28,7 @@ def about(method: str) -> dict[str, Any]:
     breaks: "threads", which may hold locks, and "cuda", which is initialised.
     """
     frames = sys._current_frames()
+    del frames[threading.get_ident()]  # a frame in a local of its own is a cycle, which keeps its callers' objects
     others = [one for one in threading.enumerate() if one.ident != threading.get_ident()]
     native = _native_threads() - 1 - len(others)
     facts: dict[str, Any] = {

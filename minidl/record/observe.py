@@ -47,7 +47,7 @@ from minidl.record.observed_channels import (
     watch_sharing,
 )
 from minidl.record.observed_loader import ObservedLoader
-from minidl.record.observed_worker import Announced, AnnouncedFetchers, ObservedWorker
+from minidl.record.observed_worker import Announced, AnnouncedFetchers, NotedErrors, ObservedWorker
 from minidl.record.ports import TracedPorts, enter_worker, facts
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
@@ -68,7 +68,8 @@ SEEN: Final[dict[str, str]] = {
     "fetch": "from the worker's look at the done event, which follows the get, to its put",
     "sample_index": "the task that a worker has got",
     "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
-    "task_error": "what is put, or a message that can't be pickled; position and index are not seen",
+    "task_error": "what is put, or a message that can't be pickled; position and index are those of the `__getitem__` "
+    "that torch's fetcher called, in the traceback",
     "shm_alloc": "torch makes a shared storage in the worker",
     "shm_copy": "torch shares a storage in the worker's feeder thread",
     "result_put": "a put",
@@ -464,4 +465,7 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     if given.get("init_fn") is not None:
         given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
     _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
+    names = getattr(inspect.unwrap(target), "__globals__", {})
+    if "ExceptionWrapper" in names:
+        names["ExceptionWrapper"] = NotedErrors(worker, names["ExceptionWrapper"])
     target(*call.args, **call.kwargs)

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import fetch
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
-from minidl.record.indices import count
+from minidl.record.indices import count, indices_of, whole_number
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 
@@ -31,6 +32,7 @@ class ObservedWorker:
         self.by_index = False  # of a map dataset, whose samples its tasks name
         self.task: tuple[int, Any] | None = None  # received, and not yet taken up
         self.samples = -1  # of the task that is being fetched, as its indices say
+        self.failed = -1, -1  # position and index of the sample that raised, if the task has failed
         self.exhausted = self.has_sentinel = self.left = False
         self.epoch = 0
 
@@ -82,7 +84,7 @@ class ObservedWorker:
         if isinstance(data, ExceptionWrapper):
             last = str(data.exc_msg).strip().rpartition("\n")[2]
             text = recorder.start(self.shared.config).string(last[:1000])
-            self.emit(ev.TASK_ERROR, task, -1, -1, text)
+            self.emit(ev.TASK_ERROR, task, *self.failed, text)
         self.emit(ev.RESULT_PUT, task, outcome)
 
     def resumes(self) -> None:
@@ -95,6 +97,35 @@ def outcome_of_torch(data: Any) -> ev.Outcome:
     if isinstance(data, _IterableDatasetStopIteration):
         return ev.Outcome.EXHAUSTED
     return ev.Outcome.ERROR if isinstance(data, ExceptionWrapper) else ev.Outcome.DATA
+
+
+def failing_sample(error: BaseException | None, indices: Any) -> tuple[int, int]:
+    """Position and index of the sample that the dataset was asked for by torch's fetcher; -1 = unknown, or for none.
+
+    indices: the task's. The index is the argument of the `__getitem__` that the fetcher called, if it is one of them.
+    """
+    trace, called = None if error is None else error.__traceback__, False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if called and code.co_name == "__getitem__" and code.co_argcount > 1:
+            index = whole_number(trace.tb_frame.f_locals.get(code.co_varnames[1]))
+            numbers = [whole_number(one) for one in indices_of(indices)]
+            return (numbers.index(index), index) if index >= 0 and index in numbers else (-1, -1)
+        called = code.co_filename == fetch.__file__
+        trace = trace.tb_next
+    return -1, -1
+
+
+class NotedErrors:
+    """Stands for torch's `ExceptionWrapper` in a worker's loop, which makes one where it catches an error."""
+
+    def __init__(self, worker: ObservedWorker, wrapper: Callable[..., Any]) -> None:
+        self.worker = worker
+        self.wrapper = wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.worker.failed = failing_sample(sys.exc_info()[1], self.worker.progress.index)
+        return self.wrapper(*args, **kwargs)
 
 
 class Announced:

@@ -432,7 +432,7 @@ RECORDINGS: dict[str, tuple[What, str]] = {
     "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
     "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
     "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
-    "respawn": (What.SLOW, "^slow: shutdown-bound"),
+    "respawn": (What.SLOW, "^slow: (start-up|shutdown)-bound"),  # half each, summed over its three iterators
     "workers-0": (What.SLOW, "^slow: supply-bound"),
 }
 

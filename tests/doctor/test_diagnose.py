@@ -9,6 +9,7 @@ import pytest
 from made_evidence import (
     LOCKED,
     LOOP,
+    QUEUES,
     SLEEPS,
     feeder,
     later,
@@ -175,11 +176,26 @@ def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> 
 
 
 def test_a_queue_that_the_dataset_asks_is_not_the_loaders() -> None:
-    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
     reads = Syscall("read", "", (6,), (6,))
     users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
     said = found(loop(1), IDLE, worker(1, get, user("cache.get()"), call=reads, descriptors=(users,)))
     assert (said.cause, said.where["step"], said.where["sample"]) == (HangCause.QUEUE_EMPTY, "sample", 37)
+
+
+def test_a_lock_without_an_owner_is_held_by_who_is_further_in_the_same_function() -> None:
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    queue = {"self": "<Queue at 0x20>"}  # the loop's is at 0x10
+    asks = Frame("Queue.get", QUEUES, 102, queue, "with self._rlock:")
+    gets = Frame("Queue.get", QUEUES, 103, queue, "res = self._recv_bytes()")
+    reads = Syscall("read", "", (6,), (6,))
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    holder = sharing(worker(0, gets, user("q.get()"), call=reads, descriptors=(users,)))
+    said = found(sharing(loop(1)), holder, sharing(worker(1, asks, user("q.get()"), call=LOCKED)))
+    assert (said.cause, said.who["worker"]) == (HangCause.QUEUE_EMPTY, 0)
+    assert "is inside of the lock, by its stack" in said.chain[2]
 
 
 def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
@@ -255,7 +271,7 @@ def test_bytes_that_make_no_message_are_a_torn_one() -> None:
 
 
 def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
-    get = Frame("Queue.get", "/lib/python3.11/multiprocessing/queues.py", 103, source="res = self._recv_bytes()")
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
     read = Frame("It._try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1291, {}, "data = queue.get()")
     stack = (get, read, *next_stack(1)[2:])
     dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
@@ -278,9 +294,26 @@ def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_pas
     computing = later(loop(1), IDLE, worker(1, user("while True: pass"), cpu=0.5))
     assert diagnose(computing).state is State.MAYBE_HUNG
     told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
-    said = diagnose(computing, told)
+    assert diagnose(computing, told).state is State.MAYBE_HUNG  # the first wait: nothing tells it from a slow one
+    said = diagnose(computing, replace(told, past=0.5))
     assert (said.state, said.cause) == (State.HUNG, HangCause.COMPUTING)
     assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
+
+
+@pytest.mark.parametrize(
+    ("call", "idle", "state"),
+    [
+        (Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), 8.0, State.MAYBE_HUNG),
+        (SLEEPS, 1.0, State.HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 8.0, State.MAYBE_HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 12.0, State.HUNG),
+        (LOCKED, 4.0, State.HUNG),
+    ],
+)
+def test_what_may_only_be_slow_is_waited_for_longer(call: Syscall, idle: float, state: State) -> None:
+    socket = Descriptor(9, "socket", "socket:[90]", 90, mode="rw")
+    stuck = worker(1, user("with lock:"), call=call, idle=idle, descriptors=(socket,))
+    assert found(loop(1), IDLE, stuck).state is state
 
 
 def test_a_short_sleep_is_no_hang() -> None:
@@ -305,6 +338,21 @@ def test_without_stacks_the_worker_and_its_call_are_named() -> None:
     said = diagnose([blind(look(loop(1), IDLE, busy, locks=(FileLock(1, "FLOCK", "WRITE", 400, 3, 77),)))])
     assert "waits for worker 1 (pid 102), which is waiting in flock on /data/index.lock; process 400" in said.sentence
     assert said.not_seen == ("Python stacks: py-spy is not installed (pid 100, 101 and 102)",)
+
+
+def test_without_stacks_a_feeder_that_sleeps_is_found_and_a_lost_result_is_only_possible() -> None:
+    feeding = feeder(202, user("time.sleep(990)", "Image.__reduce__"), source="dumps(obj)", call=SLEEPS)
+    said = diagnose([blind(look(loop(-1), IDLE, worker(1, step="idle", others=(feeding,))))])
+    assert (said.cause, said.who["worker"]) == (HangCause.SLEEP, 1)
+    said = diagnose([blind(one) for one in later(loop(-1), IDLE, worker(1, step="idle", others=(feeder(202),)))])
+    assert (said.cause, said.sure) == (HangCause.LOST_RESULT, Sure.POSSIBLE)
+
+
+def test_without_stacks_a_loop_at_a_socket_waits_for_the_worker_that_is_stopped() -> None:
+    asks = Syscall("recvmsg", "", (9,), (9,))
+    served = Descriptor(9, "socket", "socket:[90]", 90, mode="rw")
+    said = diagnose([blind(look(loop(call=asks, descriptors=(served,)), IDLE, worker(1, user("x"), state="T")))])
+    assert (said.cause, said.who["worker"]) == (HangCause.STOPPED, 1)
 
 
 def test_without_a_stack_a_lock_of_the_process_is_not_guessed_at() -> None:

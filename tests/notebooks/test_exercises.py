@@ -18,7 +18,18 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 import minidl
-from course import checkpointing, device, first_look, many_workers, one_page, ranks, samplers, shutdown, tensors
+from course import (
+    checkpointing,
+    device,
+    first_look,
+    hang_lab,
+    many_workers,
+    one_page,
+    ranks,
+    samplers,
+    shutdown,
+    tensors,
+)
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
 from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
@@ -240,6 +251,12 @@ PURE: list[Case] = [
     (shutdown.stop_pin, pin_steps(Simple.SET_PIN_DONE, JoinPin(10.0)), "the pin thread's sentinel is sent"),
     (shutdown.stop_pin, pin_steps(Simple.WAKE_PIN, JoinPin(10.0)), "the pin thread's done event is set"),
     (shutdown.stop_pin, pin_steps(Simple.SET_PIN_DONE, Simple.WAKE_PIN), "leaves the pin thread behind"),
+    (hang_lab.stopped, lambda before, now: now == "S", "On mystery one your rule says True"),
+    (hang_lab.stopped, lambda before, now: False, "On mystery two your rule says False"),
+    (hang_lab.stopped, lambda before, now: True, "stopped (T) waits for SIGCONT"),
+    (hang_lab.lost, lambda loop, workers: loop == "NEXT", "On mystery one your rule says True"),
+    (hang_lab.lost, lambda loop, workers: "IDLE" in workers, "On mystery one your rule says True"),
+    (hang_lab.lost, lambda loop, workers: len(workers) == 0, "On mystery three your rule says False"),
     (one_page.worker_loop, dies, "KeyError"),
     (one_page.worker_loop, goes_on, "a task behind the sentinel"),
     (one_page.worker_loop, nameless, "the results should be"),

@@ -52,6 +52,13 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "first_told": ("the pin thread", "workers"), "sentinels": (5, 4), "unyielded": (8, 0),
         "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "hang"), "watchdog": ("orphans", "late")},
     },
+    "09_hang_lab": {
+        "who": (1, 0), "sample": (13, 12),
+        "what": {
+            "one": ("fifo", "signal"), "two": ("stopped", "circle"), "three": ("lost", "barrier"),
+            "four": ("deadlock", "signal"), "five": ("a thread", "barrier"), "six": ("a barrier", "circle"),
+        },
+    },
     "12_checkpointing": {
         "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
         "count_alone": ("both", "nothing"),

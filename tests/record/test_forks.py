@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,23 @@ def test_another_thread_is_named_with_the_line_that_it_is_at() -> None:
     assert len(facts["threads"]) == len(before["threads"]) + 1
     assert "threads" in facts["hazards"]
     assert (spawned["method"], spawned["hazards"]) == ("spawn", []), "a spawned worker inherits no lock"
+
+
+def test_it_keeps_nothing_of_its_callers_alive() -> None:
+    """An iterator that starts its workers must end when the program drops it, not when the collector runs."""
+
+    class Held: ...
+
+    def starts_a_worker() -> weakref.ref[Held]:
+        held = Held()
+        forks.about("fork")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert starts_a_worker()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.live

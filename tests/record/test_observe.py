@@ -201,6 +201,7 @@ def test_errors_and_copies(tmp_path: Path) -> None:
     failed = trace.select("task_error")
     assert [trace.text(row) for row in failed] == ["ValueError: the third"]
     assert list(failed["task"]) == [2]
+    assert [(row["x"], row["y"]) for row in failed] == [(0, 2)], "position and index, by the traceback"
     assert Outcome.ERROR in trace.select("yield")["x"]
     assert {int(size) for size in trace.select("shm_copy", Phase.BEGIN)["x"]} == {8, 16}
 

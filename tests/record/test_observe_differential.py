@@ -59,7 +59,7 @@ DIFFERENCES: Final = (
     Difference("sample_index", TORCH, "torch's samples have no event each, so the task's indices are told"),
     Difference("share", OURS, "told whenever the sampler is iterated; of torch's loader, at an epoch's first put"),
     Difference("collate.count", "", "of an iterable dataset, the samples are counted by torch's fetcher, unseen"),
-    Difference("task_error.position", "", "which sample was being asked for is known to torch's fetcher, unseen"),
+    Difference("task_error.position", "", "of an error in collate_fn, ours names the sample that was asked for last"),
     Difference("task_error.index", "", "as task_error.position"),
     Difference("join.timeout", "", "ours joins all workers against one deadline, torch each for five seconds"),
     Difference("index_write.bytes", "", "the message's class and the observer's note travel with it"),
