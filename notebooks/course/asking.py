@@ -26,6 +26,11 @@ NUMBERS = dict(zip(
 )) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2}  # fmt: skip
 
 
+UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
+UNKNOWN = {"", "?", "i don t know", "don t know", "idk", "no idea"}
+"""Answers of a reader who has none, as `_plain` gives them."""
+
+
 class Unreadable(Exception):
     """An answer of which the question makes no sense; the message says what it takes."""
 
@@ -41,9 +46,11 @@ class Count:
     def read(self, given: object) -> int:
         if isinstance(given, str):
             words = re.findall(r"\d[\d,_]*(?:\.\d+)?|[a-z]+", given.casefold())
-            found = {float(re.sub("[,_]", "", word)) for word in words if word[0].isdigit()}
-            found |= {NUMBERS[word] for word in words if word in NUMBERS}
-            given = found.pop() if len(found) == 1 else None
+            digits = [float(re.sub("[,_]", "", word)) for word in words if word[0].isdigit()]
+            named = [NUMBERS[word] for word in words if word in NUMBERS]
+            found = {*digits, *named}
+            once = len(digits) < 2 and len(named) < 2  # "2 * 2" is not 2
+            given = found.pop() if len(found) == 1 and once else None
         if isinstance(given, bool) or not hasattr(given, "__int__") or int(given) != given:
             raise Unreadable(self.example)
         return int(given)
@@ -60,7 +67,7 @@ class Worker(Count):
     def read(self, given: object) -> int:
         if isinstance(given, str):
             named = re.fullmatch(r"\s*(?:the )?(?:worker|w)?[\s#]*(\w+)\W*", given.casefold())
-            given = named[1] if named else ""
+            given = named[1] if named and named[1] not in ("no", "none", "nothing", "never", "once", "twice") else ""
         return super().read(given)
 
     def __str__(self) -> str:
@@ -103,7 +110,17 @@ class Share:
 
     SIZES: ClassVar = {"hardly any": 0.05, "about half": 0.85, "nearly all": 2.0}
     WORDS: ClassVar = {
-        "hardly any": ("almost none", "almost nothing", "none", "nothing", "very little", "few", "a few", "little"),
+        "hardly any": (
+            "almost none",
+            "almost nothing",
+            "none",
+            "nothing",
+            "zero",
+            "very little",
+            "few",
+            "a few",
+            "little",
+        ),
         "about half": ("half", "half of them", "some", "third", "about third", "37 %", "1/3"),
         "nearly all": ("all", "all of them", "everything", "almost all", "most", "every byte"),
     }
@@ -120,6 +137,8 @@ class Share:
             given, unit = float(number[1].replace(",", "")), number[2]
             if unit in ("%", "percent", "per cent"):
                 return self._size(given / 100)
+            if unit.casefold() in UNITS:
+                return self._size(given * UNITS[unit.casefold()] / self.total)
         if isinstance(given, bool) or not hasattr(given, "__float__"):
             raise Unreadable("a share: " + ", ".join(map(repr, self.SIZES)) + ', a fraction, or "10 %"')
         number = float(given)  # type: ignore[arg-type]
@@ -184,6 +203,8 @@ class Prediction:
     def _judge(self) -> tuple[bool | None, str]:
         if self.given is ... or self.given is None:
             return None, "Write your answer in the place of `...` and run this cell again."
+        if isinstance(self.given, str) and _plain(self.given) in UNKNOWN:
+            return None, "Guess: a wrong guess costs nothing, and gets a hint."
         try:
             said = self.asked.answer.read(self.given)
         except Unreadable as wanted:

@@ -11,6 +11,8 @@ import base64
 import functools
 import html
 import io
+import operator
+import sysconfig
 import tempfile
 import textwrap
 import traceback
@@ -94,12 +96,27 @@ def exercise(check: Callable[..., str]) -> Callable[..., Outcome]:
         except Wrong as wrong:
             return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
+            last = _own(traceback.extract_tb(error.__traceback__))
             words = f"Your code has raised {type(error).__name__}: {error}"
             return Outcome(False, words, f"In `{last.name}`, line {last.lineno}: `{last.line}`")
 
     judge.is_exercise = True  # type: ignore[attr-defined]
     return judge
+
+
+def _own(frames: traceback.StackSummary) -> traceback.FrameSummary:
+    """The reader's own last frame: none of the package's, of the course's, or of an installed library's."""
+    others = [str(Path(minidl.__file__).parent), str(Path(__file__).parent), *sysconfig.get_paths().values()]
+    return next(
+        (frame for frame in reversed(frames) if not frame.filename.startswith((*others, "<frozen"))), frames[-1]
+    )
+
+
+def whole(said: object, about: str, step: str) -> int:
+    """What the reader's function has returned, as a number. Raises Wrong if it is no whole number."""
+    if not hasattr(said, "__index__"):
+        raise Wrong(f"{about}, your function returns {said!r}, not a whole number.", step)
+    return operator.index(said)
 
 
 def drawn(trace: minidl.Trace, batches: Iterable[int] = (), **options: Any) -> bytes:

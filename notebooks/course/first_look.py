@@ -13,7 +13,7 @@ import torch
 import minidl
 from course import data, place, recorded, recording
 from course.asking import Asked, Choice, Count, Share, Worker, question, rows
-from course.checking import Wrong, exercise
+from course.checking import Wrong, exercise, whole
 from minidl.tracefile.events import SAMPLE
 
 TASK = 4
@@ -45,7 +45,7 @@ def decoder(trace: minidl.Trace) -> Asked:
             "a worker": ("worker", "workers", "the workers", "child"),
             "both": ("both in turn",),
         }),
-        "Look at the lanes of the picture: in which of them are the small bars called `sample`?",
+        "Look at the lanes of the picture below: in which of them are the small bars called `sample`?",
         "With workers, only workers call `dataset[i]`: `_worker_loop` calls the fetcher's `fetch`, which asks for each index.",
         first,
     )  # fmt: skip
@@ -202,11 +202,14 @@ def worker_of(function: Callable[[minidl.Trace, int], int]) -> str:
     events = trace.to_pandas()
     begun = events[(events.name == "fetch") & (events.phase == "B")]
     for task, worker in sorted(zip(begun.task, begun.worker, strict=True)):
-        said = function(trace, int(task))
-        if int(said) != worker:
+        said = whole(
+            function(trace, int(task)), f"Of task {task}",
+            "The step `fetch`: many events carry a task's number. Take one that the worker itself has written, and its `worker`.",
+        )  # fmt: skip
+        if said != worker:
             raise Wrong(
                 f"Task {task} was fetched by worker {worker}; your function says {said}.",
-                "The step `task_assigned`. This run has `in_order=False` and a slow sample: a worker that is still busy is passed "
+                "-1 is no worker: the sampler's events, in the loader, come first. The step `task_assigned`: this run has `in_order=False` and a slow sample: a worker that is still busy is passed "
                 "over, so that the number of a task does not say whose it is. The events do.",
                 trace, batches=[int(task)],
             )  # fmt: skip
@@ -222,10 +225,12 @@ def slowest(function: Callable[[minidl.Trace], int]) -> str:
         spans = trace.spans()
         samples = spans[spans["code"] == SAMPLE[0]]
         longest = samples[(samples["end"] - samples["begin"]).argmax()]
-        said = function(trace)
-        if int(said) != longest["by"]:
+        said = whole(
+            function(trace), f"In the recorded run {name!r}", "The step `sample`: its field `by` is one sample's index."
+        )
+        if said != longest["by"]:
             kind = {int(longest[column]): about for column, about in KINDS.items()}
-            about = f" ({said} is {kind[int(said)]})" if int(said) in kind else ""
+            about = f" ({said} is {kind[said]})" if said in kind else ""
             raise Wrong(
                 f"In the recorded run {name!r}, sample {longest['by']} took longest; your function says {said}{about}.",
                 "The step `sample`: from its begin to its end, in the worker's lane, inside `fetch`. `trace.spans()` has both.",

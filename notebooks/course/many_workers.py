@@ -7,11 +7,12 @@ import io
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, Worker, question, rows
-from course.checking import Wrong, exercise, explored, fails
+from course.checking import Wrong, exercise, explored, fails, whole
 from minidl.dispatcher import Deliver, Dispatcher
 from minidl.explore.configurations import Configuration
 
@@ -33,6 +34,7 @@ def first_tasks(trace: minidl.Trace) -> Asked:
     workers, prefetch = settings(trace)
     first = rows(trace, "next", "B")[0]
     sent = [row for row in rows(trace, "task_assigned") if row < first]
+    for_each = "`prefetch_factor` is for each worker."
     return Asked(
         f"{_with(trace)}. How many tasks are sent before the loop asks for its first batch?",
         Count(len(sent)),
@@ -40,8 +42,8 @@ def first_tasks(trace: minidl.Trace) -> Asked:
         f"`_reset` primes the loop: `prefetch_factor * num_workers` = {prefetch} * {workers} calls of `_try_put_index`. "
         "At this moment the last of them has been dealt out, and `rcvd_idx` is still 0.",
         sent[-1],
-        {workers: "That gives each worker one task. It would have nothing to do while its batch is on its way.",
-         prefetch: "`prefetch_factor` is for each worker.",
+        {prefetch: for_each, workers: "With one task for each worker, a worker would have nothing to do while its batch is on its way."
+         + (f" {for_each}" if workers == prefetch else ""),
          0: "Then all workers would be idle until the loop asks."},
     )  # fmt: skip
 
@@ -160,12 +162,12 @@ def last_batch(trace: minidl.Trace) -> Asked:
     order = [int(events.task[row]) for row in rows(trace, "yield")]
     early = order.index(0) * 2 < len(order)
     return Asked(
-        "Does `in_order=False` make the epoch's longest wait for a batch shorter: yes or no?",
+        "Can the epoch end before task 0 is finished, with `in_order=False`: yes or no?",
         Choice("no", {"yes": (), "no": ()}),
-        "Task 0 takes 0.6 s either way, and the loop must have it before the epoch ends. What else is there to do at the end?",
+        "Task 0 takes 0.6 s either way. How many batches does the loop receive in an epoch? Which samples are in them?",
         f"No. The loop had {order.index(0)} of {len(order)} batches before task 0, and then waited for it "
-        f"{'in the middle' if early else 'with nothing else left'}. The wait moves; it does not vanish. If later samples give enough "
-        "work to fill it, it is hidden.",
+        f"{'in the middle' if early else 'with nothing else left'}. The wait has moved, and is shorter by what the loop "
+        "received meanwhile; with enough later batches it would be hidden.",
         rows(trace, "yield")[order.index(0)],
     )  # fmt: skip
 
@@ -187,6 +189,20 @@ def reorder_buffer(kind: type[Dispatcher]) -> str:
             *found, "The step `receive`: a result has come. It is delivered if it is task `rcvd_idx`; else it stays in `task_info` "
             "until its turn. Either way it is no longer outstanding.", batches=[0, 1],
         )  # fmt: skip
+    dispatcher = kind(num_workers=2, prefetch_factor=1)
+    got: list[Any] = []  # the explorer's results carry no data
+    for idx in (0, 1):
+        dispatcher.assign(idx)
+    for idx in (1, 0):
+        step = dispatcher.receive(idx, f"batch {idx}")
+        while isinstance(step, Deliver):
+            got.append(step.data)
+            step = dispatcher.next_step()
+    if got != ["batch 0", "batch 1"]:
+        raise Wrong(
+            f"Batches 1 and 0 came, with data; the loop got {got}.",
+            "The step `receive`: keep `data` in `task_info[idx].data` before `_deliver`, which hands out what it finds there.",
+        )
     return (
         "The explorer has gone through every interleaving of three workers and eight tasks with your `receive`: every epoch yields "
         "every batch, in order, and none hangs."
@@ -242,7 +258,10 @@ def blocked(function: Callable[[minidl.Trace], int]) -> str:
             trace = recording(name)
         events = trace.to_pandas()
         most = max((int(events.depth[row]) for row in rows(trace, "reorder_store")), default=0)
-        said = function(trace)
+        said = whole(
+            function(trace), f"In the recorded run {name!r}",
+            "The step `reorder_store`: a run in which no batch came early has none at all, and its answer is 0.",
+        )  # fmt: skip
         if said != most:
             raise Wrong(
                 f"In the recorded run {name!r}, at most {most} batches lay in the reorder buffer; your function says {said}.",

@@ -51,6 +51,7 @@ class Crew:
         self._free, self._taken, self._dead = [0] * workers, [0] * workers, [False] * workers
         self._done: list[tuple[int, int, Result]] = []
         self._order = itertools.count()
+        self._named: list[tuple[Any, str]] = []  # what was fetched, and the number of its task
 
     def put(self, worker: int, index: Sequence[int], idx: int = -1) -> None:
         """Put a task into a worker's index queue."""
@@ -70,7 +71,8 @@ class Crew:
             return
         took = 0 if isinstance(data, WorkerExhausted) else sum(self.slow.get(i, 1) for i in index)
         self._free[worker] = begin + took
-        self.bars.append((f"worker {worker}", begin, begin + took, str(idx if idx >= 0 else len(self.tasks) - 1)))
+        self._named.append((data, str(idx if idx >= 0 else len(self.tasks) - 1)))
+        self.bars.append((f"worker {worker}", begin, begin + took, self._named[-1][1]))
         self._done.append((begin + took, next(self._order), Result(idx, worker, data)))
 
     def _fetch(self, worker: int, index: Sequence[int]) -> Any:
@@ -109,7 +111,8 @@ class Crew:
         got = []
         for number, batch in enumerate(loader):
             got.append(batch)
-            self.bars.append(("loop", self.now, self.now + ticks, str(number)))
+            name = next((name for data, name in self._named if data is batch), str(number))
+            self.bars.append(("loop", self.now, self.now + ticks, name))
             self.now += ticks
         return got
 
@@ -117,6 +120,7 @@ class Crew:
         """What loop and workers did, tick by tick. A number is a task's; hatched: the loop waits."""
         from IPython.display import Image
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         lanes = ["loop", *(f"worker {worker}" for worker in range(self.workers))]
         figure = Figure(figsize=(11, 0.7 + 0.36 * len(lanes)), dpi=100, layout="constrained")
@@ -133,6 +137,7 @@ class Crew:
         axes.set_xlim(0, max((end for _, _, end, _ in self.bars), default=1))
         axes.set_ylim(len(lanes) - 0.5, -0.5)
         axes.set_xlabel("ticks")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         out = io.BytesIO()
@@ -163,7 +168,7 @@ def flood(crew: Crew) -> Asked:
     return Asked(
         f"An epoch of {len(crew.tasks)} batches. How many finished or unfinished batches were outstanding at most?",
         Count(crew.most),
-        "When does `AllAtOnce` stop to put tasks?",
+        "When does `AllAtOnce` stop putting tasks?",
         "All of them, before the loop has seen the first batch: `__init__` empties the sampler. A batch of 100 MB would fill the "
         "memory, and an endless sampler would never return.",
         slips={2: "`AllAtOnce` has no bound yet.", 1: "`AllAtOnce` has no bound yet."},
@@ -208,7 +213,7 @@ def between(effects: Sequence[str]) -> Asked:
             "send the next task": ("next task", "send a task", "put a task", "sends a task", "DRAW", "Assignment", "draw an index"),
             "check the workers": ("check", "liveness", "liveness check"),
         }),
-        "Read the list of effects from the first `Get` to the first `Deliver`.",
+        "Look at `from_step_one[:16]`, the list of effects, from the first `Get` to the first `Deliver`.",
         f"{' → '.join(effects[first - 3 : first + 1])}: the worker gets its next task first, so that it has work while your loop has the "
         "batch. It is what `_process_data` of `InOrder` does.",
     )  # fmt: skip
@@ -236,7 +241,18 @@ def outstanding(trace: minidl.Trace) -> Asked:
 @exercise
 def try_put_index(base: type, method: Callable[[Any], None]) -> str:
     """The reader's method, in the notebook's loader: who gets which number, and when it stops."""
-    kind = type("MyLoader", (base,), {"_try_put_index": method})
+
+    def mine(loader: Any) -> None:
+        try:
+            method(loader)
+        except StopIteration:  # a loop over the loader would just end
+            raise Wrong(
+                "`StopIteration` has left `_try_put_index`.",
+                "The step `sampler_next`: it leaves `_process_data`, too, and with it the batch in hand. "
+                "`next(self.indices, None)` gives `None` when the sampler has no more.",
+            ) from None
+
+    kind = type("MyLoader", (base,), {"_try_put_index": mine})
     for workers, prefetch, batches in ((1, 2, 5), (2, 2, 7), (3, 1, 4), (2, 3, 2)):
         crew = Crew(list(range(2 * batches)), workers, slow={0: 5})
         indices = [[2 * n, 2 * n + 1] for n in range(batches)]
@@ -245,7 +261,7 @@ def try_put_index(base: type, method: Callable[[Any], None]) -> str:
             loader = kind(indices, crew, prefetch)
             first = len(crew.tasks)
             got = crew.train(loader)
-        except (WaitsForever, StopIteration, KeyError) as error:
+        except (WaitsForever, KeyError) as error:
             raise Wrong(
                 f"{about}: {type(error).__name__}: {error}",
                 "The step `_try_put_index`: it sends a task for the next index, if the sampler has one, under the number `send_idx`, and "
@@ -259,6 +275,11 @@ def try_put_index(base: type, method: Callable[[Any], None]) -> str:
                 f"{about}: task {place} should be the number {place}, for worker {place % workers}; "
                 f"you have sent {crew.tasks[place] if place < len(crew.tasks) else 'nothing'}.",
                 "The step `task_assigned`: numbers go up by one from 0, and workers take turns.", evidence=_told(crew),
+            )  # fmt: skip
+        if loader.task_info != dict(wanted):
+            raise Wrong(
+                f"{about}: `task_info` is {loader.task_info}; it should be {dict(wanted)}.",
+                "The step `task_assigned`: `task_info[send_idx]` remembers the worker, before `send_idx` goes up.", evidence=_told(crew),
             )  # fmt: skip
         if got != indices:
             raise Wrong(

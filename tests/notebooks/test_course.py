@@ -29,6 +29,7 @@ LANES = Choice("the feeder thread", {"the feeder thread": ("feeder",), "the load
     (Share(1, 1000), "hardly any", "hardly any"), (Share(1, 1000), 0, "hardly any"),
     (Share(1, 1000), "0.1 %", "hardly any"),
     (Share(1, 1000), 1, "nearly all"), (Share(1, 1000), 2, "hardly any"), (Share(1, 1000), "1000 bytes", "nearly all"),
+    (Share(1, 600_000), "600 KB", "nearly all"), (Share(1, 1000), "zero", "hardly any"),
     (Share(1, 1000), "half of them", "about half"), (Share(1, 1000), 0.5, "about half"),
     (Share(1, 1000), "All", "nearly all"),
     (Listed((1, 0)), [1, 0], (1, 0)), (Listed((1, 0)), "1, 0", (1, 0)), (Listed((1, 0)), "batch 1, then 0", (1, 0)),
@@ -38,8 +39,8 @@ def test_an_answer_is_read_in_any_sensible_form(form: Form, given: object, value
 
 
 @pytest.mark.parametrize(("form", "given"), [
-    (Count(4), "many"), (Count(4), "2 or 3"), (Count(4), 2.5), (Count(4), True), (Count(4), [4]), (Count(4), ""),
-    (Worker(0), "the slow one"), (LANES, "somebody"), (LANES, 3), (YES, "perhaps"),
+    (Count(4), "many"), (Count(4), "2 or 3"), (Count(4), 2.5), (Count(4), True), (Count(4), [4]), (Count(4), "2 * 2"),
+    (Worker(0), "the slow one"), (Worker(0), "none"), (LANES, "somebody"), (LANES, 3), (YES, "perhaps"),
     (Share(1, 2), "ten"), (Share(1, 2), True), (Listed((1,)), "none"), (Listed((1,)), 3.5),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_not_wrong(form: Form, given: object) -> None:
@@ -57,6 +58,7 @@ ASKED = Asked(
 
 @pytest.mark.parametrize(("given", "verdict"), [
     (..., "Write your answer"), (None, "Write your answer"), (3, "Not 3. Think of <queues>."),
+    ("I don't know", "Guess: "), ("no idea", "Guess: "), ("?", "Guess: "), ("", "Guess: "),
     ("two", "Not two. That is one."),
 ])  # fmt: skip
 def test_the_answer_is_folded_until_the_reader_has_it(given: object, verdict: str) -> None:
@@ -108,6 +110,11 @@ def test_a_check_never_raises_for_what_the_reader_has_written(tmp_path: Path) ->
     assert repr(check(stub)) == "Not written yet. Write it, and run this cell again."
     assert repr(check(lambda: 2)) == "Right. It is 2."
     assert "ZeroDivisionError: division by zero" in repr(check(lambda: 1 / 0))
+
+    def mine() -> Any:
+        return minidl.read_trace(tmp_path / "no trace")
+
+    assert "In mine, line " in repr(check(mine))  # and no frame of the package
     wrong = check(lambda: 1)
     assert repr(wrong) == "It says <1>.\nThe step yield.\nstep by <step>"
     assert wrong.picture.startswith(b"\x89PNG")
