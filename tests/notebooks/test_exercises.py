@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 import minidl
 from course import (
     checkpointing,
+    datasets,
     device,
     first_look,
     hang_lab,
@@ -226,7 +227,54 @@ def counted(of_ranks: Any, size: int) -> tuple[set[int], set[int]]:
     return set(range(size)) - set(seen), {index for index in seen if seen.count(index) > 1}
 
 
+def windows(length: Callable[[int, int], int], begin: Callable[[int, int], int]) -> type:
+    """A dataset of windows with this length, whose window i begins there, and which knows no end."""
+
+    def keep(self: Any, series: Any, width: int) -> None:
+        self.series, self.width = series, width
+
+    def window(self: Any, index: int) -> Any:
+        return self.series[begin(index, self.width) :][: self.width]
+
+    def size(self: Any) -> int:
+        return length(len(self.series), self.width)
+
+    return type("Mine", (), {"__init__": keep, "__getitem__": window, "__len__": size})
+
+
+def whole_windows(size: int, width: int) -> int:
+    return size - width + 1
+
+
+def uncollated(dataset: Any, indices: Any, collate_fn: Any) -> Any:
+    whole = hasattr(dataset, "__getitems__")
+    return dataset.__getitems__(indices) if whole else [dataset[index] for index in indices]
+
+
+def numbers(share: Callable[[Any, int], Any]) -> type[minidl.IterableDataset[int]]:
+    """A stream of the numbers below a size, of which each worker gives this share."""
+
+    def keep(self: Any, size: int) -> None:
+        self.size = size
+
+    def begin(self: Any) -> Any:
+        return iter(share(minidl.get_worker_info(), self.size))
+
+    return type("Mine", (minidl.IterableDataset,), {"__init__": keep, "__iter__": begin})
+
+
+def rounded_down(info: Any, size: int) -> Any:
+    each = size if info is None else size // info.num_workers
+    return range(each) if info is None else range(info.id * each, (info.id + 1) * each)
+
+
 PURE: list[Case] = [
+    (datasets.windows, windows(lambda size, width: size - width, lambda index, width: index), "your len says"),
+    (datasets.windows, windows(whole_windows, lambda index, width: index * width), "sample 1 is"),
+    (datasets.windows, windows(whole_windows, lambda index, width: index), "is an IndexError"),
+    (datasets.fetch, lambda dataset, indices, collate: collate([dataset[i] for i in indices]), "[[5, 0, 3, 3]]"),
+    (datasets.fetch, lambda dataset, indices, collate: collate([dataset[i] for i in sorted(indices)]), "[0, 3, 3, 5]"),
+    (datasets.fetch, uncollated, "go to collate_fn"),
     (ranks.share, lambda order, rank, ranks: list(order[rank::ranks]), "yours gets 2"),
     (ranks.share, in_blocks, "positions rank, rank + ranks"),
     (ranks.share, wrapped_last, "padded from its own beginning"),
@@ -281,6 +329,9 @@ PURE: list[Case] = [
 ]  # fmt: skip
 
 LIVE: list[Case] = [
+    (datasets.stream, numbers(lambda info, size: range(size)), "numbers come 3 times"),
+    (datasets.stream, numbers(rounded_down), "[9] are lost"),
+    (datasets.stream, numbers(lambda info, size: range(info.id, size, info.num_workers)), "With 0 workers"),
     (tensors.packed, list, "each tensor of a batch gets a segment"),
     (tensors.packed, lambda samples: (pad_sequence(samples), torch.tensor([len(s) for s in samples])), "Padding"),
     (tensors.packed, lambda samples: (torch.cat(samples), torch.arange(len(samples))), "the lengths are"),

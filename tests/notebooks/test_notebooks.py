@@ -22,6 +22,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "processes": (4, "three"), "decoder": ("worker", "loader"), "owner": ("worker 1", 4),
         "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
     },
+    "01_datasets": {
+        "calls": ("four", 1), "at_once": (1, 4), "becomes": ("double", "float32"), "counted": ("none", 12),
+        "arrives": ("3 times", "once"), "short_batches": ("two", 1), "ends": ("more", 5),
+    },
     "02_samplers": {
         "never_drawn": ("a third", "hardly any"), "same_epochs": (False, "yes"), "same_with_workers": ("yes", False),
         "drawn_by_then": (28, 4), "batch_count": ("three", 2), "zero_weight": ("never", 125),
