@@ -50,7 +50,7 @@ _STEP = 0.1
 class ArenaWriter(LiveRepr):
     """A worker's end. Pickled, and inherited, with the worker's other arguments."""
 
-    _socket: Any = None  # as long as it is not made
+    _socket: socket.socket
 
     def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
         self._worker_id = worker_id
@@ -138,7 +138,7 @@ class ArenaWriter(LiveRepr):
 
     def close(self) -> None:
         """Close this process's copy of the socket."""
-        if self._socket is not None:
+        if hasattr(self, "_socket"):  # not if it was not made whole
             self._socket.close()
 
     __del__ = close
