@@ -233,6 +233,7 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
+    "companion": "companion_page companion_text",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
