@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import minidl
 from course import (
+    bottleneck,
     checkpointing,
     datasets,
     device,
@@ -31,9 +32,10 @@ from course import (
     shutdown,
     tensors,
 )
+from minidl.analysis.verdict import Cause
 from minidl.dispatcher import STORED, Dispatcher
 from minidl.driver import JoinPin, Simple
-from minidl.tracefile.events import COMPUTE, COPY, FETCH, H2D, SAMPLE
+from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, FETCH, H2D, NEXT, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
@@ -268,7 +270,41 @@ def rounded_down(info: Any, size: int) -> Any:
     return range(each) if info is None else range(info.id * each, (info.id + 1) * each)
 
 
+def took(trace: minidl.Trace, code: int) -> int:
+    spans = trace.spans()
+    spans = spans[spans["code"] == code]
+    return int((spans["end"] - spans["begin"]).sum())
+
+
+def ratio(trace: minidl.Trace, code: int, other: int) -> float:
+    return took(trace, code) / took(trace, other)
+
+
+def of_whole_run(trace: minidl.Trace) -> float:
+    return 1 - took(trace, CONSUMER[0]) / int(np.ptp(trace.events["time"]))
+
+
+def judging(left_out: str, least: float, blocking: str) -> Callable[[Any, int], str]:
+    """A rule for verdicts without this cause, that calls waiting below this share harmless."""
+
+    def rule(causes: Any, consumer: int) -> str:
+        steady = sum(ns for cause, ns in causes.items() if cause != left_out)
+        if steady < least * (steady + consumer):
+            return "not input-bound"
+        return "head-of-line blocking" if causes.get(blocking, 0) > causes["samples"] else "supply-bound"
+
+    return rule
+
+
+LINE, START = Cause.HEAD_OF_LINE.value, Cause.START_UP.value
+
 PURE: list[Case] = [
+    (bottleneck.share_of_waiting, lambda trace: ratio(trace, NEXT[0], CONSUMER[0]), "'workers-0', the loop"),
+    (bottleneck.share_of_waiting, of_whole_run, "'workers-"),
+    (bottleneck.share_of_waiting, lambda trace: ratio(trace, FETCH[0], NEXT[0]), "your function says"),
+    (bottleneck.rule, judging("", 0.1, LINE), "'workers-2' is not input-bound"),
+    (bottleneck.rule, judging(START, 0, LINE), "'workers-2' is not input-bound"),
+    (bottleneck.rule, judging(START, 0.1, ""), "is head-of-line blocking; your rule says 'supply"),
     (datasets.windows, windows(lambda size, width: size - width, lambda index, width: index), "your len says"),
     (datasets.windows, windows(whole_windows, lambda index, width: index * width), "sample 1 is"),
     (datasets.windows, windows(whole_windows, lambda index, width: index), "is an IndexError"),

@@ -63,6 +63,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
             "four": ("deadlock", "signal"), "five": ("a thread", "barrier"), "six": ("a barrier", "circle"),
         },
     },
+    "10_bottleneck": {
+        "inside_next": (8, 0), "who_waits": {"starved": ("loop", "workers"), "healthy": ("workers", "loop")},
+        "doing": ("a disk", "computing"), "fewest_workers": ("two", 12), "fastest": (2, 12),
+        "greatest": ("starting workers", "samples"), "blocked_by": ("worker 1", 0), "helps": (True, "no"),
+    },
     "12_checkpointing": {
         "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
         "count_alone": ("both", "nothing"),

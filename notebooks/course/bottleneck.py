@@ -1,0 +1,223 @@
+"""Questions and checks of 10_bottleneck."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+
+import minidl
+from course import recording
+from course.asking import Asked, Choice, Count, Worker, question, rows
+from course.checking import Wrong, exercise
+from minidl.analysis.verdict import Bound, Cause, Waiting, verdict, waiting
+from minidl.tracefile.events import CONSUMER, NEXT
+
+YES_NO = {"yes": (), "no": ()}
+
+
+def opened(name: str) -> minidl.Trace:
+    """A recorded run, without the line that says where it is from."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return recording(name)
+
+
+def waited(trace: minidl.Trace) -> Waiting:
+    """What the loop of the trace's only iterator waited for."""
+    (loader,) = trace.loaders
+    return waiting(trace, loader)
+
+
+def workers(trace: minidl.Trace) -> int:
+    (facts,) = trace.loaders.values()
+    return int(facts["num_workers"])
+
+
+def milliseconds(trace: minidl.Trace) -> int:
+    """From the first event to the last."""
+    return (int(trace.events["time"].max()) - int(trace.events["time"].min())) // 1_000_000
+
+
+def steady(found: Waiting) -> float:
+    """The share of its time that the loop waited, without starting and ending workers."""
+    without = found.total - found.causes[Cause.START_UP]
+    return without / max(1, without + found.consumer)
+
+
+# --- Questions --------------------------------------------------------------------------------------------------------
+@question
+def inside_next(trace: minidl.Trace) -> Asked:
+    """Without workers, all is waiting."""
+    events = trace.to_pandas()
+    fetches = rows(trace, "fetch", "B")
+    inside = [row for row in fetches if events.role[row] == "loader"]
+    return Asked(
+        f"A loader with `num_workers=0` has fetched {len(fetches)} batches. During how many of these fetches did the loop wait in `next`?",
+        Count(len(inside)),
+        "In which thread does the fetcher run, if there is no worker?",
+        "All of them: the thread that trains is the one that fetches. While it does the one, it cannot do the other, and the times add up.",
+        fetches[-1],
+    )
+
+
+@question
+def who_waits(trace: minidl.Trace) -> Asked:
+    """The loop for the workers, or the workers for the loop."""
+    found = waited(trace)
+    share = steady(found)
+    keeps_up = verdict(trace, next(iter(trace.loaders))).kind is Bound.NOT_INPUT
+    (row, *_) = rows(trace, "ready_get", "B") or rows(trace, "result_get", "B")
+    return Asked(
+        f"{found.batches} batches. All the loop's own work took {found.consumer // 1_000_000} ms; all fetches together took {found.cpu.wall // 1_000_000} ms, by {workers(trace)} "
+        f"worker{'s' * (workers(trace) > 1)}. Who waits for whom: the loop for the workers, or the workers for the loop?",
+        Choice("the workers" if keeps_up else "the loop", {
+            "the loop": ("loop", "consumer", "the device", "gpu", "the loop for the workers"),
+            "the workers": ("workers", "the workers for the loop", "worker"),
+        }),
+        "Divide the fetches' time by the number of workers. Which of the two sides is done later?",
+        f"The loop waited {share:.0%} of its time (without starting and ending workers). "
+        + (
+            "That is less than a tenth: the loader keeps up. Workers idle, because their queues are full. A faster loader would change next to nothing."
+            if keeps_up
+            else f"The workers were busy for {found.busy:.0%} of that time. Whatever makes the step faster is lost here."
+        ),
+        row,
+    )  # fmt: skip
+
+
+@question
+def doing(trace: minidl.Trace) -> Asked:
+    """Computing, or waiting."""
+    used = waited(trace).cpu
+    computing, starved = used.cpu / used.wall, used.no_cpu / used.wall
+    options = {
+        "computing": ("compute", "calculating", "decoding"),
+        "ready but without a CPU": ("waiting for a cpu", "without cpu", "cpu"),
+        "waiting for something else": ("waiting", "disk", "network", "waiting for a disk", "io", "i/o", "lock"),
+    }
+    shares = dict(zip(options, (computing, starved, 1 - computing - starved), strict=True))
+    return Asked(
+        "The same run. What does the worker do for most of the time of its fetches: is it computing, ready but without a CPU, or waiting for something else (a disk, a network, a lock)?",
+        Choice(max(shares, key=shares.__getitem__), options),
+        "The worker counts the CPU time of each fetch (`cpu`), and the kernel counts how long it was ready and had none (`cpu_wait`). What is left?",
+        ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        + ". The answer decides what helps. Workers that wait can wait at the same time: more of them help on the same cores. Workers that compute need cores, or less work.",
+        rows(trace, "fetch", "E")[-1],
+    )  # fmt: skip
+
+
+@question
+def fewest_workers(*runs: minidl.Trace) -> Asked:
+    """Enough is enough."""
+    fewest = min(workers(run) for run in runs if verdict(run, next(iter(run.loaders))).kind is Bound.NOT_INPUT)
+    shares = ", ".join(f"{workers(run)}: {steady(waited(run)):.0%}" for run in runs)
+    return Asked(
+        f"The same training with {', '.join(str(workers(run)) for run in runs)} workers, on two cores. A fetch takes about 24 ms, most of it waiting; a step takes about 16 ms. With how many workers "
+        "(of these) does the loop wait less than a tenth of its time, for the first time?",
+        Count(fewest),
+        "How many fetches have to go on at a time, so that one ends every 16 ms?",
+        f"{fewest}. 24 / 16 is 1.5, so two are enough. Waiting, without starting and ending workers: {shares}.",
+    )  # fmt: skip
+
+
+@question
+def fastest(*runs: minidl.Trace) -> Asked:
+    """More is not faster."""
+    best = min(runs, key=milliseconds)
+    each = ", ".join(f"{workers(run)}: {milliseconds(run)} ms" for run in runs)
+    return Asked(
+        "And with how many of them was this short run (20 batches) over first?",
+        Count(workers(best)),
+        "What does a worker cost that is not needed?",
+        f"With {workers(best)} ({each}). Each worker has to be started and ended, one after the other; then they share the cores. In a run of hours the start is nothing; the "
+        "memory of their batches stays.",
+        None,
+        {max(map(workers, runs)): "The loop did not wait for samples any more, long before that."},
+    )  # fmt: skip
+
+
+@question
+def greatest(trace: minidl.Trace) -> Asked:
+    """What was paid once."""
+    found = waited(trace)
+    name = max(found.causes, key=lambda cause: found.causes[cause])
+    options = {
+        Cause.SAMPLES.value: ("sample", "fetching", "decoding"),
+        Cause.REBUILD.value: ("rebuild", "rebuilding"),
+        Cause.START_UP.value: ("start", "starting", "start-up", "starting workers", "ending workers"),
+    }
+    return Asked(
+        f"{workers(trace)} workers send bytes, and the device makes floats of them; 20 batches. What did the loop wait for longest: samples, rebuilding messages, or starting and ending workers?",
+        Choice(name.value, options),
+        "How long does a worker take to start, how many of them are there, and how long is the whole run?",
+        f"{name.value}: {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
+        "Do not draw conclusions from the first batches of a run.",
+        rows(trace, "worker_start", "B")[0],
+    )  # fmt: skip
+
+
+@question
+def blocked_by(trace: minidl.Trace) -> Asked:
+    """One batch."""
+    found = waited(trace)
+    return Asked(
+        f"{workers(trace)} workers, batches of {next(iter(trace.loaders.values()))['batch_size']}, in order. Sample {found.sample} takes 0.6 s longer than others. The loop stops, though finished "
+        "batches are there. Whose batch does it wait for?",
+        Worker(found.worker),
+        "In which batch is that sample, counted from 0? And workers take turns.",
+        f"Task {found.task} of worker {found.worker}, with sample {found.sample}: {found.share(Cause.HEAD_OF_LINE):.0%} of the waiting. The others are done, and may not have more tasks.",
+        rows(trace, "fetch", "B", task=found.task)[0],
+    )  # fmt: skip
+
+
+@question
+def helps(in_order: minidl.Trace, out_of_order: minidl.Trace) -> Asked:
+    """Out of order."""
+    before, after = steady(waited(in_order)), steady(waited(out_of_order))
+    return Asked(
+        f"More workers would not help: they would wait for the same batch. Does `in_order=False` bring the waiting ({before:.0%}) below a tenth: yes or no?",
+        Choice("yes" if after < 0.1 else "no", YES_NO),
+        "Is there other work for the loop during these 0.6 s?",
+        f"{after:.0%}: whoever is ready is yielded. The price is the order, which then depends on the machine's timing (05, section on `in_order`).",
+    )
+
+
+# --- Exercises --------------------------------------------------------------------------------------------------------
+RUNS = ("workers-0", "workers-1", "workers-2", "starved-gpu", "head-of-line-in-order", "head-of-line-out-of-order")
+
+
+@exercise
+def share_of_waiting(function: Callable[[minidl.Trace], float]) -> str:
+    """The first figure of a summary."""
+    for name in RUNS:
+        trace = opened(name)
+        spans = trace.spans()
+        took = {code: int((mine["end"] - mine["begin"]).sum()) for code in (NEXT[0], CONSUMER[0]) for mine in [spans[spans["code"] == code]]}  # fmt: skip
+        wanted = took[NEXT[0]] / (took[NEXT[0]] + took[CONSUMER[0]])
+        said = float(function(trace))
+        if abs(said - wanted) > 0.005:
+            raise Wrong(
+                f"In {name!r}, the loop waited {wanted:.1%} of its time; your function says {said:.1%}.",
+                "The steps `next` and `consumer` take turns, and are all that the loop does while it goes on. The share of the first: next / (next + consumer).",
+                trace, until=0.3,
+            )  # fmt: skip
+    return "It is the figure that a summary begins with. Below a tenth, a perfect loader would not be worth the work."
+
+
+@exercise
+def rule(function: Callable[[Mapping[str, int], int], str]) -> str:
+    """A verdict."""
+    for name in RUNS[1:]:
+        trace = opened(name)
+        found = waited(trace)
+        wanted = verdict(trace, next(iter(trace.loaders))).kind.value
+        causes = {cause.value: found.causes[cause] for cause in Cause}
+        said = function(causes, found.consumer)
+        if said != wanted:
+            raise Wrong(
+                f"{name!r} is {wanted}; your rule says {said!r}.",
+                "The steps `worker_start` and `shutdown` are paid once, so leave 'starting and ending workers' out. Is the rest a tenth of the loop's time? Then `head of line` against all that makes "
+                "batches: samples, collation, pickling and sending.",
+                evidence="\n".join(f"{cause:<40} {ns / 1e6:8.1f} ms" for cause, ns in {**causes, "the loop's own": found.consumer}.items()),
+            )  # fmt: skip
+    return "The same verdicts as `minidl summary`, on five runs. The package's rule knows a few more kinds: the sampler, rebuilding and pinning, too few batches to say."
