@@ -118,7 +118,7 @@ def fewest_workers(*runs: minidl.Trace) -> Asked:
         "(of these) does the loop wait less than a tenth of its time, for the first time?",
         Count(fewest),
         f"How many fetches have to go on at a time, so that one ends every {step:.0f} ms?",
-        f"{fewest}: {fetch:.0f} / {step:.0f} is {fetch / step:.1f}. Waiting, without starting and ending workers: {shares}. More workers do not help: they are more often ready without a CPU.",
+        f"{fetch:.0f} / {step:.0f} is {fetch / step:.1f}. Waiting, without starting and ending workers: {shares}. More workers do not help: they are more often ready without a CPU.",
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def fastest(*runs: minidl.Trace) -> Asked:
         "And with how many of them was this short run (20 batches) over first?",
         Count(workers(best)),
         "What does a worker cost that is not needed?",
-        f"With {workers(best)} ({each}). Each worker has to be started and ended, one after the other; then they share the cores. In a run of hours the start is nothing; the "
+        f"All of them: {each}. Each worker has to be started and ended, one after the other; then they share the cores. In a run of hours the start is nothing; the "
         "memory of their batches stays.",
         None,
         {max(map(workers, runs)): "The loop did not wait for samples any more, long before that."},
@@ -152,7 +152,7 @@ def greatest(trace: minidl.Trace) -> Asked:
         f"{workers(trace)} workers send bytes, and the device makes floats of them; 20 batches. What did the loop wait for longest: samples, rebuilding messages, or starting and ending workers?",
         Choice(name.value, options),
         "How long does a worker take to start, how many of them are there, and how long is the whole run?",
-        f"{name.value}: {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
+        f"That was {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
         "Do not draw conclusions from the first batches of a run.",
         rows(trace, "worker_start", "B")[0],
     )  # fmt: skip
