@@ -111,12 +111,14 @@ def fewest_workers(*runs: minidl.Trace) -> Asked:
     """Enough is enough."""
     fewest = min(workers(run) for run in runs if verdict(run, next(iter(run.loaders))).kind is Bound.NOT_INPUT)
     shares = ", ".join(f"{workers(run)}: {steady(waited(run)):.0%}" for run in runs)
+    one = waited(next(run for run in runs if workers(run) == 1))
+    fetch, step = one.cpu.wall / one.batches / 1e6, one.consumer / one.batches / 1e6
     return Asked(
-        f"The same training with {', '.join(str(workers(run)) for run in runs)} workers, on two cores. A fetch takes about 24 ms, most of it waiting; a step takes about 16 ms. With how many workers "
+        f"The same training with {', '.join(str(workers(run)) for run in runs)} workers, on two cores. With one, a fetch takes {fetch:.0f} ms, most of it waiting, and a step {step:.0f} ms. With how many workers "
         "(of these) does the loop wait less than a tenth of its time, for the first time?",
         Count(fewest),
-        "How many fetches have to go on at a time, so that one ends every 16 ms?",
-        f"{fewest}. 24 / 16 is 1.5, so two are enough. Waiting, without starting and ending workers: {shares}.",
+        f"How many fetches have to go on at a time, so that one ends every {step:.0f} ms?",
+        f"{fewest}: {fetch:.0f} / {step:.0f} is {fetch / step:.1f}. Waiting, without starting and ending workers: {shares}. More workers do not help: they are more often ready without a CPU.",
     )  # fmt: skip
 
 
