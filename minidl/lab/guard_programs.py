@@ -28,6 +28,7 @@ import torch
 import minidl
 from minidl import driver, pin_memory, shutdown, signal_handling, worker
 from minidl.driver import Simple
+from minidl.evidence.stacks import current_frames
 from minidl.explore.ablations import without
 from minidl.lab import faulty
 from minidl.progress import Stage
@@ -334,7 +335,7 @@ class SlowLock:
 
 def joins_a_feeder() -> bool:
     """Whether the main thread of this process, which ends, waits for a feeder thread."""
-    frame: Any = sys._current_frames()[threading.main_thread().ident]  # type: ignore[index]
+    frame: Any = current_frames()[threading.main_thread().ident]  # type: ignore[index]
     while frame is not None and frame.f_code is not BoundedQueue._finalize_join.__code__:  # type: ignore[attr-defined]
         frame = frame.f_back
     return frame is not None
