@@ -373,12 +373,13 @@ def test_once_the_interpreter_exits_no_workers_death_is_an_error(monkeypatch: py
 
 
 SIGNALLED = """
-import faulthandler, sys, time
+import faulthandler, signal, sys, time
 import minidl, minidl.worker, workloads as wl
 
 minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(60)  # it ends long before
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for what it starts with &
     dataset = wl.Gate(1000, "/no/such/file", at=5)
     loader = minidl.DataLoader(dataset, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[1])
     iterator = iter(loader)
