@@ -135,16 +135,16 @@ class LabRun:
 
     def kill(self) -> None:
         """Kill all its processes at once, as kill -9 of the group does, and put away the shared memory they leave."""
-        members = session(self.process.pid)
-        self.seen.update(members)
-        semaphores = {path for pid in members for path in _semaphores(pid)}
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        semaphores: set[Path] = set()
         deadline = time.monotonic() + 20
-        while session(self.process.pid) and time.monotonic() < deadline:
+        while (members := session(self.process.pid)) and time.monotonic() < deadline:  # one may just have been forked
+            self.seen.update(members)
+            semaphores |= {path for pid in members for path in _semaphores(pid)}
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
+        self.process.wait()
         for left in (*semaphores, *(left for pid in self.seen for left in SHM.glob(f"torch_{pid}_*"))):
             left.unlink(missing_ok=True)
 
