@@ -8,6 +8,7 @@ import importlib.util
 import multiprocessing
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,7 @@ OTHER_TESTS = {
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
+    "lab": "lab_runner lab_table",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
     "record": "observe_arena observe_differential references ring tracing",
@@ -255,6 +257,12 @@ def test_each_test_file_is_named_after_what_it_tests() -> None:
         stale += [str(path.relative_to(TESTS))] * (module and other)
     assert not misnamed, f"no module has the name of {misnamed}: rename the files, or add them to OTHER_TESTS"
     assert not stale, f"delete from OTHER_TESTS: {stale}"
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    """pytest cannot collect two files of one name in folders that are no packages."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_tests_import_nothing_from_each_other() -> None:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
-from minidl import iterators
+from minidl import iterators, liveness, worker
 from minidl.errors import ExceptionWrapper, RemoteTracebackError, out_of_descriptors
+from minidl.messages import Result
 from minidl.progress import ProgressBoard, Stage
 
 
@@ -467,23 +469,30 @@ def test_a_dead_persistent_worker_is_heard_of_when_the_next_epoch_begins() -> No
 KILLED = """
 import minidl, minidl.pin_memory, minidl.worker, workloads as wl
 
-# The loader never looks, and no join of it ends before what is joined. The pin thread looks: a worker that dies while
-# its feeder thread writes takes along the lock that the pin thread's sentinel needs.
-minidl.worker.MP_STATUS_CHECK_INTERVAL = minidl.driver.MP_STATUS_CHECK_INTERVAL = 10_000
+# The loader looks only after a long time, and no join of it ends before what is joined. The pin thread looks: a worker
+# that dies while its feeder thread writes takes along the lock that the pin thread's sentinel needs.
+minidl.worker.MP_STATUS_CHECK_INTERVAL = minidl.driver.MP_STATUS_CHECK_INTERVAL = 10
 minidl.pin_memory.MP_STATUS_CHECK_INTERVAL = 0.3
+
+def words(pin, death):
+    loader = minidl.DataLoader(wl.At(40, 25, death), 2, num_workers=2, pin_memory=pin, collate_fn=wl.as_list)
+    iterator = None
+    try:
+        iterator = iter(loader)
+        for batch in iterator:
+            pass
+    except RuntimeError as error:
+        found = f"{error} <- {error.__cause__}"
+    iterator.close()
+    assert not any(worker.is_alive() for worker in iterator._workers)
+    assert not pin or not iterator._pin_memory_thread.is_alive()
+    return found
+
 for pin in (False, True):
     for death in (wl.kill_myself, wl.exit_at_once, wl.segfault, wl.die_with_the_lock):
-        loader = minidl.DataLoader(wl.At(40, 25, death), 2, num_workers=2, pin_memory=pin, collate_fn=wl.as_list)
-        iterator = None
-        try:
-            iterator = iter(loader)
-            for batch in iterator:
-                pass
-        except RuntimeError as error:
-            print(error, "<-", error.__cause__)
-        iterator.close()
-        assert not any(worker.is_alive() for worker in iterator._workers)
-        assert not pin or not iterator._pin_memory_thread.is_alive()
+        said = words(pin, death)
+        # A signal that comes after Python's last look at signals and before the wait in C ends no wait: once more.
+        print(said if "(pid " in said else words(pin, death))
 """
 
 
@@ -498,6 +507,40 @@ def test_a_death_is_heard_of_by_signal_where_nobody_looks() -> None:
     assert len(lines) == 8
     for line, end in zip(lines, ends * 2, strict=True):
         assert re.search(rf"DataLoader worker \(pid \d+\) {end}", line), line
+
+
+# --- A worker's own end and its arguments -----------------------------------------------------------------------------
+@pytest.mark.live
+def test_what_can_not_be_unpickled_in_a_spawned_worker_is_the_error_of_each_task() -> None:
+    """In the next epoch, too."""
+    loader = minidl.DataLoader(
+        wl.Numbers(2), collate_fn=wl.Unbuildable(), num_workers=1, persistent_workers=True,
+        multiprocessing_context="spawn",
+    )  # fmt: skip
+    with loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            for _ in range(2):
+                with pytest.raises(ValueError, match="in DataLoader worker process 0 while it unpickled its dataset"):
+                    next(iterator)
+
+
+def test_a_thread_ends_an_orphan_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    ended: list[int] = []
+    lives = iter([True, False])
+    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(worker, "os", SimpleNamespace(_exit=ended.append))
+    watchdog: Any = SimpleNamespace(is_alive=lambda: next(lives))
+    worker._end_orphan(watchdog)
+    assert (slept, ended) == ([5.0, 10.0], [1])
+
+
+def test_a_connection_that_the_worker_has_closed_is_explained() -> None:
+    told = liveness.explained(Result(3, 1, None), EOFError())
+    with pytest.raises(RuntimeError, match=r"(?s)ulimit -n.*Task 3 of worker 1") as raised:
+        told.data.reraise()
+    assert "EOFError" in str(raised.value)
 
 
 # --- The pin-memory thread --------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from minidl.pin_memory import PinMemoryThread
 from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderLifecycle, PinEvent, PinLifecycle, PinState
 from minidl.shutdown import Crew
+from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
 from minidl.transport.queues import BoundedQueue, ReadyQueue, SharedFlag
 
 FORK = torch.multiprocessing.get_context("fork")
@@ -305,6 +306,8 @@ class Nameless:
 
 # --- At any moment ----------------------------------------------------------------------------------------------------
 SHOWN = [
+    ArenaQueue,
+    ArenaWriter,
     BoundedQueue,
     Crew,
     DeviceLoader,

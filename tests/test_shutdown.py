@@ -7,6 +7,7 @@ import gc
 import multiprocessing.process
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -372,11 +373,13 @@ def test_once_the_interpreter_exits_no_workers_death_is_an_error(monkeypatch: py
 
 
 SIGNALLED = """
-import sys, time
+import faulthandler, signal, sys, time
 import minidl, minidl.worker, workloads as wl
 
 minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(60)  # it ends long before
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for what it starts with &
     dataset = wl.Gate(1000, "/no/such/file", at=5)
     loader = minidl.DataLoader(dataset, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[1])
     iterator = iter(loader)
@@ -397,7 +400,10 @@ def signalled(method: str, send: Callable[[int], None], said: Path, *, stays: bo
     with said.open("w") as words, wl.started(SIGNALLED, method, stderr=words) as program:
         idle, stuck = wl.pids_said_by(program)
         send(program.pid)
-        code = program.wait(wl.BOUND)
+        try:
+            code = program.wait(wl.BOUND)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the program did not end; it is at:\n{said.read_text()}")
     wl.wait_until_gone([idle])
     if stays:
         assert wl.alive(stuck)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def test_a_second_death_does_not_break_the_words_about_the_first(
     """Its SIGCHLD comes while the loader makes the error of the first."""
     loaded = Loaded(tmp_path)
     iterator, plain = loaded.iterator, liveness._worker_died
+    while "task 5, sample" not in iterator._board.read(1).describe([5]):
+        time.sleep(0.002)
     found: list[tuple[int, ...]] = []
 
     def kill_the_other_first(crew: Any, workers: tuple[int, ...]) -> RuntimeError:

@@ -166,6 +166,7 @@ def _event_chips(names: Iterable[str]) -> str:
 
 def _guard(guard: Guard, sources: _Sources) -> str:
     steps, wrong = counterexample(guard.name)
+    known = guard.where[0]
     shown = "".join(f"<li>{markup.escape(step)}</li>" for step in steps)
     torch = sources.list([guard.upstream], "torch") if guard.upstream else f'<li class="none">{_word("nothere")}</li>'
     return (
@@ -173,7 +174,8 @@ def _guard(guard: Guard, sources: _Sources) -> str:
         f"{spans(coverage.purposes(guard))}</summary>"
         f'<div class="refs"><div><h4>{_word("here")}</h4><ul>{sources.list([guard.ours], "minidl")}</ul></div>'
         f"<div><h4>{_word('torch')}</h4><ul>{torch}</ul></div></div>"
-        f"<h4>{_word('without')}</h4><ol>{shown}</ol><p class='wrong'>{markup.escape(wrong)}</p>"
+        f"<h4>{_word('without')}</h4><p class='at'>{known.name}: {markup.escape(known.describe())}</p>"
+        f"<ol>{shown}</ol><p class='wrong'>{markup.escape(wrong)}</p>"
         f"<p><code>minidl explore --guard {guard.name} -o explored</code></p></details>"
     )
 
@@ -270,7 +272,7 @@ def _note(sources: _Sources) -> str:
     for name in NOTE_PARTS:
         part = note()[name]
         guards = "".join(_guard(GUARDS[guard], sources) for guard in part.guards)
-        drawn = "".join(f'<div class="diagram">{_diagram(each)}</div>' for each in part.diagrams)
+        drawn = "".join(map(_diagram, part.diagrams))
         out.append(
             f'<section class="row" id="note-{name}"><h2>{spans(part.words.titles)}</h2>'
             f"{blocks(part.words)}{drawn}{guards}{''.join(map(_moment, part.moments))}</section>"
@@ -279,8 +281,10 @@ def _note(sources: _Sources) -> str:
 
 
 def _diagram(name: str) -> str:
-    """Return a generated diagram without its own style: the page's policy allows only the page's."""
-    return re.sub(r"<style>.*?</style>", "", diagrams.PICTURES[name](), flags=re.DOTALL)
+    """Return a generated diagram, closed and without its own style: the page's policy allows only the page's."""
+    drawn = re.sub(r"<style>.*?</style>", "", diagrams.PICTURES[name](), flags=re.DOTALL)
+    title = f"{_word('diagram')}: {name.removesuffix('.svg')}"
+    return f'<details><summary>{title}</summary><div class="diagram">{drawn}</div></details>'
 
 
 def _drift(sources: _Sources) -> str:

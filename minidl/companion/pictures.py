@@ -187,7 +187,7 @@ class _MomentCanvas:
         return out
 
     def _scale(self) -> list[str]:
-        words = html.escape(duration(self.end - self.begin))
+        words = html.escape(f"{duration(self.end - self.begin)} shown")
         return [f'<text class="t" x="4" y="{self.height - 5:g}">{words}</text>']
 
 

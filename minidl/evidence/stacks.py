@@ -9,6 +9,7 @@ own frames, and integers: other values may be secret, and the evidence is stored
 
 from __future__ import annotations
 
+import gc
 import json
 import linecache
 import os
@@ -129,11 +130,26 @@ def source_of(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()[:_SHORT]
 
 
+def current_frames() -> dict[int, types.FrameType]:
+    """The innermost frame of each thread of this process, by the thread's ident.
+
+    Until Python 3.12.4 (gh-106883), a collection of garbage that begins inside `sys._current_frames` may wait for ever
+    for the lock that this function holds.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def own_stacks() -> Stacks:
     """The stacks of this process's threads, seen from inside. It takes the interpreter's lock, so it runs with it."""
     names = {thread.ident: thread for thread in threading.enumerate()}
     found = {}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         thread = names.get(ident)
         tid = (thread.native_id if thread else None) or 0
         if tid:

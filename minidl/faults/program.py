@@ -559,6 +559,7 @@ def serve() -> tuple[Cell, Path] | None:
 def main() -> None:
     """Serve, or be the process of one cell."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for what it starts with &
     gc.freeze()
     request = serve()
     if request is None:

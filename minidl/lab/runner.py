@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +76,7 @@ class LabRun:
     process: subprocess.Popen[bytes]
     folder: Path
     mode: Mode
+    seen: set[int] = field(default_factory=set)  # its processes, also those that have ended: they leave files, too
 
     @property
     def trace(self) -> Path:
@@ -101,6 +102,7 @@ class LabRun:
         size, since, cpu = -1, time.monotonic(), cpu_seconds(self.process.pid)
         while time.monotonic() < deadline:
             time.sleep(0.1)
+            self.seen.update(session(self.process.pid))
             if self.ended:
                 return True
             now, said = time.monotonic(), (self.folder / "stdout").stat().st_size
@@ -133,16 +135,17 @@ class LabRun:
 
     def kill(self) -> None:
         """Kill all its processes at once, as kill -9 of the group does, and put away the shared memory they leave."""
-        members = session(self.process.pid)
-        semaphores = {path for pid in members for path in _semaphores(pid)}
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        semaphores: set[Path] = set()
         deadline = time.monotonic() + 20
-        while session(self.process.pid) and time.monotonic() < deadline:
+        while (members := session(self.process.pid)) and time.monotonic() < deadline:  # one may just have been forked
+            self.seen.update(members)
+            semaphores |= {path for pid in members for path in _semaphores(pid)}
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        for left in (*semaphores, *(left for pid in members for left in SHM.glob(f"torch_{pid}_*"))):
+        self.process.wait()
+        for left in (*semaphores, *(left for pid in self.seen for left in SHM.glob(f"torch_{pid}_*"))):
             left.unlink(missing_ok=True)
 
 
@@ -179,12 +182,15 @@ def session(leader: int) -> list[int]:
 
 
 def _semaphores(pid: int) -> set[Path]:
-    """The named semaphores that a process has mapped; a spawned worker's still have their names."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    return {Path(line.split()[-1]) for line in lines if line.split()[-1].startswith(f"{SHM}/sem.")}
+    """The named semaphores that a process has mapped and that still have their names: those of spawned workers.
+
+    The kernel shows a mapping under the name that the C library gave the file first, so they are found by their inodes.
+    """
+    with contextlib.suppress(OSError):
+        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        mapped = {int(line[4]) for line in lines if len(line) > 5 and line[5].startswith(f"{SHM}/sem.")}
+        return {Path(entry.path) for entry in os.scandir(SHM) if mapped and entry.inode() in mapped}
+    return set()
 
 
 def cpu_seconds(leader: int) -> float:

@@ -9,12 +9,13 @@ whose threads are gone serves nobody. So the trace has the other threads with th
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import types
 from typing import Any, Final
 
 import torch
+
+from minidl.evidence.stacks import current_frames
 
 _FRAMES: Final = 4
 _MOST_THREADS: Final = 100
@@ -27,7 +28,7 @@ def about(method: str) -> dict[str, Any]:
     innermost frames; native_threads: those that Python did not start, as OpenMP's, -1 = unknown. hazards: what a fork
     breaks: "threads", which may hold locks, and "cuda", which is initialised.
     """
-    frames = sys._current_frames()
+    frames = current_frames()
     del frames[threading.get_ident()]  # a frame in a local of its own is a cycle, which keeps its callers' objects
     others = [one for one in threading.enumerate() if one.ident != threading.get_ident()]
     native = _native_threads() - 1 - len(others)

@@ -50,6 +50,8 @@ _STEP = 0.1
 class ArenaWriter(LiveRepr):
     """A worker's end. Pickled, and inherited, with the worker's other arguments."""
 
+    _socket: socket.socket
+
     def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
         self._worker_id = worker_id
         self._socket = sender
@@ -136,7 +138,8 @@ class ArenaWriter(LiveRepr):
 
     def close(self) -> None:
         """Close this process's copy of the socket."""
-        self._socket.close()
+        if hasattr(self, "_socket"):  # not if it was not made whole
+            self._socket.close()
 
     __del__ = close
 
@@ -235,6 +238,8 @@ class ArenaQueue(LiveRepr):
 
     `put` is for the loader's own sentinel, which wakes the pin thread.
     """
+
+    _closed = True  # as long as it is not made
 
     def __init__(self, num_workers: int, done_event: Any = None) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)

@@ -83,8 +83,9 @@ class Asked:
     def _how(self, pid: int) -> Answering | None:
         """Read in the side files of the trace how a process is asked."""
         answering, threads = None, dict[int, tuple[int, str]]()
-        for path in sorted(self.directory.glob(f"{pid}-*{SIDE_SUFFIX}"), key=lambda path: parts_of(path.name)[1]):
-            for line in _lines(path):
+        names = (path.name.removesuffix(SIDE_SUFFIX) for path in self.directory.glob(f"{pid}-*{SIDE_SUFFIX}"))
+        for name in sorted(names, key=parts_of):
+            for line in _lines(self.directory / (name + SIDE_SUFFIX)):
                 if line.get("kind") == "stacks":
                     with contextlib.suppress(KeyError, TypeError, ValueError):
                         answering = (int(line["signal"]), int(line["fd"]), str(line["file"]))

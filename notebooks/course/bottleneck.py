@@ -111,12 +111,14 @@ def fewest_workers(*runs: minidl.Trace) -> Asked:
     """Enough is enough."""
     fewest = min(workers(run) for run in runs if verdict(run, next(iter(run.loaders))).kind is Bound.NOT_INPUT)
     shares = ", ".join(f"{workers(run)}: {steady(waited(run)):.0%}" for run in runs)
+    one = waited(next(run for run in runs if workers(run) == 1))
+    fetch, step = one.cpu.wall / one.batches / 1e6, one.consumer / one.batches / 1e6
     return Asked(
-        f"The same training with {', '.join(str(workers(run)) for run in runs)} workers, on two cores. A fetch takes about 24 ms, most of it waiting; a step takes about 16 ms. With how many workers "
+        f"The same training with {', '.join(str(workers(run)) for run in runs)} workers, on two cores. With one, a fetch takes {fetch:.0f} ms, most of it waiting, and a step {step:.0f} ms. With how many workers "
         "(of these) does the loop wait less than a tenth of its time, for the first time?",
         Count(fewest),
-        "How many fetches have to go on at a time, so that one ends every 16 ms?",
-        f"{fewest}. 24 / 16 is 1.5, so two are enough. Waiting, without starting and ending workers: {shares}.",
+        f"How many fetches have to go on at a time, so that one ends every {step:.0f} ms?",
+        f"{fetch:.0f} / {step:.0f} is {fetch / step:.1f}. Waiting, without starting and ending workers: {shares}. More workers do not help: they are more often ready without a CPU.",
     )  # fmt: skip
 
 
@@ -129,7 +131,7 @@ def fastest(*runs: minidl.Trace) -> Asked:
         "And with how many of them was this short run (20 batches) over first?",
         Count(workers(best)),
         "What does a worker cost that is not needed?",
-        f"With {workers(best)} ({each}). Each worker has to be started and ended, one after the other; then they share the cores. In a run of hours the start is nothing; the "
+        f"All of them: {each}. Each worker has to be started and ended, one after the other; then they share the cores. In a run of hours the start is nothing; the "
         "memory of their batches stays.",
         None,
         {max(map(workers, runs)): "The loop did not wait for samples any more, long before that."},
@@ -150,7 +152,7 @@ def greatest(trace: minidl.Trace) -> Asked:
         f"{workers(trace)} workers send bytes, and the device makes floats of them; 20 batches. What did the loop wait for longest: samples, rebuilding messages, or starting and ending workers?",
         Choice(name.value, options),
         "How long does a worker take to start, how many of them are there, and how long is the whole run?",
-        f"{name.value}: {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
+        f"That was {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
         "Do not draw conclusions from the first batches of a run.",
         rows(trace, "worker_start", "B")[0],
     )  # fmt: skip

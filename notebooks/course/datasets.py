@@ -125,7 +125,7 @@ def counted(trace: minidl.Trace, dataset: Counting) -> Asked:
         "notebook's process?",
         Count(dataset.calls),
         "In which process has `self.calls += 1` run?",
-        f"{dataset.calls}. Each worker got a copy of the dataset when it started, and has counted in that. The copies end with the workers. What a dataset changes in "
+        "Each worker got a copy of the dataset when it started, and has counted in that. The copies end with the workers. What a dataset changes in "
         "itself stays in its process: caches and open files, too.",
         asked[-1],
         {len(asked): "So it would be, if there was one dataset. Each worker has its own copy."},
@@ -142,7 +142,7 @@ def arrives(batches: Iterable[Iterable[int]], trace: minidl.Trace) -> Asked:
         f"An iterable dataset that does not ask which worker it is in, and {facts['num_workers']} workers. How often does each number arrive in one epoch?",
         Count(often),
         "Each worker has a copy of the dataset, and calls `iter` on it. Who tells the copies about each other?",
-        f"{often} times. The loader sends places, not indices: it cannot divide a stream. The dataset has to, by `minidl.get_worker_info()`.",
+        "Once from each copy. The loader sends places, not indices: it cannot divide a stream. The dataset has to, by `minidl.get_worker_info()`.",
     )  # fmt: skip
 
 

@@ -65,6 +65,15 @@ function run() {
   const before = document.querySelectorAll(".code").length;
   key("o"); root.dataset.opened = document.querySelectorAll(".code").length - before;
   root.dataset.requests = performance.getEntriesByType("resource").length;
+  const jump = document.getElementById("jump");
+  const seek = words => { box.value = words; box.dispatchEvent(new Event("input")); key("Enter", box); };
+  key("1"); seek("4-sampler.weightedrandomsampler"); const hit = root.dataset.here;
+  const opened = document.querySelectorAll(".code").length;
+  key("p"); key("o");
+  root.dataset.left = [hit, document.querySelectorAll(".row.here").length, jump.value,
+    document.querySelectorAll(".code").length - opened].join();
+  seek("4-sampler.weightedrandomsampler"); key("Escape");
+  root.dataset.back = [root.dataset.part, root.dataset.here, visible(hit), jump.value === hit].join();
   box.value = "qqqq"; box.dispatchEvent(new Event("input")); root.dataset.nothing = visible("nothing");
 }
 setTimeout(run, 20);
@@ -87,5 +96,8 @@ def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path
     assert root["data-language"] == "zh,zh"
     assert root["data-themed"] == "true"
     assert int(str(root["data-opened"])) > 0
+    hit = "4-sampler.WeightedRandomSampler"
+    assert root["data-left"] == f"{hit},0,path-1,0"
+    assert root["data-back"] == f"a4,{hit},true,true"
     assert root["data-nothing"] == "true"
     assert root["data-requests"] == "0"

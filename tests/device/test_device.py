@@ -613,7 +613,7 @@ def test_the_export_names_spans_and_leads_a_batch_to_the_device(tmp_path: Path, 
     document = to_chrome(trace)["traceEvents"]
     slices = [event for event in document if event["ph"] == "X"]
     for number in (0, 1):
-        names = [f"{name} {number}" for name in ("forward", "forward (simulated)", "copy (simulated)")]
+        names = [f"{name} {number}" for name in ("forward", "forward (simulated)", "device copy (simulated)")]
         assert [sum(event["name"] == name for event in slices) for name in names] == [1, 1, 1]
         flow = sorted((e for e in document if e.get("cat") == "batch" and e.get("id") == number), key=lambda e: e["ts"])
         last = flow[-1]
@@ -621,7 +621,7 @@ def test_the_export_names_spans_and_leads_a_batch_to_the_device(tmp_path: Path, 
             s["name"] for s in slices
             if (s["pid"], s["tid"]) == (last["pid"], last["tid"]) and s["ts"] <= last["ts"] <= s["ts"] + s["dur"] + 1e-3
         ]  # fmt: skip
-        assert f"device_wait (simulated) {number}" in inside
+        assert f"device wait (simulated) {number}" in inside
         assert [event["ph"] for event in flow] == ["s", *"t" * (len(flow) - 2), "f"]
 
 

@@ -27,6 +27,7 @@ from course import (
     hang_lab,
     many_workers,
     one_page,
+    one_timeline,
     ranks,
     samplers,
     shutdown,
@@ -327,9 +328,38 @@ def judging(left_out: str, least: float, blocking: str) -> Callable[[Any, int], 
     return rule
 
 
+def first_trip(trips: Any) -> tuple[int, int]:
+    before, answer, after = trips[0]
+    return answer - (before + after) // 2, (after - before) // 2
+
+
+def shortest(part: float, error: float) -> Callable[[Any], tuple[float, float]]:
+    """An offset by the shortest round trip, at this part of its time, and its error as that part."""
+
+    def offset(trips: Any) -> tuple[float, float]:
+        before, answer, after = min(trips, key=lambda trip: trip[2] - trip[0])
+        return answer - before - int(part * (after - before)), error * (after - before)
+
+    return offset
+
+
+def by_number(trace: minidl.Trace) -> list[int]:
+    """The iterator, and not the rank, that begins each step last."""
+    spans = trace.spans()
+    spans = spans[spans["code"] == COMPUTE[0]]
+    begins = [np.sort(spans["begin"][spans["loader"] == number]) for number in sorted(trace.loaders)]
+    return [int(place) + 1 for place in np.argmax(begins, axis=0)]
+
+
 LINE, START = Cause.HEAD_OF_LINE.value, Cause.START_UP.value
 
 PURE: list[Case] = [
+    (one_timeline.clock_offset, first_trip, "of all round trips the shortest"),
+    (one_timeline.clock_offset, shortest(0, 0.5), "halfway is the best guess"),
+    (one_timeline.clock_offset, shortest(0.5, 1), "can be wrong by 150 ns"),
+    (one_timeline.last_to_begin, by_number, "is not its rank"),
+    (one_timeline.last_to_begin, lambda trace: one_timeline.steps(trace, "begin").argmin(axis=0), "begins last"),
+    (one_timeline.last_to_begin, lambda trace: [0] * len(trace.loaders), "has 40 steps"),
     (bottleneck.share_of_waiting, lambda trace: ratio(trace, NEXT[0], CONSUMER[0]), "'workers-0', the loop"),
     (bottleneck.share_of_waiting, of_whole_run, "'workers-"),
     (bottleneck.share_of_waiting, lambda trace: ratio(trace, FETCH[0], NEXT[0]), "your function says"),

@@ -72,6 +72,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
         "count_alone": ("both", "nothing"),
     },
+    "13_one_timeline": {
+        "processes": (6, 4), "named": ("four", 1), "shifted": ("none", 4_075), "halfway": ("4 ms", 2),
+        "together": ("the end", "beginning"), "batches_each": (10, 40),
+    },
 }  # fmt: skip
 """Of each question a right answer and a wrong one, in readers' own forms; by its argument if it is asked twice."""
 

@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 import minidl
 from minidl.check import check
+from minidl.evidence.stacks import current_frames
 from minidl.record import observe as module
 from minidl.record import recorder
 from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators
@@ -384,7 +385,7 @@ def test_an_iterator_in_a_cycle_is_ended_by_the_collector(tmp_path: Path, monkey
 
 def touch_once_the_main_thread_waits(path: Path) -> None:
     main: Any = threading.main_thread().ident
-    while "selectors.py" not in sys._current_frames()[main].f_code.co_filename:
+    while "selectors.py" not in current_frames()[main].f_code.co_filename:
         time.sleep(0.002)
     path.touch()
 

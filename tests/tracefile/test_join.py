@@ -110,7 +110,9 @@ def test_every_view_has_a_group_of_lanes_for_each_rank(joined: Trace) -> None:
         for what in ("consumer", "loader", *(f"w0 of iterator {2 * rank + number}" for number in (1, 2)))
     ]
     assert [f"rank {rank} · iterators" in render(joined) for rank in range(4)] == [True] * 4
-    assert [f"iterator {2 * rank + 1} of rank {rank}:" in summary(joined).text() for rank in range(4)] == [True] * 4
+    assert [f"iterator {2 * rank + 1}, epoch 0 of rank {rank}:" in summary(joined).text() for rank in range(4)] == [
+        True
+    ] * 4
     assert page.describe(drawn, "")["slots"][3] == "rank 3 · iterators 7, 8"
     assert {e["pid"] for e in to_chrome(joined)["traceEvents"]} == {process.pid for process in joined.processes}
 

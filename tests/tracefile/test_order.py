@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,11 @@ def test_a_story_puts_a_cause_first_at_equal_times(name: str, traces: dict[str, 
         assert in_order(trace, other).tolist() == told.tolist()
 
 
+def without_times(text: str) -> str:
+    """A story without the times since the trace's first event, whose process may have another clock."""
+    return re.sub(r"(?m)^ +-?[\d.]+ m?s ", "", text)
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("by", [SECOND, -SECOND, 3_600 * SECOND])
 @pytest.mark.parametrize("name", ["persistent", "pinned", "killed"])
@@ -288,7 +294,7 @@ def test_no_clock_changes_an_answer(
             at = moved[int(row["process"]), int(row["seq"])]
             assert set(ids(other, other.before(at))) == set(ids(trace, trace.before(row)))
             assert ids(other, other.chain(at)) == ids(trace, trace.chain(row))
-        assert story(other, 3) == story(trace, 3)
+        assert without_times(story(other, 3)) == without_times(story(trace, 3))
 
 
 @pytest.mark.live

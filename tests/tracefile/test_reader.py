@@ -478,7 +478,7 @@ def test_a_later_format_is_refused_with_a_remedy(small: Path) -> None:
     with pytest.raises(TraceError, match=r"written by minidl 7\.1, format 2; .* reads up to format 1: read it with"):
         read_trace(small)
     (small / MANIFEST).write_text(json.dumps({"format": "new", "versions": 3}))
-    with pytest.raises(TraceError, match=r"written by minidl \?, format new;"):
+    with pytest.raises(TraceError, match=r"written by minidl \?, format 'new';"):
         read_trace(small)
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch.multiprocessing
 import workloads as wl
 
+from minidl.transport import queues
 from minidl.transport.queues import BoundedQueue, NoThreadError, ReadyQueue, SharedFlag
 
 
@@ -54,6 +55,22 @@ def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: A
     write(pipe, struct.pack("!iQ", -1, len(data)) + data)
     write(pipe, framed("short"))
     assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND)] == ["long", "short"]
+
+
+@pytest.mark.parametrize("in_a_worker", [False, True])
+def test_a_worker_whose_feeder_can_not_write_ends(
+    in_a_worker: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the loader would wait for the message for ever."""
+    ended: list[int] = []
+    monkeypatch.setattr(queues.multiprocessing, "parent_process", lambda: in_a_worker or None)
+    monkeypatch.setattr(queues.os, "_exit", ended.append)
+    try:
+        raise OSError("no room")
+    except OSError as error:
+        BoundedQueue._on_queue_feeder_error(error, "a message")
+    assert "OSError: no room" in capsys.readouterr().err
+    assert ended == [1] * in_a_worker
 
 
 def test_an_empty_message_is_whole(pipe: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
 
 import pytest
 
@@ -40,3 +42,9 @@ def test_a_failing_case_ends_with_its_error() -> None:
         assert run.wait(runner.BOUND)
         assert run.process.returncode == 1
         assert "KeyError: 'cow'" in run.errors()
+
+
+def test_named_semaphores_of_a_process_are_found() -> None:
+    """A spawned worker's keep their names until the process that made them ends well: kill -9 leaves them behind."""
+    lock = multiprocessing.get_context("spawn").Lock()
+    assert runner._semaphores(os.getpid()) >= {SHM / f"sem.{lock._semlock.name.lstrip('/')}"}  # type: ignore[attr-defined]
