@@ -31,6 +31,10 @@ from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
+_NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# dtypes and sizes travel as str and tuple: as themselves, each costs a worker and the loader 2 to 3 µs a tensor
+
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
@@ -52,7 +56,7 @@ class TensorPickler(pickle.Pickler):
         if kind is torch.UntypedStorage:
             return self.reduce_storage(obj) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.Tensor):
-            self.tensors += obj.device.type == "cpu"
+            self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
                 return reduce_tensor(obj)
         return NotImplemented
@@ -88,7 +92,7 @@ def filling(arena: Any) -> Iterator[None]:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
+        tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.requires_grad
@@ -104,15 +108,15 @@ def reduce_tensor(tensor: torch.Tensor) -> Reduced:
     """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    view = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    view = (_NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
     return rebuild_tensor, (tensor.untyped_storage(), *view)
 
 
 def rebuild_tensor(
-    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]
+    storage: torch.UntypedStorage, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """The tensor over `storage` again; no bytes are copied."""
-    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    return torch.empty(0, dtype=_DTYPES[dtype]).set_(storage, offset, size, stride)
 
 
 def reduce_storage(storage: Any) -> Reduced:
@@ -137,8 +141,9 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
     """
     fd = _fetched(duplicate)
     try:
-        storage = _mapped(fd_id(fd))
-        return _remember(fd_id(fd), _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
+        key = fd_id(fd)
+        storage = _mapped(key)
+        return _remember(key, _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
     finally:
         os.close(fd)
 
