@@ -27,6 +27,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import itertools
 import mmap
 import os
 import threading
@@ -42,8 +43,8 @@ from minidl.transport.tensors import Reduced, reduce_storage
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
 
-ALONE = 0xFFFF
-"""The number of a slab that is used once: the loader has all others."""
+ALONE = range(SLABS, 1 << 16)
+"""Numbers of slabs that are used once: the loader has all others."""
 
 INLINE = 1024
 """Bytes up to which a storage travels in the message."""
@@ -108,7 +109,9 @@ class _Filling:
     slab: Slab
     root: Any
     address: int = field(init=False)
-    used: int = 0
+    used: int = 0  # up to here
+    filled: int = 0  # bytes of storages and messages in it
+    copied: int = 0  # of these, what was not made in it
 
     def __post_init__(self) -> None:
         self.address = ctypes.addressof(self.root)
@@ -119,6 +122,7 @@ class _Filling:
         if begin + size > self.slab.size:
             return -1
         self.used = begin + size
+        self.filled += size
         return begin
 
 
@@ -133,8 +137,13 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
         self._expected = 0  # bytes of the largest batch so far
-        self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
+        self._alone = itertools.cycle(ALONE)
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the present batch that were not made in a slab, and were copied into one."""
+        return sum(one.copied for one in self._open)
 
     def allocate(self, size: int) -> torch.UntypedStorage:
         """A storage of `size` bytes, not initialised; in a slab if it is large. For collate."""
@@ -159,18 +168,19 @@ class Arena:
             self.fallbacks += 1
             return reduce_storage(storage)
         ctypes.memmove(self._open[number].address + begin, address, size)
-        self.copied_bytes += size
+        self._open[number].copied += size
         return slab_storage, (number, begin, size)
 
     def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
         number, begin = self._room(len(data))
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
+        self._open[number].copied += len(data)
         return number, begin
 
     def seal(self) -> list[Slab]:
         """The slabs of the present batch, which ends; they are not written again before they are free."""
-        opened, self._open, self.copied_bytes = self._open, [], 0
+        opened, self._open = self._open, []
         self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
         return [one.slab for one in opened]
 
@@ -193,9 +203,10 @@ class Arena:
                 self._states[number] = TAKEN
                 return slab
             del self._slabs[number]  # too small by now, or a forked child may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), ALONE)
-        slab = Slab(number, _round_up(size, _ROUNDED))
-        if number != ALONE:
+        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
+        kept = number >= 0
+        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED))
+        if kept:
             self._slabs[number] = slab
             self._states[number] = TAKEN
         return slab
@@ -216,8 +227,9 @@ os.register_at_fork(after_in_parent=_after_fork)
 class Mappings:
     """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
         self._states = states
+        self.worker_id = worker_id
         self._memory: dict[int, mmap.mmap] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}  # of batches that this process can see
         self._pid = os.getpid()
@@ -229,27 +241,29 @@ class Mappings:
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
-        memory = self._memory.pop(number) if number == ALONE else self._memory[number]
+        memory = self._memory.pop(number) if number in ALONE else self._memory[number]
         root = _root(memory, len(memory))
-        if number != ALONE:
-            self._roots[number] = weakref.ref(root, functools.partial(self._gone, number))
+        self._roots[number] = weakref.ref(root, functools.partial(self._gone, number))
         return root
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
-        if number != ALONE:
-            self._states[number] = KEPT
+        self._set(number, KEPT)
 
     def _gone(self, number: int, root: Any) -> None:
         if self._roots.get(number) is root and os.getpid() == self._pid:
             del self._roots[number]
-            self._states[number] = FREE
+            self._set(number, FREE)
 
     def keep(self) -> None:
         """A child was forked, and may see the batches that this process sees."""
         for number in tuple(self._roots):
             del self._roots[number]
-            self._states[number] = KEPT
+            self._set(number, KEPT)
+
+    def _set(self, number: int, state: int) -> None:
+        if number not in ALONE:
+            self._states[number] = state
 
     @property
     def visible(self) -> int:
