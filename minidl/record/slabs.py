@@ -29,7 +29,7 @@ class TracedArena(Arena):
         super().__init__(states)
         self._shared = shared
         self._worker_id = worker_id
-        self._leaves = self._leaf_bytes = 0  # of the present batch, that go in no slab
+        self._leaves: dict[int, int] = {}  # of the present batch, that go in no slab: address -> bytes
         for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
             setattr(torch.UntypedStorage, name, self._counted(getattr(torch.UntypedStorage, name)))
 
@@ -47,8 +47,8 @@ class TracedArena(Arena):
         for one in self._open:
             self._emit(ev.SLAB_SEND, one.slab.number, one.filled, one.copied)
         if self._leaves:
-            self._emit(ev.SLAB_FALLBACK, self._leaves, self._leaf_bytes)
-            self._leaves = self._leaf_bytes = 0
+            self._emit(ev.SLAB_FALLBACK, len(self._leaves), sum(self._leaves.values()))
+            self._leaves = {}
         return super().seal()
 
     def _counted(self, share: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,10 +56,10 @@ class TracedArena(Arena):
 
         @functools.wraps(share)
         def counting(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = share(storage, *args, **kwargs)
             if tensors.is_filling():
-                self._leaves += 1
-                self._leaf_bytes += storage.nbytes()
-            return share(storage, *args, **kwargs)
+                self._leaves[storage.data_ptr()] = storage.nbytes()  # a storage may be moved first, and then sent
+            return shared
 
         return counting
 

@@ -287,12 +287,15 @@ RESULT_PUT = _instant(
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
-    "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
+    "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
+    "(with slabs, the worker's main thread pickles, and tensors go in slabs: see slab_send)",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
-    "the feeder thread writes the pickled result to the pipe that all workers share",
-    "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
+    "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
+    "thread to its own socket)",
+    "multiprocessing.queues:_feed, transport.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
+    stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
@@ -303,7 +306,7 @@ RESULT_GET = _span(
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "transport.queues:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
+    "transport.queues:get, transport.arena_queue:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",

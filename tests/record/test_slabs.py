@@ -143,7 +143,7 @@ def test_a_message_that_is_not_rebuilt_frees_its_slab(pair: Pair) -> None:
 
 def test_a_lost_descriptor_and_a_fork_take_slabs_out_of_use(pair: Pair) -> None:
     batch = pair.sent(0, torch.zeros(WIDE, dtype=torch.uint8))
-    pair.mappings.keep()
+    pair.mappings.forked()
     pair.mappings.lost(1)
     del batch
     trace = pair.trace()

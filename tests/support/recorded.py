@@ -226,7 +226,8 @@ def slabs() -> None:
             for number, batch in enumerate(loader):
                 assert len(batch) == 3
                 if (epoch, number) == (1, 1):
-                    arena._after_fork()
+                    arena._before_fork()
+                    arena._after_fork_in_parent()
             del batch
 
 
