@@ -12,7 +12,7 @@ from typing import Any, Final
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
-from minidl.doctor.places import AT_HOME, USERS, LoaderStep
+from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence
@@ -25,6 +25,12 @@ SLOW: Final = 10.0
 
 ENDLESS: Final = 60.0
 """Seconds: a sleep that lasts longer from now on is a hang."""
+
+PATIENCE: Final = 30.0
+"""The same in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
+
+JOINED: Final = 5.0
+"""Seconds that a shutdown waits for its workers, and again for each that it has sent a signal; of both loaders."""
 
 _MAY_BE_SLOW: Final = frozenset({
     Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
@@ -94,8 +100,10 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
-    if told is not None and told.hung:  # a first wait has no past that would tell slow from endless
-        return State.MAYBE_HUNG if found.cause is HangCause.COMPUTING and not told.past else State.HUNG
+    if _will_be_ended(case, chain):
+        return State.MAYBE_HUNG
+    if told is not None and told.hung:
+        return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
     ring = chain.links[chain.back :] if chain.cycle else (end,)
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
     thread = max(threads, key=lambda one: one.idle, default=None)
@@ -118,6 +126,35 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN
     return State.MAYBE_HUNG
+
+
+def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) -> bool:
+    """Whether a wait that is long by the trace may still be work: it computes, and nothing says how long that takes.
+
+    A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it
+    likes: an evaluation or a checkpoint is no hang, however short the steps before it were.
+    """
+    own = told.own_code and chain.end.pid == told.pid
+    if found.cause is HangCause.COMPUTING:
+        return own or not told.past
+    return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+
+
+def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
+    """Whether the loop shuts down, and will end the worker that it waits for: its time for that has not passed.
+
+    torch's loader sends SIGTERM, which does nothing to a worker that ignores or blocks it; ours sends SIGKILL at last.
+    """
+    first, end = chain.links[0], chain.end
+    if first.place.step is not LoaderStep.SHUTDOWN or end.pid not in case.workers or end is first:
+        return False
+    thread, process = case.thread(first.pid, first.tid), case.processes[end.pid]
+    ours = any(is_ours(frame.file) for frame in (thread.stack or () if thread is not None else ()))
+    deaf = "SIGTERM" in process.ignored or (process.main is not None and "SIGTERM" in process.main.blocked)
+    if deaf and not ours:
+        return False
+    rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
+    return case.told is None or case.told.seconds < JOINED * rounds
 
 
 def _stays(case: RunFacts, end: Link) -> bool:
