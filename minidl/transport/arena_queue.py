@@ -34,7 +34,7 @@ from minidl.transport.message import dumps
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!IBbQ")  # bytes that follow the head; slabs; the slab with the pickle, or -1; its offset
-_SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+_SLAB = struct.Struct("!H?QQ")  # number; whether its descriptor comes along; size; inode
 
 _LARGE = 1 << 14
 """Bytes from which a pickle lies in a slab: a socket holds little, and the loader may be busy."""
@@ -76,7 +76,8 @@ class ArenaWriter(LiveRepr):
         self._arena = arena = Arena(_row(self._board, self._worker_id))
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-            return arena.allocate(size) if torch.device(device).type == "cpu" else make(size, device=device)
+            made = arena.allocate(size) if torch.device(device).type == "cpu" else None
+            return make(size, device=device) if made is None else made
 
         make: Callable[..., Any] = torch.UntypedStorage._new_shared
         torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
@@ -96,7 +97,7 @@ class ArenaWriter(LiveRepr):
             place, offset = arena.place(data)
             data = struct.pack("!Q", len(data))
         slabs = arena.seal()
-        names = b"".join(_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs)
+        names = b"".join(_SLAB.pack(slab.number, not slab.announced, slab.size, slab.inode) for slab in slabs)
         self._descriptors = [slab.fd for slab in slabs if not slab.announced]
         self._send_bytes(_HEAD.pack(len(names) + len(data), len(slabs), place, offset) + names + data)
         _announced(slabs)
@@ -189,24 +190,29 @@ class _FromWorker:
             yield message
 
     def roots(self, message: bytes, count: int) -> list[Any]:
-        """A root for each slab of a message, None for one whose descriptor did not come; maps those that are new."""
-        roots = []
+        """A root for each slab of a message, or the error for which there is none; maps those that are new."""
+        roots: list[Any] = []
         for place in range(count):
-            number, new, size = _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * place)
-            here = self._map(number, size) if new else True
-            roots.append(self.mappings.root(number) if here else None)
+            number, new, size, inode = _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * place)
+            error = self._map(number, size, inode) if new else None
+            roots.append(self.mappings.root(number) if error is None else error)
         return roots
 
-    def _map(self, number: int, size: int) -> bool:
-        if not self._descriptors:
+    def _map(self, number: int, size: int, inode: int) -> OSError | None:
+        """Map a slab; or why that can't be done."""
+        # A descriptor that finds no room in this process is lost, and a later message's may be here already.
+        if not self._descriptors or os.fstat(self._descriptors[0]).st_ino != inode:
             self.mappings.lost(number)
-            return False
+            return OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
         fd = self._descriptors.popleft()
         try:
             self.mappings.map(number, size, fd)
+        except RuntimeError as error:
+            self.mappings.lost(number)
+            return OSError(errno.ENOMEM, f"the batch's memory can't be mapped: {error}")
         finally:
             os.close(fd)
-        return True
+        return None
 
     @property
     def pending(self) -> int:
@@ -323,8 +329,8 @@ class ArenaQueue(LiveRepr):
         data: Any = memoryview(message)[_HEAD.size + count * _SLAB.size :]
         roots = self._sender.roots(message, count)
         if place >= 0:
-            if roots[place] is None:
-                raise OSError(errno.EMFILE, "the descriptor of a message's memory did not arrive: too many open files")
+            if isinstance(roots[place], OSError):
+                raise roots[place]
             data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
         if not self._told and any(
             _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * number)[0] == ALONE for number in range(count)

@@ -202,6 +202,36 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     assert len(again) == len(data)
 
 
+def test_a_lost_descriptor_does_not_let_the_next_one_take_its_place(line: Line) -> None:
+    (incoming,) = line.queue._incoming.values()
+    line.put(0, torch.ones(BIG))
+    line.put(1, torch.full((BIG,), 2.0))
+    while len(incoming._descriptors) < 2:
+        assert incoming.read()
+    os.close(incoming._descriptors.popleft())
+    line.queue._messages.extend((incoming, message) for message in incoming.messages())
+    failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "did not arrive: too many open files" in str(failure.error)
+    assert line.get().data.eq(2).all()
+    line.put(2, torch.full((BIG,), 3.0))
+    assert line.get().data.eq(3).all()
+
+
+def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    line.put(0, torch.ones(BIG))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "from_file", full)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "can't be mapped: Cannot allocate memory" in str(failure.error)
+    line.put(1, torch.ones(BIG))
+    assert line.get().data.eq(1).all()
+
+
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(idx: int) -> Any:
         line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
