@@ -462,7 +462,8 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
         named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
         return Judgement(
             HangCause.NOBODY, f"waits for {named}{_who_could(case, could)}",
-            Sure.POSSIBLE if could else Sure.LIKELY, tuple(facts), ("the notify came before the wait",) if not event else (),
+            Sure.POSSIBLE if could else Sure.LIKELY, tuple(facts),
+            () if event else ("the notify came before the wait",),
             "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
         )  # fmt: skip
     if could:
