@@ -206,7 +206,8 @@ def _tcp() -> Iterator[tuple[int, SocketEnd]]:
     rows = [row for row in rows if len(row) > 9]
     ends = {(row[1], row[2]): int(row[9]) for row in rows}
     listening = {row[1]: int(row[9]) for row in rows if row[3] == _LISTENS}
-    for local, remote, state, queued, inode in ((*row[1:5], int(row[9])) for row in rows):
+    for row in rows:
+        (local, remote, state, queued), inode = row[1:5], int(row[9])
         if inode:
             waiting = int(queued.partition(":")[2], 16) if state != _LISTENS else -1
             peer = ends.get((remote, local))

@@ -64,8 +64,8 @@ def parsed(text: str) -> list[DumpedThread]:
             frames = []
             out.append(DumpedThread(int(head[2], 16), head[1].startswith("Current"), head[3] or "", ()))
         elif out and (frame := _FRAME.fullmatch(line)):
-            file, line = frame[1], int(frame[2])
-            frames.append(Frame(frame[3], file, line, source=source_of(file, line)))
+            file, number = frame[1], int(frame[2])
+            frames.append(Frame(frame[3], file, number, source=source_of(file, number)))
             out[-1] = out[-1]._replace(frames=tuple(frames))
     return out
 
