@@ -37,7 +37,7 @@ ORDER = (
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared sampling device_clock "
+        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared slabs sampling device_clock "
         "spans decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
         "observed_channels observe clocks",
     ),
