@@ -70,7 +70,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "11_transport": {
         "segments": ("four", 8), "writer": ("main", "feeder"), "copies": ("none", 1),
-        "files": (2, 4), "made": ("a few", "one for each"), "saver": ("recycling", "inline"),
+        "files": {"inlined": (2, 4), "in_one": (1, 2)}, "made": ("a few", "one for each"),
+        "saver": ("recycling", "inline"),
         "held": {"views": ("one for each", "a few"), "clones": ("a few", "one for each")},
     },
     "12_checkpointing": {
