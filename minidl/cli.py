@@ -418,6 +418,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); return the exit code."""
     whole = parser()
     arguments = whole.parse_args(argv)
+    arguments.exits = argv is None  # this process is the command, and ends with it
     terminal.escape_unencodable()
     if "act" not in arguments:
         terminal.say(whole.format_help().rstrip())
