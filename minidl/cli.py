@@ -370,6 +370,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--runs", type=_positive, default=3, metavar="N", help="--score: runs a case (default: 3)"),
                 _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
                 _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
+                _arg("--keep", type=Path, metavar="FILE",
+                     help="--score: keep each answer in FILE; a score that was stopped goes on from it"),
                 _flag("--json", "--score: print every answer as JSON"),
                 _arg("--without", metavar="GUARD", help="run minidl's loader without this guard"),
                 _flag("--guards", "list the guards of the protocol, and exit"),

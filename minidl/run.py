@@ -91,8 +91,9 @@ def run_script(
     transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
     align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). exits: this
     process ends with the script, so that the watchdog watches its exit handlers, too. recording: further options of
-    `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after Ctrl-C. Raises RunError if the script or module cannot be loaded, or the simulated accelerator if the environment
-    asks for it; TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
+    `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after Ctrl-C. Raises
+    RunError if the script or module cannot be loaded, or the simulated accelerator if the environment asks for it;
+    TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
     """
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
