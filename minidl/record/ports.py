@@ -88,6 +88,9 @@ class TracedPorts(Shared, ports.Ports):
     def arena_queue(self, num_workers: int, done_event: Any) -> Any:
         return TRACED_QUEUES["result"](self, super().arena_queue(num_workers, done_event))
 
+    def arena_task_queue(self, worker_id: int) -> Any:
+        return TRACED_QUEUES["index"](self, super().arena_task_queue(worker_id), worker_id)
+
     def done_event(self, which: ports.WhichDoneEvent) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
         return TracedDoneEvent(self, super().done_event(which), numbers[which])

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from minidl.transport.tensors import Reduced, reduce_storage
+from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
 
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
@@ -45,8 +45,11 @@ SLABS = 40
 ALONE = 0xFFFF
 """The number of a slab that is used once: the loader has all others."""
 
-INLINE = 1024
+INLINE = 8192
 """Bytes up to which a storage travels in the message."""
+
+SMALL = 1 << 15
+"""Bytes of such storages in one message; what is beyond goes into a slab."""
 
 _ALIGNED = 64
 _ROUNDED = 1 << 16
@@ -122,6 +125,11 @@ class _Filling:
         return begin
 
 
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the elements are not those of the storage, but their conjugates or negatives."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
 class Arena:
     """A worker's slabs. `allocate` and `reduce` fill slabs for the present batch; `seal` returns these.
 
@@ -132,6 +140,8 @@ class Arena:
         self._states = states
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
+        self._small = bytearray()  # storages that travel in the message
+        self._leaves: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
         self._expected = 0  # bytes of the largest batch so far
         self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
@@ -143,24 +153,53 @@ class Arena:
         number, begin = self._room(size)
         return _storage(self._open[number].root, begin, size)
 
+    def reduce_tensor(self, tensor: torch.Tensor) -> Reduced | None:
+        """A tensor that fills its storage, in one step; None if the storage is to be reduced by itself."""
+        storage = tensor.untyped_storage()
+        size, address = storage.nbytes(), storage.data_ptr()
+        first = self._leaves.setdefault(address, tensor)
+        if first is not tensor:
+            return None if first is None or _is_lazy(tensor) else reduce_view(tensor, first)
+        whole = tensor.nbytes == size > 0 and tensor.is_contiguous() and not storage.is_shared()
+        if whole and not _is_lazy(tensor) and (place := self._placed(address, size)) is not None:
+            return slab_tensor, (*place, NAMES[tensor.dtype], tensor.numel(), tuple(tensor.shape))
+        self._leaves[address] = None
+        return None
+
     def reduce(self, storage: torch.UntypedStorage) -> Reduced:
         """Put a storage into the message, or into a slab if it is not there."""
         size, address = storage.nbytes(), storage.data_ptr()
         if size == 0:
             return torch.UntypedStorage, ()
+        first = self._leaves.setdefault(address, None)
+        if first is not None:
+            return storage_of, (first,)
+        place = self._placed(address, size)
+        if place is None:
+            self.fallbacks += 1
+            return reduce_storage(storage)
+        return slab_storage, (*place, size)
+
+    def _placed(self, address: int, size: int) -> tuple[int, int] | None:
+        """Where bytes are, which are copied if they are not in a slab; None if no slab can be made.
+
+        In a slab of the message, or (-1) among its small storages; and the offset there.
+        """
         for number, opened in enumerate(self._open):
             if opened.address <= address < opened.address + opened.slab.size:
-                return slab_storage, (number, address - opened.address, size)
-        if size <= INLINE:
-            return inline_storage, (ctypes.string_at(address, size),)
+                return number, address - opened.address
+        begin = _round_up(len(self._small), _ALIGNED)
+        if size <= INLINE and begin + size <= SMALL:
+            self._small += bytes(begin - len(self._small))
+            self._small += ctypes.string_at(address, size)
+            return -1, begin
         try:
             number, begin = self._room(size)
         except OSError:  # no descriptor or memory for a slab: as without slabs
-            self.fallbacks += 1
-            return reduce_storage(storage)
+            return None
         ctypes.memmove(self._open[number].address + begin, address, size)
         self.copied_bytes += size
-        return slab_storage, (number, begin, size)
+        return number, begin
 
     def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
@@ -168,16 +207,23 @@ class Arena:
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
         return number, begin
 
-    def seal(self) -> list[Slab]:
-        """The slabs of the present batch, which ends; they are not written again before they are free."""
-        opened, self._open, self.copied_bytes = self._open, [], 0
+    def seal(self) -> tuple[list[Slab], bytes | bytearray]:
+        """The slabs of the present batch, and its small storages. The batch ends.
+
+        The slabs are not written again before they are free.
+        """
+        small, self._small, self._leaves, self.copied_bytes = self._small, bytearray(), {}, 0
+        if not self._open:
+            return [], small
+        opened, self._open = self._open, []
         self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
-        return [one.slab for one in opened]
+        return [one.slab for one in opened], small
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
             return len(self._open) - 1, begin
-        slab = self._take(max(size, 0 if self._open else self._expected))
+        # A batch that is larger than those before gets slabs that double: few of them, and the next batch gets one.
+        slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
         self._open.append(_Filling(slab, root))
@@ -262,7 +308,7 @@ _reading = threading.local()
 
 @contextlib.contextmanager
 def reading(roots: list[Any]) -> Iterator[None]:
-    """In this thread and block, `slab_storage` finds these slabs."""
+    """In this thread and block, the functions below find these slabs, and the small storages at the end."""
     _reading.roots = roots
     try:
         yield
@@ -270,14 +316,19 @@ def reading(roots: list[Any]) -> Iterator[None]:
         _reading.roots = None
 
 
-def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
-    """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
+def _root_of(number: int) -> Any:
     root = _reading.roots[number]
     if root is None:
         raise OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
-    return _storage(root, offset, size)
+    return root
 
 
-def inline_storage(data: bytes) -> torch.UntypedStorage:
-    """Called by the loader's unpickler: a small storage of its own."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
+    """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
+    return _storage(_root_of(number), offset, size)
+
+
+def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
+    tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
+    return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

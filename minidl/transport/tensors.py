@@ -31,8 +31,8 @@ from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
-_NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 # dtypes and sizes travel as str and tuple: as themselves, each costs a worker and the loader 2 to 3 µs a tensor
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
@@ -58,8 +58,15 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
-                return reduce_tensor(obj)
+                return self._reduce_in_arena(obj) or reduce_tensor(obj)
         return NotImplemented
+
+    def _reduce_in_arena(self, tensor: torch.Tensor) -> Reduced | None:
+        arena = getattr(_filling, "arena", None)
+        reduced: Reduced | None = None if arena is None else arena.reduce_tensor(tensor)
+        if reduced is not None and reduced[0] is not view_of:
+            self.shared_bytes += tensor.nbytes
+        return reduced
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Count the storage and reduce it."""
@@ -108,15 +115,33 @@ def reduce_tensor(tensor: torch.Tensor) -> Reduced:
     """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    view = (_NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
-    return rebuild_tensor, (tensor.untyped_storage(), *view)
+    return rebuild_tensor, (tensor.untyped_storage(), *_view(tensor))
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride()
+
+
+def reduce_view(tensor: torch.Tensor, first: torch.Tensor) -> Reduced:
+    """A tensor as a view of the storage of another one in the same message."""
+    return view_of, (first, *_view(tensor))
+
+
+def view_of(first: torch.Tensor, *view: Any) -> torch.Tensor:
+    """The view over the storage of `first` again."""
+    return rebuild_tensor(first.untyped_storage(), *view)
+
+
+def storage_of(first: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor that came in the same message."""
+    return first.untyped_storage()
 
 
 def rebuild_tensor(
     storage: torch.UntypedStorage, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """The tensor over `storage` again; no bytes are copied."""
-    return torch.empty(0, dtype=_DTYPES[dtype]).set_(storage, offset, size, stride)
+    return torch.empty(0, dtype=DTYPES[dtype]).set_(storage, offset, size, stride)
 
 
 def reduce_storage(storage: Any) -> Reduced:
