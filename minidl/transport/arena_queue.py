@@ -74,7 +74,8 @@ class ArenaWriter(LiveRepr):
         self._arena = arena = Arena(_row(self._board, self._worker_id))
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-            return arena.allocate(size) if torch.device(device).type == "cpu" else make(size, device=device)
+            made = arena.allocate(size) if torch.device(device).type == "cpu" else None
+            return make(size, device=device) if made is None else made
 
         make: Callable[..., Any] = torch.UntypedStorage._new_shared
         torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
@@ -156,6 +157,22 @@ def _itself(message: Any) -> Any:
     return message
 
 
+def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
+    """Map a slab by the next descriptor; or why that can't be done."""
+    if not descriptors:  # this process had no room for all of them
+        mappings.lost(number)
+        return OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
+    fd = descriptors.pop(0)
+    try:
+        mappings.map(number, size, fd)
+    except RuntimeError as error:
+        mappings.lost(number)
+        return OSError(errno.ENOMEM, f"the batch's memory can't be mapped: {error}")
+    finally:
+        os.close(fd)
+    return None
+
+
 def _row(board: torch.Tensor, worker_id: int) -> memoryview:
     return memoryview(board[worker_id].numpy())  # type: ignore[arg-type]
 
@@ -235,8 +252,8 @@ class ArenaQueue(LiveRepr):
         roots = self._roots(packet, worker_id, count) if count else []
         data = packet[begin + small :]
         if place >= 0:
-            if roots[place] is None:
-                raise OSError(errno.EMFILE, "the descriptor of a message's memory did not arrive: too many open files")
+            if isinstance(roots[place], OSError):
+                raise roots[place]
             data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
@@ -244,7 +261,7 @@ class ArenaQueue(LiveRepr):
             return function(*arguments)
 
     def _roots(self, packet: memoryview, worker_id: int, count: int) -> list[Any]:
-        """A root for each slab of a packet, None for one whose descriptor did not come; maps those that are new."""
+        """A root for each slab of a packet, or the error for which there is none; maps those that are new."""
         roots: list[Any] = []
         mappings, descriptors = self._mappings[worker_id], self._descriptors
         try:
@@ -252,15 +269,8 @@ class ArenaQueue(LiveRepr):
                 number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
                 if number == ALONE:
                     self._tell()
-                if not new:
-                    roots.append(mappings.root(number))
-                elif descriptors:
-                    mappings.map(number, size, descriptors[0])
-                    os.close(descriptors.pop(0))
-                    roots.append(mappings.root(number))
-                else:
-                    mappings.lost(number)
-                    roots.append(None)
+                error = _map(mappings, number, size, descriptors) if new else None
+                roots.append(mappings.root(number) if error is None else error)
             return roots
         finally:
             self._close_descriptors()

@@ -152,7 +152,7 @@ class TaskQueue(LiveRepr):
                     self._unsent.popleft()
             except BlockingIOError:
                 return False
-            except OSError:  # the worker is gone, or the queue is closed
+            except (BrokenPipeError, ConnectionResetError):  # the worker is gone
                 self._unsent.clear()
             finally:
                 self._writing.release()
@@ -160,7 +160,7 @@ class TaskQueue(LiveRepr):
 
     def _write_rest(self) -> None:
         room = select.poll()
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the queue is closed
             room.register(self._sender, select.POLLOUT)
             while not self._closed:
                 room.poll(_STEP * 1e3)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, process, reduction
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
@@ -37,6 +38,9 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
+_SMALL_PART, _PAGES = 4, 1 << 16
+"""A tensor with less than 1/4 of its storage is a small part of it, if the storage is not small itself."""
+
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
@@ -59,13 +63,31 @@ class TensorPickler(pickle.Pickler):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
                 return self._reduce_in_arena(obj) or reduce_tensor(obj)
+        if kind is np.ndarray:
+            return self.reduce_array(obj)
         return NotImplemented
 
     def _reduce_in_arena(self, tensor: torch.Tensor) -> Reduced | None:
         arena = getattr(_filling, "arena", None)
-        reduced: Reduced | None = None if arena is None else arena.reduce_tensor(tensor)
-        if reduced is not None and reduced[0] is not view_of:
+        if arena is None:
+            return None
+        reduced: Reduced | None = arena.reduce_tensor(tensor)
+        if reduced is None:
+            _share_if_small_part(tensor, arena)
+        elif reduced[0] is not view_of:
             self.shared_bytes += tensor.nbytes
+        return reduced
+
+    def reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Reduce an array, so that the other side may write to it: with this pickle protocol it often may not.
+
+        torch's queues use an older one, which calls the array's `__reduce__`.
+        """
+        arena = getattr(_filling, "arena", None)
+        reduced = None if arena is None else arena.reduce_array(array)
+        if reduced is None:
+            return array.__reduce__()
+        self.shared_bytes += array.nbytes
         return reduced
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
@@ -95,6 +117,16 @@ def filling(arena: Any) -> Iterator[None]:
         yield
     finally:
         _filling.arena = None
+
+
+def _share_if_small_part(tensor: torch.Tensor, arena: Any) -> None:
+    """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
+
+    As in torch, whose first batch of such a storage moves the storage to shared memory, where it stays.
+    """
+    storage = tensor.untyped_storage()
+    if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not arena.made(storage):
+        storage.share_memory_()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

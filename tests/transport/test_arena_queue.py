@@ -126,16 +126,8 @@ def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
 
 
 def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
-    line.queue.close()
+    line.queue.leave()
     line.put(0, torch.ones(BIG))
-
-
-def test_a_worker_that_is_gone_leaves_its_messages(line: Line) -> None:
-    line.put(0, torch.ones(BIG))
-    line.writer.close()
-    assert line.get().data.eq(1).all()
-    with pytest.raises(queue.Empty):
-        line.queue.get(timeout=0.01)
 
 
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
@@ -173,6 +165,42 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = line.queue._recv_bytes
+
+    def without_the_last() -> Any:
+        packet = receive()
+        os.close(line.queue._descriptors.pop())
+        return packet
+
+    line.put(0, [torch.ones(BIG), torch.full((1 << 20,), 2.0)])
+    line.put(1, torch.full((BIG,), 3.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(line.queue, "_recv_bytes", without_the_last)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "did not arrive: too many open files" in str(failure.error)
+    assert line.get().data.eq(3).all()
+    line.put(2, torch.full((BIG,), 4.0))
+    assert line.get().data.eq(4).all()
+
+
+def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    line.put(0, torch.ones(BIG))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "from_file", full)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "can't be mapped: Cannot allocate memory" in str(failure.error)
+    line.put(1, torch.ones(BIG))
+    assert line.get().data.eq(1).all()
 
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
