@@ -49,8 +49,8 @@ from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, red
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
 
-ALONE = 0xFFFF
-"""The number of a slab that is used once: the loader has all others."""
+ALONE = range(SLABS, 1 << 16)
+"""Numbers of slabs that are used once: the loader has all others."""
 
 INLINE = 8192
 """Bytes up to which a storage travels in the message."""
@@ -159,7 +159,9 @@ class _Filling:
     slab: Slab
     root: Any
     address: int = field(init=False)
-    used: int = 0
+    used: int = 0  # up to here
+    filled: int = 0  # bytes of storages and messages in it
+    copied: int = 0  # of these, what was not made in it
 
     def __post_init__(self) -> None:
         self.address = ctypes.addressof(self.root)
@@ -170,6 +172,7 @@ class _Filling:
         if begin + size > self.slab.size:
             return -1
         self.used = begin + size
+        self.filled += size
         return begin
 
 
@@ -190,11 +193,16 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
-        self._leaves: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
+        self._sent: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
         self._expected = 0  # bytes of the largest batch so far
+        self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
-        self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the present batch that were not made in a slab, and were copied into one."""
+        return sum(one.copied for one in self._open)
 
     def allocate(self, size: int) -> torch.UntypedStorage | None:
         """A storage of `size` bytes, not initialised; in a slab if it is large. For collate.
@@ -216,13 +224,13 @@ class Arena:
         """A tensor that fills its storage, in one step; None if the storage is to be reduced by itself."""
         storage = tensor.untyped_storage()
         size, address = storage.nbytes(), storage.data_ptr()
-        first = self._leaves.setdefault(address, tensor)
+        first = self._sent.setdefault(address, tensor)
         if first is not tensor:
             return None if first is None or _is_lazy(tensor) else reduce_view(tensor, first)
         whole = tensor.nbytes == size > 0 and tensor.is_contiguous() and not storage.is_shared()
         if whole and not _is_lazy(tensor) and (place := self._placed(address, size)) is not None:
             return slab_tensor, (*place, NAMES[tensor.dtype], tensor.numel(), tuple(tensor.shape))
-        self._leaves[address] = None
+        self._sent[address] = None
         return None
 
     def reduce(self, storage: torch.UntypedStorage) -> Reduced:
@@ -230,7 +238,7 @@ class Arena:
         size, address = storage.nbytes(), storage.data_ptr()
         if size == 0:
             return torch.UntypedStorage, ()
-        first = self._leaves.setdefault(address, None)
+        first = self._sent.setdefault(address, None)
         if first is not None:
             return storage_of, (first,)
         place = self._placed(address, size)
@@ -257,7 +265,7 @@ class Arena:
         except OSError:  # no descriptor or memory for a slab: as without slabs
             return None
         ctypes.memmove(self._open[number].address + begin, address, size)
-        self.copied_bytes += size
+        self._open[number].copied += size
         return number, begin
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> Reduced | None:
@@ -272,13 +280,14 @@ class Arena:
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         about = (begin, array.dtype.str if array.dtype.isbuiltin else array.dtype, array.shape, "F" if fortran else "C")
         _array(self._open[number].root, *about)[...] = array
-        self.copied_bytes += array.nbytes
+        self._open[number].copied += array.nbytes
         return slab_array, (number, *about)
 
     def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
         number, begin = self._room(len(data))
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
+        self._open[number].copied += len(data)
         return number, begin
 
     def made(self, storage: torch.UntypedStorage) -> bool:
@@ -297,7 +306,7 @@ class Arena:
 
         The slabs are not written again before they are free.
         """
-        small, self._small, self._leaves, self.copied_bytes = self._small, bytearray(), {}, 0
+        small, self._small, self._sent = self._small, bytearray(), {}
         if not self._open:
             return [], small
         opened, self._open = self._open, []
@@ -324,9 +333,10 @@ class Arena:
                 self._states[number] = TAKEN
                 return slab
             del self._slabs[number]  # too small by now, or a forked process may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), ALONE)
-        slab = Slab(number, _round_up(size, _ROUNDED))
-        if number != ALONE:
+        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
+        kept = number >= 0
+        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED))
+        if kept:
             self._slabs[number] = slab
             self._states[number] = TAKEN
         return slab
@@ -341,8 +351,9 @@ class Arena:
 class Mappings:
     """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
         self._states = states
+        self.worker_id = worker_id
         self._memory: dict[int, Any] = {}
         self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
         self._count = itertools.count()
@@ -361,29 +372,31 @@ class Mappings:
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
-        memory = self._memory.pop(number) if number == ALONE else self._memory[number]
+        memory = self._memory.pop(number) if number in ALONE else self._memory[number]
         root = _root(memory, len(memory))
-        if number != ALONE:
-            key = next(self._count)
-            self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
+        key = next(self._count)
+        self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
-        if number != ALONE:
-            self._states[number] = KEPT
+        self._set(number, KEPT)
 
     # A thread may drop a batch while another one forks. Whoever pops the entry sets the byte.
     def _gone(self, key: int, root: Any) -> None:
         state = KEPT if _forks_begun else FREE  # before the entry is popped: afterwards the fork may be over
         if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
-            self._states[visible[0]] = state
+            self._set(visible[0], state)
 
     def forked(self) -> None:
         """A process was forked, and may see the batches that this process sees."""
         for key in tuple(self._roots):
             if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
-                self._states[visible[0]] = KEPT
+                self._set(visible[0], KEPT)
+
+    def _set(self, number: int, state: int) -> None:
+        if number not in ALONE:
+            self._states[number] = state
 
     @property
     def visible(self) -> int:

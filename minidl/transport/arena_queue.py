@@ -56,7 +56,7 @@ class ArenaWriter(LiveRepr):
     """A worker's end. Pickled, and inherited, with the worker's other arguments."""
 
     def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -67,11 +67,11 @@ class ArenaWriter(LiveRepr):
         return self.__dict__ | {"_arena": None}
 
     def _phrases(self) -> Iterator[str]:
-        yield f"of worker {self._worker_id}"
+        yield f"of worker {self.worker_id}"
 
-    def enter_worker(self) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
         """This process is the worker: collate makes its large tensors in slabs from here."""
-        self._arena = arena = Arena(_row(self._board, self._worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id))
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -99,17 +99,17 @@ class ArenaWriter(LiveRepr):
             new = [slab for slab in slabs if not slab.announced]
             names = b"".join([_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs])
             self._descriptors = [slab.fd for slab in new]
-            head = _HEAD.pack(self._worker_id, len(slabs), place, offset, len(small))
+            head = _HEAD.pack(self.worker_id, len(slabs), place, offset, len(small))
             self._send_bytes(b"".join((head, names, small, data)))
             for slab in new:
                 slab.announced = True
         else:
-            self._send_bytes(_HEAD.pack(self._worker_id, 0, -1, 0, len(small)) + small + data)
+            self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
         idx, _ = message
-        where = f"while worker {self._worker_id} pickled a batch"
+        where = f"while worker {self.worker_id} pickled a batch"
         self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
 
     def _send_bytes(self, data: bytes) -> None:
@@ -197,14 +197,16 @@ class ArenaQueue(LiveRepr):
 
     _closed = True  # as long as it is not made
 
-    def __init__(self, num_workers: int, done_event: Any = None) -> None:
+    def __init__(
+        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+    ) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         self._receiver, self._sender = socket_pair()
         self._writers = [
             ArenaWriter(worker_id, self._sender, self._board, done_event) for worker_id in range(num_workers)
         ]
-        self._mappings = [Mappings(_row(self._board, worker_id)) for worker_id in range(num_workers)]
+        self._mappings = [mappings(_row(self._board, worker_id), worker_id) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
         self._packet = memoryview(self._buffer)
@@ -267,7 +269,7 @@ class ArenaQueue(LiveRepr):
         try:
             for place in range(count):
                 number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
-                if number == ALONE:
+                if number in ALONE:
                     self._tell()
                 error = _map(mappings, number, size, descriptors) if new else None
                 roots.append(mappings.root(number) if error is None else error)

@@ -119,6 +119,11 @@ def filling(arena: Any) -> Iterator[None]:
         _filling.arena = None
 
 
+def is_filling() -> bool:
+    """Whether this thread pickles a batch whose storages go into slabs."""
+    return getattr(_filling, "arena", None) is not None
+
+
 def _share_if_small_part(tensor: torch.Tensor, arena: Any) -> None:
     """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
 

@@ -186,7 +186,7 @@ def test_batches_beyond_the_last_slab_get_memory_of_their_own() -> None:
     assert [batch.unique().tolist() for batch in batches] == [[0], [1], [2], [3], [4]]
     assert len(pair.mappings._memory) == 2
     message = pair.pickled(torch.zeros(BIG))
-    assert [number for number, _, _ in message[1]] == [ALONE]
+    assert [number in ALONE for number, _, _ in message[1]] == [True]
     assert pair.rebuilt(message).eq(0).all()
     del batches
     assert pair.used == []
@@ -353,7 +353,7 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     (slab,), _ = pair.arena.seal()
     slab.announced = True
     pair.mappings.lost(slab.number)
-    pair.mappings.lost(ALONE)
+    pair.mappings.lost(ALONE[0])
     with reading([OSError("too many open files"), bytearray()]), pytest.raises(OSError, match="too many open files"):
         pickle.loads(data)
     assert pair.sent(torch.ones(BIG)).eq(1).all()
