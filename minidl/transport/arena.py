@@ -403,14 +403,19 @@ class Mappings:
         """Slabs with batches that this process can see."""
         return len(self._roots)
 
-    def holds(self, address: int) -> bool:
-        """Whether a slab is mapped at this address."""
-        return any(0 <= address - memory.ctypes.data < len(memory) for memory in tuple(self._memory.values()))
+
+_OF_A_BATCH = "_minidl_of_a_batch"
+"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
+
+
+def _of_a_batch(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    setattr(storage, _OF_A_BATCH, True)
+    return storage
 
 
 @functools.cache
 def _let_queues_copy() -> None:
-    """Let queues of the program send a copy of what lies in a slab.
+    """Let queues of the program send a copy of a batch's storages.
 
     torch would move the storage to a new segment, in the queue's feeder thread: away from the arrays and the running
     computations that use it. A worker's batch in torch stays where it is, because it is shared already.
@@ -418,9 +423,7 @@ def _let_queues_copy() -> None:
     before = reduction.ForkingPickler._extra_reducers[torch.UntypedStorage]  # type: ignore[attr-defined]
 
     def _reduce(storage: torch.UntypedStorage) -> Reduced:
-        if storage.device.type == "cpu" and any(
-            party.holds(storage.data_ptr()) for party in _all_parties() if isinstance(party, Mappings)
-        ):
+        if getattr(storage, _OF_A_BATCH, False) and not storage.is_shared():
             storage = torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
         return before(storage)  # type: ignore[no-any-return]
 
@@ -454,10 +457,11 @@ def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], ord
 
 def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
     """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
-    return _storage(_root_of(number), offset, size)
+    return _of_a_batch(_storage(_root_of(number), offset, size))
 
 
 def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
     tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
+    _of_a_batch(tensor.untyped_storage())
     return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

@@ -321,15 +321,15 @@ def test_a_small_part_of_a_large_storage_does_not_take_all_of_it_along(pair: Pai
 
 def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
     """torch would move the storage, away from the array, to a segment of its own."""
-    batch = pair.sent(pair.made(BIG, 1))
-    array = batch.numpy()
-    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9]]))
+    batch, small = pair.sent([pair.made(BIG, 1), torch.zeros(2)])
+    array, small_array = batch.numpy(), small.numpy()
+    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9], small]))
     assert there[0].is_shared()
     assert not batch.is_shared()
     there[0][6] = 3
     assert there[1][1] == 3
-    batch[0] = 9
-    assert array[0] == 9
+    batch[0] = small[0] = 9
+    assert array[0] == small_array[0] == 9
     assert there[0][0] == 1
     del batch
     assert pair.used == [0]

@@ -10,9 +10,11 @@ import queue
 import resource
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import arena_soak
 import numpy as np
 import pytest
 import torch
@@ -387,3 +389,15 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
     line.put(0, [torch.ones(BIG), lambda: 0])
     assert isinstance(line.get().data, ExceptionWrapper)
     assert line.states[0] == FREE
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
+def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        volume = arena_soak.soak(60, seed, way)
+    assert volume.batches == 60
+    assert volume.bytes > 20_000_000
+    assert volume.slabs > 0
