@@ -49,8 +49,8 @@ from minidl.transport.tensors import Reduced, reduce_storage
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
 
-ALONE = 0xFFFF
-"""The number of a slab that is used once: the loader has all others."""
+ALONE = range(SLABS, 1 << 16)
+"""Numbers of slabs that are used once: the loader has all others."""
 
 INLINE = 1024
 """Bytes up to which a storage travels in the message."""
@@ -160,7 +160,9 @@ class _Filling:
     slab: Slab
     root: Any
     address: int = field(init=False)
-    used: int = 0
+    used: int = 0  # up to here
+    filled: int = 0  # bytes of storages and messages in it
+    copied: int = 0  # of these, what was not made in it
 
     def __post_init__(self) -> None:
         self.address = ctypes.addressof(self.root)
@@ -171,6 +173,7 @@ class _Filling:
         if begin + size > self.slab.size:
             return -1
         self.used = begin + size
+        self.filled += size
         return begin
 
 
@@ -186,9 +189,14 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
         self._expected = 0  # bytes of the largest batch so far
+        self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
-        self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the present batch that were not made in a slab, and were copied into one."""
+        return sum(one.copied for one in self._open)
 
     def allocate(self, size: int) -> torch.UntypedStorage | None:
         """A storage of `size` bytes, not initialised; in a slab if it is large. For collate.
@@ -222,12 +230,15 @@ class Arena:
             self.fallbacks += 1
             return reduce_storage(storage)
         ctypes.memmove(self._open[number].address + begin, address, size)
-        self.copied_bytes += size
+        self._open[number].copied += size
         return slab_storage, (number, begin, size)
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> Reduced | None:
-        """Put an array of plain data into a slab; None if it is small, or no slab can be made."""
-        if array.nbytes <= INLINE or array.dtype.hasobject:
+        """Put an array of plain data into a slab; None if it is small, or no slab can be made.
+
+        None also for another byte order, which pickle turns into this machine's.
+        """
+        if array.nbytes <= INLINE or array.dtype.hasobject or not array.dtype.isnative:
             return None
         try:
             number, begin = self._room(array.nbytes)
@@ -237,13 +248,14 @@ class Arena:
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         about = (begin, array.dtype.str if array.dtype.isbuiltin else array.dtype, array.shape, "F" if fortran else "C")
         _array(self._open[number].root, *about)[...] = array
-        self.copied_bytes += array.nbytes
+        self._open[number].copied += array.nbytes
         return slab_array, (number, *about)
 
     def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
         number, begin = self._room(len(data))
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
+        self._open[number].copied += len(data)
         return number, begin
 
     def made(self, storage: torch.UntypedStorage) -> bool:
@@ -259,7 +271,7 @@ class Arena:
 
     def seal(self) -> list[Slab]:
         """The slabs of the present batch, which ends; they are not written again before they are free."""
-        opened, self._open, self.copied_bytes = self._open, [], 0
+        opened, self._open = self._open, []
         self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
         return [one.slab for one in opened]
 
@@ -282,9 +294,10 @@ class Arena:
                 self._states[number] = TAKEN
                 return slab
             del self._slabs[number]  # too small by now, or a forked process may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), ALONE)
-        slab = Slab(number, _round_up(size, _ROUNDED))
-        if number != ALONE:
+        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
+        kept = number >= 0
+        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED))
+        if kept:
             self._slabs[number] = slab
             self._states[number] = TAKEN
         return slab
@@ -299,8 +312,9 @@ class Arena:
 class Mappings:
     """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
         self._states = states
+        self.worker_id = worker_id
         self._memory: dict[int, Any] = {}
         self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
         self._count = itertools.count()
@@ -319,43 +333,50 @@ class Mappings:
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
-        memory = self._memory.pop(number) if number == ALONE else self._memory[number]
+        memory = self._memory.pop(number) if number in ALONE else self._memory[number]
         root = _root(memory, len(memory))
-        if number != ALONE:
-            key = next(self._count)
-            self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
+        key = next(self._count)
+        self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
-        if number != ALONE:
-            self._states[number] = KEPT
+        self._set(number, KEPT)
 
     # A thread may drop a batch while another one forks. Whoever pops the entry sets the byte.
     def _gone(self, key: int, root: Any) -> None:
         state = KEPT if _forks_begun else FREE  # before the entry is popped: afterwards the fork may be over
         if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
-            self._states[visible[0]] = state
+            self._set(visible[0], state)
 
     def forked(self) -> None:
         """A process was forked, and may see the batches that this process sees."""
         for key in tuple(self._roots):
             if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
-                self._states[visible[0]] = KEPT
+                self._set(visible[0], KEPT)
+
+    def _set(self, number: int, state: int) -> None:
+        if number not in ALONE:
+            self._states[number] = state
 
     @property
     def visible(self) -> int:
         """Slabs with batches that this process can see."""
         return len(self._roots)
 
-    def holds(self, address: int) -> bool:
-        """Whether a slab is mapped at this address."""
-        return any(0 <= address - memory.ctypes.data < len(memory) for memory in tuple(self._memory.values()))
+
+_OF_A_BATCH = "_minidl_of_a_batch"
+"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
+
+
+def _of_a_batch(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    setattr(storage, _OF_A_BATCH, True)
+    return storage
 
 
 @functools.cache
 def _let_queues_copy() -> None:
-    """Let queues of the program send a copy of what lies in a slab.
+    """Let queues of the program send a copy of a batch's storages.
 
     torch would move the storage to a new segment, in the queue's feeder thread: away from the arrays and the running
     computations that use it. A worker's batch in torch stays where it is, because it is shared already.
@@ -363,9 +384,7 @@ def _let_queues_copy() -> None:
     before = reduction.ForkingPickler._extra_reducers[torch.UntypedStorage]  # type: ignore[attr-defined]
 
     def _reduce(storage: torch.UntypedStorage) -> Reduced:
-        if storage.device.type == "cpu" and any(
-            party.holds(storage.data_ptr()) for party in _all_parties() if isinstance(party, Mappings)
-        ):
+        if getattr(storage, _OF_A_BATCH, False) and not storage.is_shared():
             storage = torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
         return before(storage)  # type: ignore[no-any-return]
 
@@ -394,7 +413,7 @@ def _root_of(number: int) -> Any:
 
 def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
     """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
-    return _storage(_root_of(number), offset, size)
+    return _of_a_batch(_storage(_root_of(number), offset, size))
 
 
 def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
@@ -404,4 +423,4 @@ def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], ord
 
 def inline_storage(data: bytes) -> torch.UntypedStorage:
     """Called by the loader's unpickler: a small storage of its own."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+    return _of_a_batch(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())

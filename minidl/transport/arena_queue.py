@@ -53,7 +53,7 @@ class ArenaWriter(LiveRepr):
     _socket: socket.socket
 
     def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -65,15 +65,15 @@ class ArenaWriter(LiveRepr):
         return self.__dict__ | {"_siblings": [], "_arena": None}
 
     def _phrases(self) -> Iterator[str]:
-        yield f"of worker {self._worker_id}"
+        yield f"of worker {self.worker_id}"
 
-    def enter_worker(self) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
         """This process is the worker: collate makes its tensors in slabs from here."""
         for sibling in self._siblings:
             if sibling is not self:
                 sibling.close()
         self._siblings = []
-        self._arena = arena = Arena(_row(self._board, self._worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id))
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -105,7 +105,7 @@ class ArenaWriter(LiveRepr):
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
         idx, _ = message
-        where = f"while worker {self._worker_id} pickled a batch"
+        where = f"while worker {self.worker_id} pickled a batch"
         self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
 
     def _send_bytes(self, data: bytes) -> None:
@@ -157,9 +157,9 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
 class _FromWorker:
     """The loader's end of one worker's socket: bytes and descriptors that have come, cut into messages."""
 
-    def __init__(self, receiver: socket.socket, states: memoryview) -> None:
+    def __init__(self, receiver: socket.socket, mappings: Mappings) -> None:
         self.socket = receiver
-        self.mappings = Mappings(states)
+        self.mappings = mappings
         self._bytes = bytearray()
         self._descriptors: collections.deque[int] = collections.deque()
 
@@ -247,7 +247,9 @@ class ArenaQueue(LiveRepr):
 
     _closed = True  # as long as it is not made
 
-    def __init__(self, num_workers: int, done_event: Any = None) -> None:
+    def __init__(
+        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+    ) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         pairs = [socket.socketpair() for _ in range(num_workers)]
@@ -259,7 +261,8 @@ class ArenaQueue(LiveRepr):
         self._poll = select.poll()
         self._incoming: dict[int, _FromWorker] = {}  # by descriptor
         for worker_id, (receiver, _) in enumerate(pairs):
-            self._incoming[receiver.fileno()] = _FromWorker(receiver, _row(self._board, worker_id))
+            its = mappings(_row(self._board, worker_id), worker_id)
+            self._incoming[receiver.fileno()] = _FromWorker(receiver, its)
             self._poll.register(receiver, select.POLLIN)
         self._messages: collections.deque[tuple[_FromWorker | None, Any]] = collections.deque()
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -333,7 +336,7 @@ class ArenaQueue(LiveRepr):
                 raise roots[place]
             data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
         if not self._told and any(
-            _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * number)[0] == ALONE for number in range(count)
+            _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * number)[0] in ALONE for number in range(count)
         ):
             self._told = True
             warnings.warn(

@@ -120,6 +120,11 @@ def filling(arena: Any) -> Iterator[None]:
         _filling.arena = None
 
 
+def is_filling() -> bool:
+    """Whether this thread pickles a batch whose storages go into slabs."""
+    return getattr(_filling, "arena", None) is not None
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.is_cpu

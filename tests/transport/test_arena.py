@@ -185,7 +185,7 @@ def test_batches_beyond_the_last_slab_get_memory_of_their_own() -> None:
     assert [batch.unique().tolist() for batch in batches] == [[0], [1], [2], [3], [4]]
     assert len(pair.mappings._memory) == 2
     message = pair.pickled(torch.zeros(BIG))
-    assert [number for number, _, _ in message[1]] == [ALONE]
+    assert [number in ALONE for number, _, _ in message[1]] == [True]
     assert pair.rebuilt(message).eq(0).all()
     del batches
     assert pair.used == []
@@ -273,7 +273,7 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
     fixed = np.arange(BIG, dtype=np.int16).reshape(2, -1)
     fixed.flags.writeable = False
     record = np.zeros(BIG, dtype=[("a", "i4"), ("b", "f8")])
-    sent = [fixed, np.asfortranarray(fixed), fixed[:, ::2], record, np.arange(BIG).astype("M8[s]"), fixed.astype(">f4")]
+    sent = [fixed, np.asfortranarray(fixed), fixed[:, ::2], record, np.arange(BIG).astype("M8[s]")]
     message = pair.pickled([*sent, fixed])
     assert len(message[0]) < BIG
     back = pair.rebuilt(message)
@@ -294,7 +294,7 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
 def test_an_array_that_fits_no_slab_travels_as_in_torch(pair: Pair) -> None:
     fixed = np.arange(3)
     fixed.flags.writeable = False
-    for array in (fixed, np.array([{}] * BIG), np.zeros((0, 3))):
+    for array in (fixed, np.array([{}] * BIG), np.zeros((0, 3)), np.arange(BIG).astype(">i4")):
         back = pair.sent(array)
         assert back.tolist() == array.tolist()
         assert back.flags.writeable
@@ -320,15 +320,15 @@ def test_a_small_part_of_a_large_storage_does_not_take_all_of_it_along(pair: Pai
 
 def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
     """torch would move the storage, away from the array, to a segment of its own."""
-    batch = pair.sent(pair.made(BIG, 1))
-    array = batch.numpy()
-    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9]]))
+    batch, small = pair.sent([pair.made(BIG, 1), torch.zeros(2)])
+    array, small_array = batch.numpy(), small.numpy()
+    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9], small]))
     assert there[0].is_shared()
     assert not batch.is_shared()
     there[0][6] = 3
     assert there[1][1] == 3
-    batch[0] = 9
-    assert array[0] == 9
+    batch[0] = small[0] = 9
+    assert array[0] == small_array[0] == 9
     assert there[0][0] == 1
     del batch
     assert pair.used == [0]
@@ -352,7 +352,7 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     (slab,) = pair.arena.seal()
     slab.announced = True
     pair.mappings.lost(slab.number)
-    pair.mappings.lost(ALONE)
+    pair.mappings.lost(ALONE[0])
     with reading([OSError("too many open files")]), pytest.raises(OSError, match="too many open files"):
         pickle.loads(data)
     assert pair.sent(torch.ones(BIG)).eq(1).all()

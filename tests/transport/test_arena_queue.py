@@ -10,12 +10,17 @@ import queue
 import resource
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import arena_soak
+import everything
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 import workloads as wl
 
 import minidl
@@ -371,6 +376,27 @@ def test_both_transports_give_the_same_batches(scale: int, collate_fn: Any) -> N
     both(Mixed(scale), collate_fn=collate_fn)
 
 
+def _described(loader: Any) -> list[Any]:
+    return [everything.described(batch) for batch in loader]
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested", "ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The given NumPy array")
+def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
+    """Types, bytes, strides, offsets, flags, and which leaves share their memory."""
+    np.arange(everything.SIZE, dtype="i4").tofile(tmp_path / "numbers")
+    dataset = everything.Everything(tmp_path / "numbers")
+    options: Any = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1}
+    expected = _described(torch.utils.data.DataLoader(dataset, **options))
+    assert len(expected) == 2
+    assert sum(line[0] == "one memory" for line in expected[0]) == 5
+    for transport in ("upstream", "arena"):
+        assert _described(minidl.DataLoader(dataset, transport=transport, **options)) == expected, transport
+    options |= {"multiprocessing_context": minidl.observe(transport="arena")}
+    assert _described(torch.utils.data.DataLoader(dataset, **options)) == expected
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_other_start_methods(context: str) -> None:
@@ -434,3 +460,15 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
     line.put(0, [torch.ones(BIG), lambda: 0])
     assert isinstance(line.get().data, ExceptionWrapper)
     assert line.states[0] == FREE
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
+def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        volume = arena_soak.soak(60, seed, way)
+    assert volume.batches == 60
+    assert volume.bytes > 20_000_000
+    assert volume.slabs > 0
