@@ -27,8 +27,8 @@ BIG = 4 * INLINE
 """Bytes that go into a slab."""
 
 
-Message = tuple[bytes, list[tuple[int, int, int]]]
-"""A pickle, and its slabs: number, size and, at their first use, descriptor."""
+Message = tuple[bytes, list[tuple[int, int, int]], bytearray]
+"""A pickle; its slabs: number, size and, at their first use, descriptor; and its small storages."""
 
 
 class Pair:
@@ -42,11 +42,11 @@ class Pair:
     def pickled(self, batch: Any) -> Message:
         with filling(self.arena):
             data, _ = dumps(batch)
-        slabs = self.arena.seal()
+        slabs, small = self.arena.seal()
         named = [(slab.number, slab.size, -1 if slab.announced else os.dup(slab.fd)) for slab in slabs]
         for slab in slabs:
             slab.announced = True
-        return data, named
+        return data, named, bytearray(small)
 
     def rebuilt(self, message: Message) -> Any:
         roots = []
@@ -55,6 +55,7 @@ class Pair:
                 self.mappings.map(number, size, fd)
                 os.close(fd)
             roots.append(self.mappings.root(number))
+        roots.append(message[2])
         with reading(roots):
             del roots
             return pickle.loads(message[0])
@@ -273,7 +274,7 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
     fixed = np.arange(BIG, dtype=np.int16).reshape(2, -1)
     fixed.flags.writeable = False
     record = np.zeros(BIG, dtype=[("a", "i4"), ("b", "f8")])
-    sent = [fixed, np.asfortranarray(fixed), fixed[:, ::2], record, np.arange(BIG).astype("M8[s]"), fixed.astype(">f4")]
+    sent = [fixed, np.asfortranarray(fixed), fixed[:, ::2], record, np.arange(BIG).astype("M8[s]")]
     message = pair.pickled([*sent, fixed])
     assert len(message[0]) < BIG
     back = pair.rebuilt(message)
@@ -294,7 +295,7 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
 def test_an_array_that_fits_no_slab_travels_as_in_torch(pair: Pair) -> None:
     fixed = np.arange(3)
     fixed.flags.writeable = False
-    for array in (fixed, np.array([{}] * BIG), np.zeros((0, 3))):
+    for array in (fixed, np.array([{}] * BIG), np.zeros((0, 3)), np.arange(BIG).astype(">i4")):
         back = pair.sent(array)
         assert back.tolist() == array.tolist()
         assert back.flags.writeable
@@ -320,15 +321,15 @@ def test_a_small_part_of_a_large_storage_does_not_take_all_of_it_along(pair: Pai
 
 def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
     """torch would move the storage, away from the array, to a segment of its own."""
-    batch = pair.sent(pair.made(BIG, 1))
-    array = batch.numpy()
-    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9]]))
+    batch, small = pair.sent([pair.made(BIG, 1), torch.zeros(2)])
+    array, small_array = batch.numpy(), small.numpy()
+    there = pickle.loads(reduction.ForkingPickler.dumps([batch, batch[5:9], small]))
     assert there[0].is_shared()
     assert not batch.is_shared()
     there[0][6] = 3
     assert there[1][1] == 3
-    batch[0] = 9
-    assert array[0] == 9
+    batch[0] = small[0] = 9
+    assert array[0] == small_array[0] == 9
     assert there[0][0] == 1
     del batch
     assert pair.used == [0]
@@ -349,11 +350,11 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     pair = Pair()
     with filling(pair.arena):
         data, _ = dumps(torch.ones(BIG))
-    (slab,) = pair.arena.seal()
+    (slab,), _ = pair.arena.seal()
     slab.announced = True
     pair.mappings.lost(slab.number)
     pair.mappings.lost(ALONE[0])
-    with reading([OSError("too many open files")]), pytest.raises(OSError, match="too many open files"):
+    with reading([OSError("too many open files"), bytearray()]), pytest.raises(OSError, match="too many open files"):
         pickle.loads(data)
     assert pair.sent(torch.ones(BIG)).eq(1).all()
     assert pair.arena._slabs[0] is not slab
