@@ -42,7 +42,10 @@ ORDER = (
         "observed_alone observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
-    ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
+    (
+        "check",
+        "view actors joint device dispatch recording replayed resumption slices report slabs spans tasks __init__",
+    ),
     ("doctor", "diagnosis places case chain rules diagnose"),
     (
         "analysis",

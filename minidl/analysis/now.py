@@ -55,7 +55,7 @@ class Doing:
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """One worker. doing: its main thread; feeder: its feeder thread, None if that is idle; queued: tasks in its index
-    queue."""
+    queue. sender: what pickles and writes its results, which has no thread of its own if they go in slabs."""
 
     worker: int
     pid: int
@@ -64,13 +64,14 @@ class WorkerSnapshot:
     doing: Doing
     feeder: Doing | None
     queued: int
+    sender: str = "its feeder"
 
     def text(self, over: bool) -> str:
         """Return the worker's line; without a time if the iterator is over."""
         start = f"{self.worker:<8}{self.pid:<9}{self.life.value:<9}"
         if over:
             return f"{start}{self.doing.words}"
-        feeder = f"; its feeder is {self.feeder.text()}" if self.feeder and self.feeder.seconds >= 1 else ""
+        feeder = f"; {self.sender} is {self.feeder.text()}" if self.feeder and self.feeder.seconds >= 1 else ""
         return f"{start}{self.queued:>6}  {self.doing.words:<38} {_seconds(self.doing.seconds):>8}{feeder}"
 
     def where(self) -> str:
@@ -395,7 +396,8 @@ class _Iterator:
             life = lives.get(pid, ProcessLife.UNKNOWN)
             shown = Doing(words, max(0, now - since) / 1e9)
             queued = _tasks(worker.index_queue, Message.TASK)
-            yield WorkerSnapshot(number, pid, life, worker.idle, shown, self._feeder(number, now), queued)
+            sender = "it" if self.facts.get("transport") == "arena" else "its feeder"
+            yield WorkerSnapshot(number, pid, life, worker.idle, shown, self._feeder(number, now), queued, sender)
 
     def _feeder(self, worker: int, now: int) -> Doing | None:
         for message in self.state.result_queue:
@@ -434,7 +436,8 @@ class _Iterator:
             return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
         if in_pipe:
             feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
-            step = f"its feeder is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")
+            step = f"{wanted.sender} is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")
+            step = step.replace("its feeder", wanted.sender)
             return f"worker {worker} has put {task} into the result queue; {step}{others}"
         return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
 

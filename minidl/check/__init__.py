@@ -7,7 +7,8 @@ what could not be judged and why. `RULES` names every rule and says what it dema
 A trace that is incomplete is judged on what is there: a rule that concludes from a missing event is judged for tasks
 and epochs that lie behind the last loss, and the report says so. What a killed or running process still owes is `open`.
 Rules: `recording`, `tasks` (their way), `dispatch` (decisions), `actors` (starts, deaths),
-`joint` (what one may do depends on the others), `resumption` (a loader's state), `device`, `spans`, `replayed`.
+`joint` (what one may do depends on the others), `resumption` (a loader's state), `device`, `slabs`, `spans`,
+`replayed`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl import terminal
-from minidl.check import actors, device, dispatch, joint, recording, replayed, resumption, slices, spans, tasks
+from minidl.check import (
+    actors,
+    device,
+    dispatch,
+    joint,
+    recording,
+    replayed,
+    resumption,
+    slabs,
+    slices,
+    spans,
+    tasks,
+)
 from minidl.check.report import Report, state_before
 from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
@@ -36,7 +49,7 @@ MOST_LISTED: Final = 20
 """Of one rule and loader, so many violations are listed one by one; the rest is counted."""
 
 _PARTS: Final = [
-    part.__name__ for part in (recording, tasks, dispatch, resumption, actors, joint, device, spans, replayed)
+    part.__name__ for part in (recording, tasks, dispatch, resumption, actors, joint, device, slabs, spans, replayed)
 ]
 """Of two rules that are broken by one event, the one that comes first names the reason."""
 

@@ -185,7 +185,8 @@ def actor(trace: Trace, row: int) -> str:
     who = f"worker {process.worker}" if process.role == "worker" and process.worker >= 0 else process.role
     track = EVENTS[int(event["code"])].track.value
     if track == "feeder":
-        return f"{who}'s feeder"
+        of_main = trace.loaders.get(int(event["loader"]), {}).get("transport") == "arena" and process.role == "worker"
+        return who if of_main else f"{who}'s feeder"
     if trace.threads.get((int(event["pid"]), int(event["tid"]))) == "pin_memory":
         return "pin thread"
     return track if track in ("pin thread", "consumer") else who

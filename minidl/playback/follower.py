@@ -438,6 +438,16 @@ class Follower:
         if event["code"] == ev.SHM_ALLOC and event["y"] == Place.COLLATE:
             self._made(event["task"], size)
 
+    def _slab(self, event: Row) -> None:
+        """A slab is taken for a batch in work, or for one that is pickled; it is sent with what is in it."""
+        number, size = event["worker"], event["y"]
+        if event["task"] < 0 or not 0 <= number < MOST_WORKERS:
+            return
+        if event["code"] == ev.SLAB_SEND:
+            self._made(event["task"], size)
+        elif not _move(self.outbox, event, MessageStage.PICKLING, shared=size):
+            self._worker(number).making += size
+
     def _made(self, task: int, size: int) -> None:
         if self.in_flight is not None:
             self.in_flight[task] = self.in_flight.get(task, 0) + size
@@ -652,6 +662,8 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.COLLATE[1]: _works(Activity.FETCHING),
     ev.FETCH[1]: _works(Activity.READY),
     ev.SHM_ALLOC: Follower._shm,
+    ev.SLAB_TAKE: Follower._slab,
+    ev.SLAB_SEND: Follower._slab,
     ev.SHM_COPY[0]: Follower._shm,
     ev.SHM_COPY[1]: _moves("outbox", MessageStage.PICKLING),
     ev.RESULT_PUT: Follower._put_result,

@@ -44,6 +44,11 @@ _WORDS: Final = {
     ev.SHM_COPY[0]: "worker {worker}'s feeder begins to copy {bytes} of task {task} into shared memory",
     ev.SHM_COPY[1]: "worker {worker}'s feeder has copied {bytes} of task {task} into shared memory",
     ev.RESULT_PUT: "worker {worker} puts the result of task {task} into the result queue: {outcome}",
+    ev.SLAB_TAKE: "worker {worker} takes slab {slab} ({bytes}, {source}) for task {task}",
+    ev.SLAB_SEND: "worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
+    ev.SLAB_FALLBACK: "{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each",
+    ev.SLAB_MAP: "{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
+    ev.SLAB_RELEASE: "nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
     ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
     ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",
     ev.RESULT_WRITE[0]: "a feeder begins to write {what} ({bytes}) to the result pipe",
@@ -101,6 +106,18 @@ _WORDS: Final = {
 }
 
 
+_WITH_SLABS: Final = {
+    ev.RESULT_PICKLE[0]: "worker {worker} begins to pickle task {task}'s result",
+    ev.RESULT_PICKLE[1]: "worker {worker} has pickled task {task}'s result: {bytes}",
+    ev.RESULT_WRITE[0]: "worker {worker} begins to write {what} ({bytes}) to its socket",
+    ev.RESULT_WRITE[1]: "worker {worker} has written {what} ({bytes}) to its socket",
+    ev.RESULT_READ: "{reader} has read a message ({bytes}) from a worker's socket",
+    ev.SHM_COPY[0]: "worker {worker} begins to copy {bytes} of task {task} into a segment of their own",
+    ev.SHM_COPY[1]: "worker {worker} has copied {bytes} of task {task} into a segment of their own",
+}
+"""What is different with the transport "arena", which has no feeder thread for results."""
+
+
 def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     """An event in words. pinned: its loader has a pin thread, which then reads the result queue."""
     kind = EVENTS[int(event["code"])]
@@ -122,7 +139,8 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     if kind.name in ("found_dead", "join") and worker < 0:
         values["worker"] = ""
     simulated = " (simulated)" if values.get("simulated") == 1 else ""
-    words = _WORDS.get(kind.code) or _plainly(kind)
+    slabs = trace.loaders.get(int(event["loader"]), {}).get("transport") == "arena"
+    words = (_WITH_SLABS.get(kind.code) if slabs else None) or _WORDS.get(kind.code) or _plainly(kind)
     return " ".join(words.format_map(values).split()) + simulated
 
 

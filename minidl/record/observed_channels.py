@@ -32,6 +32,7 @@ from minidl.record.recorder import emit_of, spanned
 from minidl.record.shared import Shared
 from minidl.record.slabs import emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
+from minidl.transport.tensors import is_filling
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -57,6 +58,8 @@ class SentResult(SentTask):
     def __reduce__(self) -> tuple[Any, ...]:
         feeding.about = self.about
         _begin_pickling(self.about, self.clock)
+        if is_filling():  # what goes into slabs does not come by watch_sharing
+            feeding.tensors = _tensors(self.message)[0]
         return _arrived, (_Arriving(*self.about), tuple(self.message))
 
 
@@ -144,7 +147,7 @@ def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
         about = getattr(feeding, "pickling", None)
         if about is None:
             return share(storage, *args, **kwargs)
-        feeding.tensors += 1
+        feeding.tensors += not is_filling()
         if storage.is_shared():
             return share(storage, *args, **kwargs)
         emit, size = emit_of(about[0]), storage.nbytes()

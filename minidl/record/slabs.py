@@ -92,8 +92,11 @@ class TracedMappings(Mappings):
         super()._set(number, state)
 
     def emit_mapped(self, number: int, task: int, new: bool) -> None:
-        """Emit that the slab's memory is there for this task."""
-        size = self._batches[number][1]
+        """Emit that the slab's memory is there for this task; unless another thread has forked meanwhile."""
+        known = self._batches.get(number)
+        if known is None:
+            return
+        size = known[1]
         self._batches[number] = task, size
         self._shared.emit(ev.SLAB_MAP, task, self.worker_id, number, size, int(new))
 

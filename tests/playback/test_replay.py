@@ -946,3 +946,20 @@ def test_a_replay_has_the_headline_as_title(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert cli.main(["replay", str(tmp_path / "t"), "--event", "3"]) == 0
     assert capsys.readouterr().out.startswith(title)
+
+
+def test_with_slabs_the_worker_sends_and_no_feeder(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", Run(**made_trace.SLABS))
+    told_all = [describe(trace, event) for event in trace.events if event["worker"] >= 0]
+    assert not [words for words in told_all if "feeder" in words and "index queue" not in words]
+    assert "worker 1 takes slab 2 (1.0 MiB, new) for task 5" in told_all
+    assert "worker 1 takes slab 0 (1.0 MiB, recycled) for task 7" in told_all
+    assert "worker 1 begins to write task 7 (900 B) to its socket" in told_all
+    assert "nothing in the reader's process refers to slab 0 of worker 0 any more: freed" in told_all
+    sent = np.flatnonzero((trace.events["code"] == ev.SLAB_SEND) & (trace.events["task"] == 7))
+    before, after = (Replay(trace) for _ in range(2))
+    own = np.flatnonzero(trace.events["loader"] == 1)
+    place = int(np.searchsorted(own, sent[0]))
+    before.to(place)
+    after.to(place + 1)
+    assert after.state.bytes_in_flight - before.state.bytes_in_flight == made_trace.MIB

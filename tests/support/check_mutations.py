@@ -235,6 +235,17 @@ def _table() -> list[Mutation]:
         out.append(Mutation(name, how, run, rule, event, edit))
 
     # fmt: off
+    # slabs
+    add("a slab is written while its batch is visible", "dropped", "slab-unseen", "slab_take",
+        lambda e: drop(e, find(e, ev.SLAB_RELEASE, 3)), "slabs")
+    add("a slab is written while a forked child may see it", "changed", "slab-unseen", "slab_take",
+        lambda e: put(e, find(e, ev.SLAB_RELEASE, 3), z=ev.SlabEnd.KEPT), "slabs")
+    add("a slab is released twice", "doubled", "slab-released", "slab_release",
+        lambda e: double(e, find(e, ev.SLAB_RELEASE, 3)), "slabs")
+    add("a slab comes that was not sent", "dropped", "slab-sent", "slab_map",
+        lambda e: drop(e, find(e, ev.SLAB_SEND, 3)), "slabs")
+    add("a slab is released that did not come", "dropped", "slab-sent", "slab_release",
+        lambda e: drop(e, find(e, ev.SLAB_MAP, 3)), "slabs")
     # a task's way: dropped
     add("a task is never assigned", "dropped", "whole-way", "index_put",
         lambda e: drop(e, find(e, ev.TASK_ASSIGNED, 3)))
