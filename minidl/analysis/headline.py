@@ -154,7 +154,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     found = _Inquiry(trace, trace.spans() if spans is None else spans, job).headline()
     explored = trace.manifest.get("explored")
     if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
-        words = f"cut: minidl explore made this run, which ends where it goes wrong: {explored.get('wrong')}"
+        words = f"cut: a run of minidl explore ends here: {explored.get('wrong')}"
         found = dataclasses.replace(found, sentence=words, next_step="")
     sentence = titled(plain(found.sentence))
     whole = () if sentence == plain(found.sentence) else (found.sentence,)
@@ -327,11 +327,11 @@ class _Inquiry:
         at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
         if at != focus.process:
             focus = self._focus(wait, at, -1, self.trace.processes[at].worker)
-        return self._still(wait, focus, "stopped")
+        return self._still(wait, focus, "stopped:")
 
     def _still(self, wait: _Wait, focus: Spot, words: str) -> Spot:
         since = wait.until - self._quiet(wait, focus.process)
-        said = f"{words}: no sign of life since {self._at(since)}"
+        said = f"{words} no sign of life since {self._at(since)}"
         return dataclasses.replace(focus, frame=Frame.PROCESS, since=since, words=said)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
@@ -401,7 +401,7 @@ class _Inquiry:
             step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
             return what, step, self._still(wait, focus, "stopped?")
         if self.trace.processes[process].life is ProcessLife.STOPPED:
-            focus = self._still(wait, focus, "stopped by a signal")
+            focus = self._still(wait, focus, "stopped by a signal:")
         elif quiet > wait.took // 2:
             what = f"{self.trace.processes[process].name} has not taken task {task}: is it stopped?"
             focus = self._still(wait, focus, "stopped?")
@@ -824,8 +824,9 @@ def titled(sentence: str) -> str:
         if len(sentence) > LONGEST:
             sentence = re.sub(pattern, short, sentence)
     if len(sentence) > LONGEST:
-        begin = LONGEST // 2
-        sentence = f"{sentence[:begin].rstrip()} ... {sentence[begin + 5 - LONGEST :].lstrip()}"
+        begin = LONGEST // 3
+        first, last = sentence[:begin].rpartition(" ")[0], sentence[begin + 5 - LONGEST :].partition(" ")[2]
+        sentence = f"{first or sentence[:begin]} ... {last or sentence[begin + 5 - LONGEST :]}"
     return sentence
 
 

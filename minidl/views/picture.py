@@ -454,7 +454,7 @@ class _Drawing:
 
     def _is_culprit(self, bar: np.void) -> bool:
         framed = self.scene.framed
-        if framed is None or framed.bar < 0 or len(framed.rows) > 1 or framed.rows[0][1] < 0:
+        if framed is None or not framed.alone:
             return False
         return int(self.scene.bars["span"][framed.bar]) == int(bar["span"])
 
@@ -479,10 +479,10 @@ class _Drawing:
         lane, row = framed.rows[0]
         size = self._letters(7)
         ns = (scene.end - scene.begin) / self.pixels
-        fits = len(framed.rows) == 1 and (end - begin) / ns > _wide(framed.words, size)
+        fits = framed.alone and (end - begin) / ns > _wide(framed.words, size)
         late = (scene.end - begin) / ns < _wide(framed.words, size)
         # What has no room for it has its label below its lane, where no other bar is covered.
-        y = self._middle(lane, max(row, 0)) if fits else scene.lanes[lane].bottom
+        y = self._middle(lane, row) if fits else scene.lanes[lane].bottom
         axes.annotate(
             framed.words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else 1), textcoords="offset points",
             fontsize=size, weight="bold", color=self._blame, ha="right" if late else "left",

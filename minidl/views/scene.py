@@ -70,7 +70,8 @@ class Death:
 class Framed:
     """What views frame since the headline blames it. begin, end: ns; words: what is said there.
 
-    rows: (lane, row) of each frame; row -1 = the lane from its top to its bottom. bar: the one to select, -1 = none.
+    rows: (lane, row) of each frame; row -1 = the lane from its top to its bottom. bar: the one to select, -1 = none;
+    alone: whether the frame is that bar's.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -78,6 +79,7 @@ class Framed:
     end: int
     words: str
     bar: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +385,7 @@ class Scene:
             words = f"{full}: {self.unit.of(end - begin)}"
         else:
             words = f"{full}: {self.fates[Fate(bar['fate'])]}" if bar["fate"] else full
-        return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at)
+        return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
 
     def _standing_still(self, spot: Spot) -> Framed | None:
         """Frame all of a process's lane since its last sign of life."""
@@ -405,7 +407,7 @@ class Scene:
         like = bars[(bars["code"] == bar["code"]) & (slot[bars["lane"]] == slot[bar["lane"]])]
         like = like[like["fate"] == Fate.ENDED]
         each = self.unit.of(float(np.median(like["end"] - like["begin"])))
-        words = f"{paint(int(bar['code'])).label}: {len(like):,} of about {each}"
+        words = f"{paint(int(bar['code'])).label}: {len(like):,} times, each about {each}"
         rows = tuple((lane, row) for lane, row in distinct(like, "lane", "row"))
         return Framed(rows, int(like["begin"].min()), int(like["end"].max()), words, at)
 
@@ -451,10 +453,11 @@ class Scene:
         An idle worker's wait for a task is none of them: it may end at any time.
         """
         bars = self.bars
-        there = np.flatnonzero(np.isin(bars["fate"], FADING) & ~np.isin(bars["code"], IDLE))
-        last = self.framed.bar if self.framed is not None else -1
+        blamed = self.framed.bar if self.framed is not None else -1
+        idle = np.isin(bars["code"], IDLE) & (np.arange(len(bars)) != blamed)
+        there = np.flatnonzero(np.isin(bars["fate"], FADING) & ~idle)
         looks = [paint(code) for code in bars["code"][there].tolist()]
-        rank = np.array([2 * (look.label in FRAMES) + look.waits for look in looks], int) - 4 * (there == last)
+        rank = np.array([2 * (look.label in FRAMES) + look.waits for look in looks], int) - 4 * (there == blamed)
         found: list[int] = there[np.lexsort((-bars["begin"][there], rank))].tolist()
         return found
 
