@@ -672,7 +672,10 @@ class _Inquiry:
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
-        if found.kind is not Bound.START_UP and len(mine) > 1:
+        named = mine[mine["task"] == found.task]
+        if len(named):
+            mine = named
+        elif found.kind is not Bound.START_UP and len(mine) > 1:
             mine = later if 3 * total(later) >= total(mine) else mine[1:]
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         if found.kind is Bound.START_UP:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from minidl.lab.case import LabCase, LabOptions, Truth
-from minidl.lab.runner import QUIET, LabRun, Mode, running
+from minidl.lab.runner import BOUND, QUIET, LabRun, Mode, running
 from minidl.lab.table import cases
 
 WRONG_STATES: Final = ("hung", "died", "error")
@@ -153,11 +153,14 @@ def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
 
 
 def _reached(run: LabRun, case: LabCase, options: LabOptions, seed: int, truth: Truth | None) -> bool:
-    """Wait until a case is where it should be; a healthy one is asked about at some moment."""
-    if truth is None and not case.ended(run.mode.loader):
+    """Wait until a case is where it should be; a healthy one is asked about at some moment, or after its end."""
+    ends = case.ended(run.mode.loader)
+    if truth is None and not (ends and seed % 2):
         there = run.wait_for_words("ready")
         time.sleep(random.Random(seed).uniform(3, 9))
         return there
+    if ends:
+        return run.wait(quiet=BOUND)
     if case.theme == "several ranks":  # they start one after the other, and meet, without a word
         run.wait_for_words("batch 0")
     return run.wait(QUIET if options.method == "fork" else LATER)

@@ -34,7 +34,7 @@ from minidl.transport.message import dumps
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!IBbQ")  # bytes that follow the head; slabs; the slab with the pickle, or -1; its offset
-_SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+_SLAB = struct.Struct("!H?QQ")  # number; whether its descriptor comes along; size; inode
 
 _LARGE = 1 << 14
 """Bytes from which a pickle lies in a slab: a socket holds little, and the loader may be busy."""
@@ -53,7 +53,7 @@ class ArenaWriter(LiveRepr):
     _socket: socket.socket
 
     def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -65,18 +65,19 @@ class ArenaWriter(LiveRepr):
         return self.__dict__ | {"_siblings": [], "_arena": None}
 
     def _phrases(self) -> Iterator[str]:
-        yield f"of worker {self._worker_id}"
+        yield f"of worker {self.worker_id}"
 
-    def enter_worker(self) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
         """This process is the worker: collate makes its tensors in slabs from here."""
         for sibling in self._siblings:
             if sibling is not self:
                 sibling.close()
         self._siblings = []
-        self._arena = arena = Arena(_row(self._board, self._worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id))
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-            return arena.allocate(size) if torch.device(device).type == "cpu" else make(size, device=device)
+            made = arena.allocate(size) if torch.device(device).type == "cpu" else None
+            return make(size, device=device) if made is None else made
 
         make: Callable[..., Any] = torch.UntypedStorage._new_shared
         torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
@@ -96,7 +97,7 @@ class ArenaWriter(LiveRepr):
             place, offset = arena.place(data)
             data = struct.pack("!Q", len(data))
         slabs = arena.seal()
-        names = b"".join(_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs)
+        names = b"".join(_SLAB.pack(slab.number, not slab.announced, slab.size, slab.inode) for slab in slabs)
         self._descriptors = [slab.fd for slab in slabs if not slab.announced]
         self._send_bytes(_HEAD.pack(len(names) + len(data), len(slabs), place, offset) + names + data)
         _announced(slabs)
@@ -104,7 +105,7 @@ class ArenaWriter(LiveRepr):
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
         idx, _ = message
-        where = f"while worker {self._worker_id} pickled a batch"
+        where = f"while worker {self.worker_id} pickled a batch"
         self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
 
     def _send_bytes(self, data: bytes) -> None:
@@ -156,9 +157,9 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
 class _FromWorker:
     """The loader's end of one worker's socket: bytes and descriptors that have come, cut into messages."""
 
-    def __init__(self, receiver: socket.socket, states: memoryview) -> None:
+    def __init__(self, receiver: socket.socket, mappings: Mappings) -> None:
         self.socket = receiver
-        self.mappings = Mappings(states)
+        self.mappings = mappings
         self._bytes = bytearray()
         self._descriptors: collections.deque[int] = collections.deque()
 
@@ -189,24 +190,29 @@ class _FromWorker:
             yield message
 
     def roots(self, message: bytes, count: int) -> list[Any]:
-        """A root for each slab of a message, None for one whose descriptor did not come; maps those that are new."""
-        roots = []
+        """A root for each slab of a message, or the error for which there is none; maps those that are new."""
+        roots: list[Any] = []
         for place in range(count):
-            number, new, size = _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * place)
-            here = self._map(number, size) if new else True
-            roots.append(self.mappings.root(number) if here else None)
+            number, new, size, inode = _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * place)
+            error = self._map(number, size, inode) if new else None
+            roots.append(self.mappings.root(number) if error is None else error)
         return roots
 
-    def _map(self, number: int, size: int) -> bool:
-        if not self._descriptors:
+    def _map(self, number: int, size: int, inode: int) -> OSError | None:
+        """Map a slab; or why that can't be done."""
+        # A descriptor that finds no room in this process is lost, and a later message's may be here already.
+        if not self._descriptors or os.fstat(self._descriptors[0]).st_ino != inode:
             self.mappings.lost(number)
-            return False
+            return OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
         fd = self._descriptors.popleft()
         try:
             self.mappings.map(number, size, fd)
+        except RuntimeError as error:
+            self.mappings.lost(number)
+            return OSError(errno.ENOMEM, f"the batch's memory can't be mapped: {error}")
         finally:
             os.close(fd)
-        return True
+        return None
 
     @property
     def pending(self) -> int:
@@ -241,7 +247,9 @@ class ArenaQueue(LiveRepr):
 
     _closed = True  # as long as it is not made
 
-    def __init__(self, num_workers: int, done_event: Any = None) -> None:
+    def __init__(
+        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+    ) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         pairs = [socket.socketpair() for _ in range(num_workers)]
@@ -253,7 +261,8 @@ class ArenaQueue(LiveRepr):
         self._poll = select.poll()
         self._incoming: dict[int, _FromWorker] = {}  # by descriptor
         for worker_id, (receiver, _) in enumerate(pairs):
-            self._incoming[receiver.fileno()] = _FromWorker(receiver, _row(self._board, worker_id))
+            its = mappings(_row(self._board, worker_id), worker_id)
+            self._incoming[receiver.fileno()] = _FromWorker(receiver, its)
             self._poll.register(receiver, select.POLLIN)
         self._messages: collections.deque[tuple[_FromWorker | None, Any]] = collections.deque()
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -323,11 +332,11 @@ class ArenaQueue(LiveRepr):
         data: Any = memoryview(message)[_HEAD.size + count * _SLAB.size :]
         roots = self._sender.roots(message, count)
         if place >= 0:
-            if roots[place] is None:
-                raise OSError(errno.EMFILE, "the descriptor of a message's memory did not arrive: too many open files")
+            if isinstance(roots[place], OSError):
+                raise roots[place]
             data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
         if not self._told and any(
-            _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * number)[0] == ALONE for number in range(count)
+            _SLAB.unpack_from(message, _HEAD.size + _SLAB.size * number)[0] in ALONE for number in range(count)
         ):
             self._told = True
             warnings.warn(

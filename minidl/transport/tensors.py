@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, process, reduction
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
@@ -37,6 +38,9 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
+_SMALL_PART, _PAGES = 4, 1 << 16
+"""A tensor with less than 1/4 of its storage is a small part of it, if the storage is not small itself."""
+
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
@@ -58,8 +62,34 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
+                self._share_if_small_part(obj)
                 return reduce_tensor(obj)
+        if kind is np.ndarray:
+            return self.reduce_array(obj)
         return NotImplemented
+
+    def _share_if_small_part(self, tensor: torch.Tensor) -> None:
+        """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
+
+        As in torch, whose first batch of such a storage moves the storage to shared memory, where it stays.
+        """
+        if getattr(_filling, "arena", None) is None:
+            return
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not _filling.arena.made(storage):
+            storage.share_memory_()
+
+    def reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Reduce an array, so that the other side may write to it: with this pickle protocol it often may not.
+
+        torch's queues use an older one, which calls the array's `__reduce__`.
+        """
+        arena = getattr(_filling, "arena", None)
+        reduced = None if arena is None else arena.reduce_array(array)
+        if reduced is None:
+            return array.__reduce__()
+        self.shared_bytes += array.nbytes
+        return reduced
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Count the storage and reduce it."""
@@ -88,6 +118,11 @@ def filling(arena: Any) -> Iterator[None]:
         yield
     finally:
         _filling.arena = None
+
+
+def is_filling() -> bool:
+    """Whether this thread pickles a batch whose storages go into slabs."""
+    return getattr(_filling, "arena", None) is not None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -94,13 +94,15 @@ def timeline(
     until: float | None = None,
     batches: Iterable[BatchName] | None = None,
     workers: Iterable[int] | None = None,
-    width: float = 13.0,
+    width: float = 9.0,
     title: str | None = None,
+    headline: bool = True,
 ) -> Figure:
     """Draw a trace, or the one at a path: lanes of bars, arrows for the batches that are asked for, counters below.
 
     since, until: seconds from the trace's first event. batches: task numbers, or (loader, epoch, task). workers: those
-    to show. width: inches, at least 2.5. title: by default the trace's name. Steps that did not end fade towards the
+    to show. width: inches, at least 2.5; by default about a notebook's cell. title: by default the trace's name.
+    headline: whether to say, and to outline, what bounds the run or stopped it. Steps that did not end fade towards the
     right edge. Raises ValueError for a window, a batch or a worker that is not in the trace, ImportError without
     matplotlib.
     """
@@ -110,7 +112,7 @@ def timeline(
     trace = read_trace(trace)
     shown = scene_of(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
-    return _Drawing(shown, make, width, title_of(trace) if title is None else title).draw(picked)
+    return _Drawing(shown, make, width, title_of(trace) if title is None else title, headline).draw(picked)
 
 
 @functools.cache
@@ -133,17 +135,19 @@ def _figure_class() -> type[Figure]:
 class _Drawing:
     """One figure in the making. Lengths are in inches, times in `unit`."""
 
-    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str) -> None:
+    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str, headline: bool) -> None:
         self.scene = scene
         self.width = width
         self.title = title
         self.scale, self.unit = scene.unit.ns, scene.unit.name
         self.counters = [c for c in scene.counters if len(c.times)]
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
+        self.framed = scene.framed if headline else None
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 10.5)))
-        step = f"next step: {scene.headline.next_step}" if scene.headline.next_step else ""
+        sentence = scene.headline.sentence if headline else ""
+        self.sentence = textwrap.wrap(sentence, max(20, int(width * 10.5)))
+        step = f"next step: {scene.headline.next_step}" if headline and scene.headline.next_step else ""
         self.step = textwrap.wrap(step, max(20, int(width * 16)))
         self.above = LINE_INCHES * len(self.sentence) + 0.17 * (len(self.step) + 1)
         lines = -(-len(self.legend) // self.columns) + sum(patch.get_label().count("\n") for patch in self.legend)
@@ -238,7 +242,7 @@ class _Drawing:
     def _legend(self) -> Iterator[Any]:
         """Yield a handle for each sign of the legend."""
         widest = max(12, int((self.width - 0.5) / 0.065))  # letters
-        for sign in legend_of(self.scene):
+        for sign in legend_of(self.scene, blames=self.framed is not None):
             yield _handle(replace(sign, label=textwrap.fill(sign.label, widest)))
 
     # --- lanes
@@ -453,7 +457,7 @@ class _Drawing:
         return all(left > end or left + wide < begin or abs(y - at) > 0.5 for begin, end, at in self.taken)
 
     def _is_culprit(self, bar: np.void) -> bool:
-        framed = self.scene.framed
+        framed = self.framed
         if framed is None or not framed.alone:
             return False
         return int(self.scene.bars["span"][framed.bar]) == int(bar["span"])
@@ -468,7 +472,7 @@ class _Drawing:
 
     def _framed(self, axes: Axes) -> None:
         """Outline what the headline blames, and name it at its beginning: in red if it went wrong."""
-        scene, framed = self.scene, self.scene.framed
+        scene, framed = self.scene, self.framed
         if framed is None:
             return
         begin, end = max(framed.begin, scene.begin), max(min(framed.end, scene.end), framed.begin + 1)
@@ -512,7 +516,7 @@ class _Drawing:
         from matplotlib.patches import FancyArrowPatch
         from matplotlib.patheffects import withStroke
 
-        cause = self.scene.cause
+        cause = self.scene.cause if self.framed is not None else None
         if cause is None or math.isnan(at := cause.at(self.scene.begin, self.scene.end)):
             return
         down = cause.from_lane < cause.to_lane

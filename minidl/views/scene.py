@@ -298,15 +298,15 @@ def title_of(trace: Trace) -> str:
     return trace.path.name.encode("utf-8", "backslashreplace").decode()
 
 
-def legend_of(scene: Scene) -> list[Sign]:
-    """Return the legend of what is drawn: one for all views."""
+def legend_of(scene: Scene, blames: bool = True) -> list[Sign]:
+    """Return the legend of what is drawn: one for all views. blames: whether what the headline blames is pointed at."""
     bars, marks = scene.bars, scene.marks
     return legend(
         np.unique(bars["code"]).tolist(),
         simulated=bool(bars["simulated"].any()),
         unended=bool(np.isin(bars["fate"], FADING).any()),
         letters=letters(np.unique(bars["code"]).tolist()),
-        cause=scene.cause is not None,
+        cause=blames and scene.cause is not None,
         failed=bool(marks["alarm"].any() or scene.deaths),
         states=[code for code in STATES if (marks["code"] == code).any()],
     )

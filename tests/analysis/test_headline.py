@@ -452,6 +452,14 @@ def test_too_few_workers_are_the_verdicts(tmp_path: Path) -> None:
     assert focus_of(found, trace)[1] in ("sample", "collate")
 
 
+def test_the_batch_that_blocked_the_line_is_the_focus_even_if_it_is_the_first(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", workers=3, batches=12, cost=lambda task: 40_000_000 if task else 600_000_000)
+    found = headline(trace)
+    assert "(longest: task 0 of worker 0, sample 0)" in found.sentence
+    assert found.focus is not None
+    assert (found.focus.task, found.focus.worker) == (0, 0)
+
+
 def test_nothing_recorded(tmp_path: Path) -> None:
     write_process(tmp_path / "t", [], pid=1, role="loader")
     assert headline(read_trace(tmp_path / "t")).sentence == "cut: nothing was recorded"

@@ -10,9 +10,11 @@ import queue
 import resource
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import arena_soak
 import numpy as np
 import pytest
 import torch
@@ -200,6 +202,36 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_lost_descriptor_does_not_let_the_next_one_take_its_place(line: Line) -> None:
+    (incoming,) = line.queue._incoming.values()
+    line.put(0, torch.ones(BIG))
+    line.put(1, torch.full((BIG,), 2.0))
+    while len(incoming._descriptors) < 2:
+        assert incoming.read()
+    os.close(incoming._descriptors.popleft())
+    line.queue._messages.extend((incoming, message) for message in incoming.messages())
+    failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "did not arrive: too many open files" in str(failure.error)
+    assert line.get().data.eq(2).all()
+    line.put(2, torch.full((BIG,), 3.0))
+    assert line.get().data.eq(3).all()
+
+
+def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    line.put(0, torch.ones(BIG))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "from_file", full)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "can't be mapped: Cannot allocate memory" in str(failure.error)
+    line.put(1, torch.ones(BIG))
+    assert line.get().data.eq(1).all()
 
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,3 +436,15 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
     line.put(0, [torch.ones(BIG), lambda: 0])
     assert isinstance(line.get().data, ExceptionWrapper)
     assert line.states[0] == FREE
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
+def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        volume = arena_soak.soak(60, seed, way)
+    assert volume.batches == 60
+    assert volume.bytes > 20_000_000
+    assert volume.slabs > 0
