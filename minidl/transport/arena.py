@@ -234,8 +234,11 @@ class Arena:
         return slab_storage, (number, begin, size)
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> Reduced | None:
-        """Put an array of plain data into a slab; None if it is small, or no slab can be made."""
-        if array.nbytes <= INLINE or array.dtype.hasobject:
+        """Put an array of plain data into a slab; None if it is small, or no slab can be made.
+
+        None also for another byte order, which pickle turns into this machine's.
+        """
+        if array.nbytes <= INLINE or array.dtype.hasobject or not array.dtype.isnative:
             return None
         try:
             number, begin = self._room(array.nbytes)

@@ -12,12 +12,15 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import arena_soak
+import everything
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 import workloads as wl
 
 import minidl
@@ -371,6 +374,27 @@ def both(dataset: Any, **options: Any) -> None:
 @pytest.mark.parametrize("collate_fn", [None, odd, as_it_is])
 def test_both_transports_give_the_same_batches(scale: int, collate_fn: Any) -> None:
     both(Mixed(scale), collate_fn=collate_fn)
+
+
+def _described(loader: Any) -> list[Any]:
+    return [everything.described(batch) for batch in loader]
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested", "ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The given NumPy array")
+def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
+    """Types, bytes, strides, offsets, flags, and which leaves share their memory."""
+    np.arange(everything.SIZE, dtype="i4").tofile(tmp_path / "numbers")
+    dataset = everything.Everything(tmp_path / "numbers")
+    options: Any = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1}
+    expected = _described(torch.utils.data.DataLoader(dataset, **options))
+    assert len(expected) == 2
+    assert sum(line[0] == "one memory" for line in expected[0]) == 5
+    for transport in ("upstream", "arena"):
+        assert _described(minidl.DataLoader(dataset, transport=transport, **options)) == expected, transport
+    options |= {"multiprocessing_context": minidl.observe(transport="arena")}
+    assert _described(torch.utils.data.DataLoader(dataset, **options)) == expected
 
 
 @pytest.mark.live
