@@ -78,7 +78,7 @@ class What(enum.Enum):
         return self in (What.DIED, What.HUNG, What.ERROR)
 
 
-class Frame(enum.Enum):
+class Blamed(enum.Enum):
     """What a view frames, of a spot."""
 
     STEP = "the step"
@@ -105,7 +105,7 @@ class Spot:
     task: int = -1
     worker: int = -1
     epoch: int = -1
-    frame: Frame = Frame.STEP
+    frame: Blamed = Blamed.STEP
     since: int = 0
     words: str = ""
 
@@ -332,7 +332,7 @@ class _Inquiry:
     def _still(self, wait: _Wait, focus: Spot, words: str) -> Spot:
         since = wait.until - self._quiet(wait, focus.process)
         said = f"{words} no sign of life since {self._at(since)}"
-        return dataclasses.replace(focus, frame=Frame.PROCESS, since=since, words=said)
+        return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=said)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""
@@ -684,7 +684,7 @@ class _Inquiry:
             focus = None if longest is None else self._waited_for(longest)
         alone = found.kind is Bound.HEAD_OF_LINE
         if focus is not None and not alone and self._is_one_of_many(focus, group, total(mine)):
-            focus = dataclasses.replace(focus, frame=Frame.ALIKE)
+            focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
 
     def _is_one_of_many(self, focus: Spot, group: list[int], waited: int) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from minidl.analysis.headline import Frame, Headline, Spot, What, headline
+from minidl.analysis.headline import Blamed, Headline, Spot, What, headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
@@ -83,7 +83,7 @@ class Framed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Pointer:
     """An arrow from a wait to what is waited for: lane and row of both ends, and when both are (ns)."""
 
     from_lane: int
@@ -372,14 +372,14 @@ class Scene:
         spot, at = self.headline.focus, self.culprit
         if spot is None:
             return None
-        if spot.frame is Frame.PROCESS:
+        if spot.frame is Blamed.PROCESS:
             return self._standing_still(spot)
         if at < 0:
             return None
         bar = self.bars[at]
         begin, end = int(bar["begin"]), int(bar["end"])
         full = caption(self, bar)[0]
-        if spot.frame is Frame.ALIKE:
+        if spot.frame is Blamed.ALIKE:
             return self._alike(at)
         if self.headline.kind is What.SLOW:
             words = f"{full}: {self.unit.of(end - begin)}"
@@ -388,7 +388,7 @@ class Scene:
         return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
 
     def _standing_still(self, spot: Spot) -> Framed | None:
-        """Frame all of a process's lane since its last sign of life."""
+        """Blamed all of a process's lane since its last sign of life."""
         mine = self.spans["process"][self.bars["span"]] == spot.process
         kinds = np.array([lane.kind in (LaneKind.WORKER, LaneKind.LOADER) for lane in self.lanes], bool)
         lanes = self.bars["lane"][mine]
@@ -401,7 +401,7 @@ class Scene:
         return Framed(((int(lanes[-1]), -1),), spot.since - self.start, end, spot.words, self.culprit)
 
     def _alike(self, at: int) -> Framed:
-        """Frame every row that has such steps, in all lanes of the same loader."""
+        """Blamed every row that has such steps, in all lanes of the same loader."""
         bar, bars = self.bars[at], self.bars
         slot = np.array([lane.slot for lane in self.lanes])
         like = bars[(bars["code"] == bar["code"]) & (slot[bars["lane"]] == slot[bar["lane"]])]
@@ -431,7 +431,7 @@ class Scene:
         return int(there[np.lexsort((bars["row"], overlap > 0.5 * overlap.max()))[-1]])
 
     @cached_property
-    def cause(self) -> Cause | None:
+    def cause(self) -> Pointer | None:
         """The arrow from the wait to what the headline blames; None if one of them is not drawn, or both are one."""
         framed, wait = self.framed, self.waiter
         if framed is None or wait < 0:
@@ -445,7 +445,7 @@ class Scene:
         begin, end = max(begin, int(bar["begin"])), min(end, int(bar["end"]), max(self.last, 1))
         if lane == bar["lane"] or begin >= end:
             return None
-        return Cause(int(bar["lane"]), int(bar["row"]), lane, row, begin, end)
+        return Pointer(int(bar["lane"]), int(bar["row"]), lane, row, begin, end)
 
     def unended(self) -> list[int]:
         """Return the bars that did not end, what is to blame first: then work, the innermost first, waits, an epoch.

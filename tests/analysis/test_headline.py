@@ -13,7 +13,7 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Frame, Headline, What, headline, titled
+from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS
@@ -85,20 +85,20 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
     assert found.sentence == ("hung for 30.0 s, since 0.01 s: worker 1 (pid 1101) has not taken task 9: is it stopped?")
     assert found.next_step.endswith("ps -o stat,wchan -p 1101")
     assert found.focus is not None
-    assert (found.focus.frame, found.focus.words) == (Frame.PROCESS, "stopped? no sign of life since 0.00 s")
+    assert (found.focus.frame, found.focus.words) == (Blamed.PROCESS, "stopped? no sign of life since 0.00 s")
 
 
-@pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Frame.PROCESS), (HangCause.GIL, Frame.STEP)])
+@pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Blamed.PROCESS), (HangCause.GIL, Blamed.STEP)])
 def test_what_the_evidence_shows_as_stopped_is_to_blame_and_not_its_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: Frame
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: Blamed
 ) -> None:
     said = Diagnosis(State.HUNG, cause, "hung for 30 s: the loop waits for worker 1: it is ...", who={"pid": 1101})
     monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
     found = hung(tmp_path)
     assert found.sentence == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
     assert found.focus is not None
-    assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is Frame.PROCESS)
-    if frame is Frame.PROCESS:
+    assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is Blamed.PROCESS)
+    if frame is Blamed.PROCESS:
         events = read_trace(tmp_path / "t").events
         assert found.focus.since == int(events["time"][events["pid"] == 1101].max())
 
@@ -108,7 +108,7 @@ def test_a_worker_that_a_running_system_shows_as_stopped(tmp_path: Path) -> None
     trace.processes[2].life = ProcessLife.STOPPED
     focus = headline(trace).focus
     assert focus is not None
-    assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", Frame.PROCESS)
+    assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", Blamed.PROCESS)
 
 
 @pytest.mark.parametrize("stuck", [ev.SAMPLE, ev.INDEX_GET, ev.COLLATE, ev.RESULT_PICKLE])
@@ -160,12 +160,12 @@ def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path
 def test_of_steps_alike_none_is_blamed_alone(tmp_path: Path) -> None:
     alike = headline(made(tmp_path / "t", batches=200, step=10_000)).focus
     assert alike is not None
-    assert alike.frame is Frame.ALIKE
+    assert alike.frame is Blamed.ALIKE
     late = headline(
         made(tmp_path / "u", batches=40, step=10_000, cost=lambda t: 60_000_000 if t == 9 else 900_000)
     ).focus
     assert late is not None
-    assert (late.frame, late.task) == (Frame.STEP, 9)
+    assert (late.frame, late.task) == (Blamed.STEP, 9)
 
 
 def test_the_order_is_not_asked_for_a_hang_without_workers_in_turn(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp
     assert found.next_step.endswith("ps -o stat,wchan -p 200")
     assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
     assert found.focus is not None
-    assert (found.focus.frame, found.focus.since) == (Frame.PROCESS, 15), "its sample is not to blame"
+    assert (found.focus.frame, found.focus.since) == (Blamed.PROCESS, 15), "its sample is not to blame"
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
