@@ -24,7 +24,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues arguments arena arena_queue"),
+    ("transport", "tensors message queues packets arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),

@@ -388,7 +388,7 @@ class Scene:
         return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
 
     def _standing_still(self, spot: Spot) -> Framed | None:
-        """Blamed all of a process's lane since its last sign of life."""
+        """Frame all of a process's lane since its last sign of life."""
         mine = self.spans["process"][self.bars["span"]] == spot.process
         kinds = np.array([lane.kind in (LaneKind.WORKER, LaneKind.LOADER) for lane in self.lanes], bool)
         lanes = self.bars["lane"][mine]
@@ -401,7 +401,7 @@ class Scene:
         return Framed(((int(lanes[-1]), -1),), spot.since - self.start, end, spot.words, self.culprit)
 
     def _alike(self, at: int) -> Framed:
-        """Blamed every row that has such steps, in all lanes of the same loader."""
+        """Frame every row that has such steps, in all lanes of the same loader."""
         bar, bars = self.bars[at], self.bars
         slot = np.array([lane.slot for lane in self.lanes])
         like = bars[(bars["code"] == bar["code"]) & (slot[bars["lane"]] == slot[bar["lane"]])]
