@@ -21,7 +21,7 @@ import numpy.typing as npt
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.loaders import name_of
+from minidl.tracefile.loaders import in_slabs, name_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -219,6 +219,7 @@ class Layout:
         events = trace.events
         self.marks = np.flatnonzero(_INSTANT[events["code"]])
         self._pinning = np.unique(_thread(events[_PINS[events["code"]]]))
+        self._in_slabs = in_slabs(trace)
         span_keys, mark_keys = self._keys(spans), self._keys(events[self.marks])
         self._lane_keys = np.unique(np.concatenate([span_keys, mark_keys]))
         self.span_lane = np.searchsorted(self._lane_keys, span_keys)
@@ -231,7 +232,8 @@ class Layout:
         inside = worker >= 0
         kind = np.where(inside, LaneKind.WORKER, LaneKind.LOADER)
         kind[~inside & np.isin(_thread(rows), self._pinning)] = LaneKind.PIN_THREAD
-        kind[_FEEDS[code]] = np.where(inside, LaneKind.FEEDER, LaneKind.QUEUE_FEEDERS)[_FEEDS[code]]
+        feeds = _FEEDS[code] & ~(inside & np.isin(rows["loader"], self._in_slabs))  # these a worker does itself
+        kind[feeds] = np.where(inside, LaneKind.FEEDER, LaneKind.QUEUE_FEEDERS)[feeds]
         kind[_CONSUMES[code]] = LaneKind.CONSUMER
         kind[rows["tid"] >= ev.DEVICE_TID] = LaneKind.DEVICE
         kind[code == ev.EPOCH[0]] = LaneKind.EPOCHS
