@@ -436,12 +436,8 @@ class _Iterator:
             return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
         if in_pipe:
             feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
-<<<<<<< HEAD
-            step = f"{wanted.sender} is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")
+            step = f"{wanted.sender} is {feeding.words}" if feeding else _WHERE.get(in_pipe[0].stage, "")
             step = step.replace("its feeder", wanted.sender)
-=======
-            step = f"its feeder is {feeding.words}" if feeding else _WHERE.get(in_pipe[0].stage, "")
->>>>>>> main
             return f"worker {worker} has put {task} into the result queue; {step}{others}"
         return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
 
