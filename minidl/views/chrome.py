@@ -82,8 +82,8 @@ COUNTERS: Final = {
     "tasks outstanding": "`outstanding` of task_assigned and rcvd_advance; one less at reorder_store, at "
     "worker_exhausted, and at a yield without either since its result came; 0 when an epoch begins",
     "reorder buffer batches": "`depth` of reorder_store and reorder_pop; 0 when an epoch begins",
-    "in flight bytes": "up by `bytes` at a batch's shm_alloc in collate and by `bytes` + `copied` at the end of its "
-    "result_pickle, down by both when the batch is yielded or given up",
+    "in flight bytes": "up by `bytes` at a batch's shm_alloc in collate and slab_send, and by `bytes` + `copied` at "
+    "the end of its result_pickle, down by all of it when the batch is yielded or given up",
     "index queue tasks": "of a worker: up at index_put, down at the end of the index_get that brings the task",
     "result queue batches": "of a worker: up at result_put, down at the end of the result_get that brings the result",
 }
