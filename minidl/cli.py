@@ -338,6 +338,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--guard", action="append", metavar="NAME",
                      help="only the shortest failing run without this guard; may be repeated"),
                 _flag("--upstream", "explore torch's protocol instead"),
+                _flag("--slabs", "explore the slabs of the transport arena instead, with and without each guard"),
                 _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),

@@ -63,7 +63,7 @@ ORDER = (
     (
         "explore",
         "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
-        "ablations __init__",
+        "ablations slab_life __init__",
     ),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine own_thread pairs device events files loader samplers states transports __init__"),

@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises TraceError if a trace can't be written, ValueError for an unknown name.
     """
+    from minidl.explore import slab_life
     from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM
     from minidl.explore.guards import GUARDS
 
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     if arguments.follow is not None:
         return _follow(arguments.follow)
+    if arguments.slabs:
+        return slab_life.run()
     protocol = UPSTREAM if arguments.upstream else OURS
     chosen = [c for c in CONFIGURATIONS if not arguments.quick or c.name in QUICK]
     if arguments.only:

@@ -124,6 +124,15 @@ def _array(root: Any, offset: int, dtype: Any, shape: tuple[int, ...], order: An
     return np.ndarray(shape, dtype, root, offset, order=order)
 
 
+def may_write(state: int, visible: bool, inherited: bool) -> bool:
+    """Whether a worker may write into a slab with this byte: no process can see what is in it.
+
+    visible: the worker still has the batch; inherited: a process that it has forked may have it. Also used by
+    `explore.slab_life`.
+    """
+    return state == FREE and not visible and not inherited
+
+
 # --- The worker's side ------------------------------------------------------------------------------------------------
 class Slab:
     """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it."""
@@ -330,9 +339,10 @@ class Arena:
         """A slab of at least `size` bytes: a free one, a new one, or, if there are too many, one for this batch."""
         for number, slab in tuple(self._slabs.items()):
             state = self._states[number]
-            if slab.visible or state == TAKEN:
+            visible = slab.visible
+            if visible or state == TAKEN:
                 continue
-            if state == FREE and slab.size >= size and not slab.inherited:
+            if slab.size >= size and may_write(state, visible, slab.inherited):
                 self._states[number] = TAKEN
                 return slab
             del self._slabs[number]  # too small by now, or a forked process may see it
