@@ -55,6 +55,12 @@ ALONE = range(SLABS, 1 << 16)
 INLINE = 1024
 """Bytes up to which a storage travels in the message."""
 
+SPARE = 2
+"""Free slabs of a worker that keep their memory. Others give it back: the loader holds fewer batches than before."""
+
+_LEFT_OVER = 1 << 20
+"""Bytes that a slab may keep beyond twice what batches need now."""
+
 _ALIGNED = 64
 _ROUNDED = 1 << 16
 
@@ -140,12 +146,20 @@ class Slab:
             os.close(self.fd)
             raise
         self.announced = False
+        self.touched = 0  # bytes from the beginning on that have memory
         self.inherited = False  # by a process that the worker has forked, which may see what is in it
         self.root: weakref.ref[Any] | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
             os.close(self.fd)
+
+    def give_back(self, size: int) -> None:
+        """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
+        begin = _round_up(size, mmap.PAGESIZE)
+        if begin < self.touched:
+            self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)
+            self.touched = begin
 
     @property
     def visible(self) -> bool:
@@ -189,6 +203,7 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
         self._expected = 0  # bytes of the largest batch so far
+        self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
@@ -272,7 +287,16 @@ class Arena:
     def seal(self) -> list[Slab]:
         """The slabs of the present batch, which ends; they are not written again before they are free."""
         opened, self._open = self._open, []
-        self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
+        used = sum(_round_up(one.used, _ALIGNED) for one in opened)
+        self._expected, self._recent = max(self._expected, used), max(self._recent // 2, used)
+        for one in opened:
+            one.slab.touched = max(one.slab.touched, one.used)
+            if one.slab.touched > 2 * self._recent + _LEFT_OVER:
+                one.slab.give_back(self._recent)
+        if opened and len(self._slabs) > SPARE:
+            spare = [n for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
+            if len(spare) > SPARE and not (last := self._slabs[spare[-1]]).visible:
+                last.give_back(0)
         return [one.slab for one in opened]
 
     def _room(self, size: int) -> tuple[int, int]:
