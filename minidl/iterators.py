@@ -346,7 +346,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._crew.named = named
         users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
         for worker_id in range(self._num_workers):
-            index_queue = self._ports.queue("index", context, worker_id)
+            index_queue = (
+                self._ports.arena_task_queue(worker_id)
+                if loader.transport == "arena"
+                else self._ports.queue("index", context, worker_id)
+            )
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
             start = self._record.start_of(worker_id, loader)

@@ -56,6 +56,7 @@ from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
 from minidl.transport.arena import Mappings
 from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
+from minidl.transport.packets import TaskQueue
 
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
@@ -181,7 +182,7 @@ class ObservedContext(BaseContext):
         """The result queue, if it is an iterator's first, else a worker's index queue."""
         caller = sys._getframe(1)
         ports, arena = self._ports(caller), self._arena_of(caller)
-        plain = arena.result_queue() if arena is not None and not arena.given else self.get_context().Queue(maxsize)
+        plain = self.get_context().Queue(maxsize) if arena is None else arena.next_queue()
         return plain if ports is None else ports.queue_around(plain)
 
     def Event(self) -> Any:  # noqa: N802
@@ -270,7 +271,10 @@ class _ArenaOfTorch:
         self.given = False
         self.workers = 0
 
-    def result_queue(self) -> ArenaQueue:
+    def next_queue(self) -> ArenaQueue | TaskQueue:
+        """The result queue, then a queue for each worker."""
+        if self.given:
+            return TaskQueue()
         self.given = True
         return self.queue
 

@@ -91,6 +91,9 @@ class TracedPorts(Shared, ports.Ports):
         mappings = functools.partial(TracedMappings, self)
         return TRACED_QUEUES["result"](self, ArenaQueue(num_workers, done_event, mappings))
 
+    def arena_task_queue(self, worker_id: int) -> Any:
+        return TRACED_QUEUES["index"](self, super().arena_task_queue(worker_id), worker_id)
+
     def done_event(self, which: ports.WhichDoneEvent) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
         return TracedDoneEvent(self, super().done_event(which), numbers[which])

@@ -43,7 +43,7 @@ class TracedArena(Arena):
         self._emit(ev.SLAB_TAKE, slab.number, slab.size, source)
         return slab
 
-    def seal(self) -> list[Slab]:
+    def seal(self) -> tuple[list[Slab], bytearray]:
         for one in self._open:
             self._emit(ev.SLAB_SEND, one.slab.number, one.filled, one.copied)
         if self._leaves:

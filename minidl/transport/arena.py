@@ -15,8 +15,8 @@ A slab is in use for two processes, and each tells only about itself.
    takes a slab only if the byte is FREE and its own root of the slab is gone: a collate function may keep a batch too.
    Only the worker's own thread fills slabs. A number is given to a new slab only once the old one's byte is not TAKEN.
 3. A message that nobody has read keeps the byte at TAKEN. The loader makes the root before it rebuilds the message, so
-   a message that is dropped, or that can't be rebuilt, sets the byte when its root goes. A message names each new slab
-   by its inode, so a descriptor that was lost on its way can't let the loader map another slab in its place.
+   a message that is dropped, or that can't be rebuilt, sets the byte when its root goes. The descriptors
+   of new slabs come with the packet that names them, so one that is lost can't let the loader map another slab.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
    of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl.transport.tensors import Reduced, reduce_storage
+from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
 
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
@@ -52,8 +52,11 @@ SLABS = 40
 ALONE = range(SLABS, 1 << 16)
 """Numbers of slabs that are used once: the loader has all others."""
 
-INLINE = 1024
+INLINE = 8192
 """Bytes up to which a storage travels in the message."""
+
+SMALL = 1 << 15
+"""Bytes of such storages in one message; what is beyond goes into a slab."""
 
 _ALIGNED = 64
 _ROUNDED = 1 << 16
@@ -123,10 +126,7 @@ def _array(root: Any, offset: int, dtype: Any, shape: tuple[int, ...], order: An
 
 # --- The worker's side ------------------------------------------------------------------------------------------------
 class Slab:
-    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it.
-
-    inode: tells the loader which slab a descriptor is of.
-    """
+    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
@@ -135,7 +135,6 @@ class Slab:
         try:
             os.ftruncate(self.fd, size)
             self.memory = mmap.mmap(self.fd, size)
-            self.inode = os.fstat(self.fd).st_ino
         except BaseException:
             os.close(self.fd)
             raise
@@ -177,6 +176,11 @@ class _Filling:
         return begin
 
 
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the elements are not those of the storage, but their conjugates or negatives."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
 class Arena:
     """A worker's slabs. `allocate` and `reduce` fill slabs for the present batch; `seal` returns these.
 
@@ -188,6 +192,8 @@ class Arena:
         self._states = states
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
+        self._small = bytearray()  # storages that travel in the message
+        self._sent: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
         self._expected = 0  # bytes of the largest batch so far
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
@@ -214,24 +220,53 @@ class Arena:
             return None
         return _storage(self._open[number].root, begin, size)
 
+    def reduce_tensor(self, tensor: torch.Tensor) -> Reduced | None:
+        """A tensor that fills its storage, in one step; None if the storage is to be reduced by itself."""
+        storage = tensor.untyped_storage()
+        size, address = storage.nbytes(), storage.data_ptr()
+        first = self._sent.setdefault(address, tensor)
+        if first is not tensor:
+            return None if first is None or _is_lazy(tensor) else reduce_view(tensor, first)
+        whole = tensor.nbytes == size > 0 and tensor.is_contiguous() and not storage.is_shared()
+        if whole and not _is_lazy(tensor) and (place := self._placed(address, size)) is not None:
+            return slab_tensor, (*place, NAMES[tensor.dtype], tensor.numel(), tuple(tensor.shape))
+        self._sent[address] = None
+        return None
+
     def reduce(self, storage: torch.UntypedStorage) -> Reduced:
         """Put a storage into the message, or into a slab if it is not there."""
         size, address = storage.nbytes(), storage.data_ptr()
         if size == 0:
             return torch.UntypedStorage, ()
+        first = self._sent.setdefault(address, None)
+        if first is not None:
+            return storage_of, (first,)
+        place = self._placed(address, size)
+        if place is None:
+            self.fallbacks += 1
+            return reduce_storage(storage)
+        return slab_storage, (*place, size)
+
+    def _placed(self, address: int, size: int) -> tuple[int, int] | None:
+        """Where bytes are, which are copied if they are not in a slab; None if no slab can be made.
+
+        In a slab of the message, or (-1) among its small storages; and the offset there.
+        """
         number = self._home(address)
         if number >= 0:
-            return slab_storage, (number, address - self._open[number].address, size)
-        if size <= INLINE:
-            return inline_storage, (ctypes.string_at(address, size),)
+            return number, address - self._open[number].address
+        begin = _round_up(len(self._small), _ALIGNED)
+        if size <= INLINE and begin + size <= SMALL:
+            self._small += bytes(begin - len(self._small))
+            self._small += ctypes.string_at(address, size)
+            return -1, begin
         try:
             number, begin = self._room(size)
         except OSError:  # no descriptor or memory for a slab: as without slabs
-            self.fallbacks += 1
-            return reduce_storage(storage)
+            return None
         ctypes.memmove(self._open[number].address + begin, address, size)
         self._open[number].copied += size
-        return slab_storage, (number, begin, size)
+        return number, begin
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> Reduced | None:
         """Put an array of plain data into a slab; None if it is small, or no slab can be made.
@@ -269,16 +304,23 @@ class Arena:
                 return number
         return -1
 
-    def seal(self) -> list[Slab]:
-        """The slabs of the present batch, which ends; they are not written again before they are free."""
+    def seal(self) -> tuple[list[Slab], bytearray]:
+        """The slabs of the present batch, and its small storages. The batch ends.
+
+        The slabs are not written again before they are free.
+        """
+        small, self._small, self._sent = self._small, bytearray(), {}
+        if not self._open:
+            return [], small
         opened, self._open = self._open, []
         self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
-        return [one.slab for one in opened]
+        return [one.slab for one in opened], small
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
             return len(self._open) - 1, begin
-        slab = self._take(max(size, 0 if self._open else self._expected))
+        # A batch that is larger than those before gets slabs that double: few of them, and the next batch gets one.
+        slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
         self._open.append(_Filling(slab, root))
@@ -396,7 +438,7 @@ _reading = threading.local()
 
 @contextlib.contextmanager
 def reading(roots: list[Any]) -> Iterator[None]:
-    """In this thread and block, `slab_storage` finds these slabs."""
+    """In this thread and block, the functions below find these slabs, and the small storages at the end."""
     _reading.roots = roots
     try:
         yield
@@ -411,16 +453,18 @@ def _root_of(number: int) -> Any:
     return root
 
 
-def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
-    """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
-    return _of_a_batch(_storage(_root_of(number), offset, size))
-
-
 def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
     """Called by the loader's unpickler: an array in one of the message's slabs; no bytes are copied."""
     return _array(_root_of(number), offset, dtype, shape, order)
 
 
-def inline_storage(data: bytes) -> torch.UntypedStorage:
-    """Called by the loader's unpickler: a small storage of its own."""
-    return _of_a_batch(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage())
+def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
+    """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
+    return _of_a_batch(_storage(_root_of(number), offset, size))
+
+
+def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
+    tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
+    _of_a_batch(tensor.untyped_storage())
+    return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

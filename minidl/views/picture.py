@@ -589,7 +589,9 @@ class _Drawing:
             peak = max(peak, int(values.max()))
         factor, word = _bytes_unit(peak) if unit == "B" else (1, unit)
         axes.set_ylim(0, max(peak, 1) * 1.12)
-        axes.set_yticks(*zip(*{0: "0", peak: f"{peak / factor:.3g}"}.items(), strict=True))
+        most = peak / factor
+        top = f"{most:.3g}" if most < 999.5 else f"{most:,.0f}"
+        axes.set_yticks(*zip(*{0: "0", peak: top}.items(), strict=True))
         axes.tick_params(axis="y", labelsize=6.5)
         axes.yaxis.tick_right()
         axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,

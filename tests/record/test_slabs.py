@@ -25,7 +25,7 @@ from minidl.transport.arena import FREE, KEPT, reading
 from minidl.transport.message import dumps, rebuild
 from minidl.transport.tensors import filling
 
-WIDE = 5000
+WIDE = 20_000
 """Bytes that do not go inline."""
 
 
@@ -41,25 +41,26 @@ class Pair:
         self.directory, self.states, self.progress = directory, states, shared.fetching
         self.arena, self.mappings = TracedArena(shared, 0, states), TracedMappings(shared, states, 0)
 
-    def pickled(self, task: int, *batch: torch.Tensor) -> tuple[bytes, list[Any]]:
+    def pickled(self, task: int, *batch: torch.Tensor) -> tuple[bytes, bytearray, list[Any]]:
         assert self.progress is not None
         self.progress.task = task
         with filling(self.arena):
             data, _ = dumps(batch)
-        slabs = self.arena.seal()
+        slabs, small = self.arena.seal()
         news = [not slab.announced for slab in slabs]
         for slab in slabs:
             slab.announced = True
-        return data, list(zip(slabs, news, strict=True))
+        return data, bytearray(small), list(zip(slabs, news, strict=True))
 
-    def rebuilt(self, task: int, data: bytes, slabs: list[Any]) -> Any:
+    def rebuilt(self, task: int, data: bytes, small: bytearray, slabs: list[Any]) -> Any:
         forget_mapped()
-        roots = []
+        roots: list[Any] = []
         for slab, new in slabs:
             if new:
                 self.mappings.map(slab.number, slab.size, slab.fd)
             roots.append(self.mappings.root(slab.number))
-        with reading(roots):
+        with reading([*roots, small]):
+            del roots
             if task >= 0:
                 emit_mapped(task)
             return rebuild(data)
@@ -131,8 +132,8 @@ def test_what_goes_in_no_slab_is_counted(pair: Pair) -> None:
 
 
 def test_a_message_that_is_not_rebuilt_frees_its_slab(pair: Pair) -> None:
-    _, slabs = pair.pickled(0, torch.zeros(WIDE, dtype=torch.uint8))
-    assert isinstance(pair.rebuilt(-1, b"torn", slabs), RebuildFailure)
+    _, small, slabs = pair.pickled(0, torch.zeros(WIDE, dtype=torch.uint8))
+    assert isinstance(pair.rebuilt(-1, b"torn", small, slabs), RebuildFailure)
     gc.collect()
     pair.sent(1, torch.zeros(WIDE, dtype=torch.uint8))
     trace = pair.trace()
@@ -160,8 +161,8 @@ def test_a_real_run_s_batches_are_sent_and_mapped_once() -> None:
     for name in ("slab_send", "slab_map"):
         rows = trace.select(name)
         assert sorted(rows["task"].tolist()) == sorted([*range(12)] * 2), name
-    assert trace.select("slab_send")["y"].tolist() == [8000 + 4000] * 24
-    assert trace.select("slab_send")["z"].tolist() == [4000] * 24
+    assert trace.select("slab_send")["y"].tolist() == [24_000 + 12_000] * 24
+    assert trace.select("slab_send")["z"].tolist() == [12_000] * 24
     assert trace.select("slab_fallback")["x"].tolist() == [1] * 24
     ends = trace.select("slab_release")["z"].tolist()
     assert ends.count(SlabEnd.FREED) + ends.count(SlabEnd.KEPT) == 24

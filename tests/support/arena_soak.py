@@ -340,7 +340,7 @@ def _act(
 
 def _free(iterator: Any) -> int:
     """How many slabs the loader has mapped; AssertionError if one is still in use."""
-    mappings = [incoming.mappings for incoming in iterator._worker_result_queue._incoming.values()]
+    mappings = iterator._worker_result_queue._mappings
     for each in mappings:
         assert each.visible == 0, "a slab stays in use"
         assert set(bytes(each._states)) <= {FREE, KEPT}, bytes(each._states)

@@ -207,10 +207,10 @@ def resumed(workers: int, in_order: bool = True) -> None:
 
 
 class Wide(wl.Tensors):
-    """Samples of 4 KB: a batch of them goes into a slab."""
+    """Samples of 12 KB: a batch of them goes into a slab."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((1000,), float(index))
+        return torch.full((3000,), float(index))
 
 
 def beside_shared(samples: list[torch.Tensor]) -> list[torch.Tensor]:

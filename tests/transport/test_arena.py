@@ -27,8 +27,8 @@ BIG = 4 * INLINE
 """Bytes that go into a slab."""
 
 
-Message = tuple[bytes, list[tuple[int, int, int]]]
-"""A pickle, and its slabs: number, size and, at their first use, descriptor."""
+Message = tuple[bytes, list[tuple[int, int, int]], bytearray]
+"""A pickle; its slabs: number, size and, at their first use, descriptor; and its small storages."""
 
 
 class Pair:
@@ -42,11 +42,11 @@ class Pair:
     def pickled(self, batch: Any) -> Message:
         with filling(self.arena):
             data, _ = dumps(batch)
-        slabs = self.arena.seal()
+        slabs, small = self.arena.seal()
         named = [(slab.number, slab.size, -1 if slab.announced else os.dup(slab.fd)) for slab in slabs]
         for slab in slabs:
             slab.announced = True
-        return data, named
+        return data, named, bytearray(small)
 
     def rebuilt(self, message: Message) -> Any:
         roots = []
@@ -55,6 +55,7 @@ class Pair:
                 self.mappings.map(number, size, fd)
                 os.close(fd)
             roots.append(self.mappings.root(number))
+        roots.append(message[2])
         with reading(roots):
             del roots
             return pickle.loads(message[0])
@@ -349,11 +350,11 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     pair = Pair()
     with filling(pair.arena):
         data, _ = dumps(torch.ones(BIG))
-    (slab,) = pair.arena.seal()
+    (slab,), _ = pair.arena.seal()
     slab.announced = True
     pair.mappings.lost(slab.number)
     pair.mappings.lost(ALONE[0])
-    with reading([OSError("too many open files")]), pytest.raises(OSError, match="too many open files"):
+    with reading([OSError("too many open files"), bytearray()]), pytest.raises(OSError, match="too many open files"):
         pickle.loads(data)
     assert pair.sent(torch.ones(BIG)).eq(1).all()
     assert pair.arena._slabs[0] is not slab
