@@ -230,10 +230,12 @@ class Summary:
         lost = f", {self.lost} lost" if self.lost else ""
         processes = counted(self.processes, "process", "processes")
         unended = ["when the trace ends:", *(f"  {text}" for text in self.open)] if self.open else []
-        lines = self.headline.lines() + unended if self._broken else [self.headline.sentence]
+        step = f"  next step: {self.headline.next_step}" if self.headline.next_step else ""
+        lines = self.headline.lines() + unended if self._broken else list(filter(None, (self.headline.sentence, step)))
         lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
-        lines += list(self._loader_texts()) or ["no iterator in this trace"]
+        told = "\n".join(self._loader_texts()) or "no iterator in this trace"
+        lines += [line for line in told.split("\n") if not step or line.strip() != step.strip()]
         if unended and not self._broken:
             lines += unended
         if self.ended:
@@ -268,10 +270,11 @@ class Summary:
 def summary(trace: Trace) -> Summary:
     """Sum `trace` up; near-linear in its events."""
     spans = trace.spans()
+    said = headline(trace, spans)
     times, alive = trace.events["time"], left_alive(trace)
     numbers, several = [int(number) for number in np.unique(trace.events["loader"]) if number], _several(trace)
     return Summary(
-        headline=headline(trace, spans),
+        headline=said,
         path=str(trace.path),
         command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         machine=_machine(trace.manifest),
@@ -280,7 +283,7 @@ def summary(trace: Trace) -> Summary:
         lost=sum(process.lost for process in trace.processes),
         wall=int(times[-1] - times[0]) if len(times) else 0,
         loaders=[_loader(trace, spans, number, number in alive, several.get(number, -1)) for number in numbers],
-        open=open_spans(trace, spans),
+        open=open_spans(trace, spans, first=said.focus.process if said.focus is not None else -1),
         alive=alive_at_end(trace, spans),
         ended=how_ended(trace),
         problems=[*trace.problems, *lacking(trace.manifest, trace.lines)],
