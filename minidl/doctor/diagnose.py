@@ -104,7 +104,7 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
-    if asked or _will_be_ended(case, chain):
+    if asked or found.helped or _will_be_ended(case, chain):
         return State.MAYBE_HUNG
     if told is not None and told.hung:
         return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,16 +46,16 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diag
     return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
 
 
-def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float) -> Diagnosis:
-    """Look at a process and its children, once or twice."""
+def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float, others: Sequence[int] = ()) -> Diagnosis:
+    """Look at a process, its children and some others, once or twice."""
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
-    looks: list[RunEvidence] = [collect(pid, interval=INTERVAL, py_spy=py_spy)]
+    looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
     found = diagnose(looks, _until(told, looks[-1].moment))
     if found.state is State.HUNG or not seconds:
         return found
     time.sleep(seconds)
-    looks.append(collect(pid, interval=INTERVAL, py_spy=py_spy))
+    looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
     return diagnose(looks, _until(told, looks[-1].moment))
 
 
@@ -72,7 +73,12 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     running = [p for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
     if running and found.kind in (What.HUNG, What.CUT, What.RUNNING) and found.told is not None:
         pid = found.told.pid if any(p.pid == found.told.pid for p in running) else running[0].pid
-        return look_at(pid, found.told, py_spy=py_spy, seconds=seconds)
+        others = [p.pid for p in running if p.pid != pid]
+        return look_at(pid, found.told, py_spy=py_spy, seconds=seconds, others=others)
+    if running and trace.described("program_end"):  # its code has ended, and the process has not
+        exiting = look_at(running[0].pid, None, py_spy=py_spy, seconds=seconds)
+        if exiting.where.get("step") == LoaderStep.EXIT.name.lower():
+            return exiting
     diagnosis = found.diagnosis or of_headline(found, trace)
     return replace(diagnosis, evidence=(*diagnosis.evidence, *_broken_rules(trace, found)))
 
