@@ -47,16 +47,23 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diag
 
 
 def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float, others: Sequence[int] = ()) -> Diagnosis:
-    """Look at a process, its children and some others, once or twice."""
+    """Look at a process, its children and some others: once, twice, or three times.
+
+    What moved between the first two looks may stand still since: a worker that starts hangs at the end of its start.
+    """
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
     looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
     found = diagnose(looks, _until(told, looks[-1].moment))
     if found.state is State.HUNG or not seconds:
         return found
-    time.sleep(seconds)
-    looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
-    return diagnose(looks, _until(told, looks[-1].moment))
+    for _ in range(2):
+        time.sleep(seconds)
+        looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
+        found = diagnose(looks[-2:], _until(told, looks[-1].moment))
+        if found.state is not State.MOVES:
+            break
+    return found
 
 
 def _until(told: Told | None, moment: int) -> Told | None:
