@@ -112,7 +112,8 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     if link.wait.kind in TWO_ENDS:
         return _at_the_other_end(case, link, links), False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    only = len({pid for pid, _, _ in holders}) == 1 and link.wait.kind is not Blocked.FILE_LOCK
+    shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # who shares one need not hold it
+    only = len({pid for pid, _, _ in holders}) == 1 and not shared
     if link.wait.certain or only:
         return holders[:1], False
     return [], False

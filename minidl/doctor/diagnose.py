@@ -108,6 +108,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MAYBE_HUNG
     if told is not None and told.hung and chain.end.wait.kind is Blocked.MOVES:
         return State.MAYBE_HUNG
+    if chain.missing and case.apart < LONG:  # it may just have been sent
+        return State.MAYBE_HUNG
     if told is not None and told.hung:
         return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
     ring = chain.links[chain.back :] if chain.cycle else (end,)
@@ -147,7 +149,7 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
     if own and found.cause is HangCause.UNKNOWN:
         return True
     if chain.end.wait.kind is Blocked.SLEEPS:
-        return own and not _is_endless(case, chain.end)
+        return (own or not told.past) and not _is_endless(case, chain.end)
     return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
 
 
