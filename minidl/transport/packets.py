@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import pickle
 import queue
 import select
 import socket
@@ -24,7 +23,7 @@ from typing import Any
 
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
-from minidl.transport.message import dumps
+from minidl.transport.message import packed, unpacked
 from minidl.transport.queues import NoThreadError
 
 PACKET = 1 << 15
@@ -130,7 +129,7 @@ class TaskQueue(LiveRepr):
         """Pickle and write a message. Raises NoThreadError if it can't be written yet, and no thread can be started."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        self._send_bytes(dumps(message)[0])
+        self._send_bytes(packed(message))
 
     def _send_bytes(self, data: bytes) -> None:
         last = (len(data) - 1) // PACKET * PACKET
@@ -207,6 +206,6 @@ class TaskQueue(LiveRepr):
             self._parts.append(packet[1:])
             if packet[:1] == _WHOLE:
                 data, self._parts = b"".join(self._parts), []
-                return pickle.loads(data)
+                return unpacked(memoryview(data))
             seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
         raise queue.Empty
