@@ -192,6 +192,7 @@ class Arena:
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
+        self.inline = INLINE
         self._expected = 0  # bytes of the largest batch so far
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
@@ -209,7 +210,7 @@ class Arena:
         """
         if threading.get_ident() != self._thread:
             return None
-        if size <= INLINE:
+        if size <= self.inline:
             return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
         try:
             number, begin = self._room(size)
@@ -254,7 +255,7 @@ class Arena:
         if number >= 0:
             return number, address - self._open[number].address
         begin = _round_up(len(self._small), _ALIGNED)
-        if size <= INLINE and begin + size <= SMALL:
+        if size <= self.inline and begin + size <= SMALL:
             self._small += bytes(begin - len(self._small))
             self._small += ctypes.string_at(address, size)
             return -1, begin
@@ -271,7 +272,7 @@ class Arena:
 
         None also for another byte order, which pickle turns into this machine's.
         """
-        if array.nbytes <= INLINE or array.dtype.hasobject or not array.dtype.isnative:
+        if array.nbytes <= self.inline or array.dtype.hasobject or not array.dtype.isnative:
             return None
         try:
             number, begin = self._room(array.nbytes)

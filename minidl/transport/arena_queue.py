@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch._utils
 
+from minidl import collate
 from minidl.live_repr import LiveRepr, counted
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
 from minidl.transport.message import packed, unpacked
@@ -76,6 +77,7 @@ class ArenaWriter(LiveRepr):
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
             return make(size, device=device) if made is None else made
 
+        collate.shared_from = arena.inline + 1
         make: Callable[..., Any] = torch.UntypedStorage._new_shared
         torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
 

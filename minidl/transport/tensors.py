@@ -62,19 +62,18 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
-                return self._reduce_in_arena(obj) or reduce_tensor(obj)
+                arena = getattr(_filling, "arena", None)
+                return reduce_tensor(obj) if arena is None else self._reduce_in_arena(obj, arena)
         if kind is np.ndarray:
             return self.reduce_array(obj)
         return NotImplemented
 
-    def _reduce_in_arena(self, tensor: torch.Tensor) -> Reduced | None:
-        arena = getattr(_filling, "arena", None)
-        if arena is None:
-            return None
+    def _reduce_in_arena(self, tensor: torch.Tensor, arena: Any) -> Reduced:
         reduced: Reduced | None = arena.reduce_tensor(tensor)
         if reduced is None:
             _share_if_small_part(tensor, arena)
-        elif reduced[0] is not view_of:
+            return reduce_tensor(tensor)
+        if reduced[0] is not view_of:
             self.shared_bytes += tensor.nbytes
         return reduced
 
