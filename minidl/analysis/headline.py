@@ -29,7 +29,8 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, State
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -39,7 +40,8 @@ from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_until, left_alive, since
-from minidl.tracefile.words import counted, doing, duration, listed, plain
+from minidl.tracefile.watched import OWN
+from minidl.tracefile.words import counted, doing, duration, listed, plain, unit_of
 
 LONG: Final = 5_000_000_000
 """ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
@@ -51,7 +53,14 @@ MOST_SUMMED: Final = 20
 """Iterators of one DataLoader that are judged together: those that were waited for longest."""
 
 LONGEST: Final = 170
-"""Characters of a sentence: it is a title."""
+"""Characters of a sentence: it is a title. Of a longer one the evidence has the whole."""
+
+
+MANY: Final = 4
+"""Steps of one kind from which on one of them may be no worse than the others."""
+
+NOTABLE: Final = 0.2
+"""Share of all waiting from which on one wait is worth a look of its own."""
 
 
 class What(enum.Enum):
@@ -71,12 +80,21 @@ class What(enum.Enum):
         return self in (What.DIED, What.HUNG, What.ERROR)
 
 
+class Blamed(enum.Enum):
+    """What a view frames, of a spot."""
+
+    STEP = "the step"
+    PROCESS = "its process, which stands still: what its thread was in is not to blame"
+    ALIKE = "every step of its kind: none is much worse than the others"
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
-    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
+    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown. frame: what is
+    to blame; since: of a process that stands still, its last sign of life; words: what is said there, "" = its name.
     """
 
     loader: int
@@ -89,6 +107,9 @@ class Spot:
     task: int = -1
     worker: int = -1
     epoch: int = -1
+    frame: Blamed = Blamed.STEP
+    since: int = 0
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +156,11 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     found = _Inquiry(trace, trace.spans() if spans is None else spans, job).headline()
     explored = trace.manifest.get("explored")
     if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
-        words = f"cut: minidl explore made this run, which ends where it goes wrong: {explored.get('wrong')}"
+        words = f"cut: a run of minidl explore ends here: {explored.get('wrong')}"
         found = dataclasses.replace(found, sentence=words, next_step="")
-    sentence = plain(found.sentence)
-    if len(sentence) > LONGEST:
-        sentence = sentence[: LONGEST - 3] + "..."
-    evidence = tuple(map(plain, found.evidence))
+    sentence = titled(plain(found.sentence))
+    whole = () if sentence == plain(found.sentence) else (found.sentence,)
+    evidence = tuple(map(plain, (*whole, *found.evidence)))
     return Headline(
         found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told, found.diagnosis
     )  # fmt: skip
@@ -188,6 +208,7 @@ class _Inquiry:
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
         self.start, self.last = trace.start, trace.last
+        self.unit = unit_of(self.last - self.start)  # one unit for all that a title says
         self.until = alive_until(trace)
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
@@ -206,10 +227,11 @@ class _Inquiry:
         hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
         if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
-        for found in (self._main_died(), self._error(), self._running(waits) if goes_on else self._cut(waits)):
-            if found is not None:
+        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised):
+            if (found := look()) is not None:
                 return found
-        return self._judged()
+        ended = self._running(waits) if goes_on else self._cut(waits)
+        return ended or self._judged()
 
     # --- what the processes that iterate were in last
     def _last_wait(self, home: int) -> _Wait | None:
@@ -271,7 +293,8 @@ class _Inquiry:
 
     # --- hung
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
-        for_how_long = duration(wait.took) + (f", until {wait.ended}" if wait.ended else "")
+        for_how_long = f"{self.unit.of(wait.took)}, since {self._at(wait.begin)}"
+        for_how_long += f", until {wait.ended}" if wait.ended else ""
         home = self.trace.processes[int(wait.row["process"])]
         rank = f" in rank {home.rank}" if home.rank >= 0 else ""
         shot, state = self._state(wait)
@@ -288,14 +311,70 @@ class _Inquiry:
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
         evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
-        sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
+        head, found = f"hung for {for_how_long}{rank}", second_opinion(self.trace, told)
+        if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
+            sentence = f"cut{rank}: {what} for {for_how_long}"
+            return Headline(What.CUT, sentence, (*self._at_work(wait), *evidence), step, focus, told)
         if found is None:
-            return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
+            return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
+        focus = self._stopped(wait, focus, found)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
         helps = "; ".join(filter(None, (found.next_step, found.fix)))
         if found.state is not State.HUNG:
             return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
-        return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
+        said = f"{head}: {found.title.partition(': ')[2]}"
+        return Headline(What.HUNG, said, tuple(chain), helps or step, focus, told, found)
+
+    def _stopped(self, wait: _Wait, focus: Spot, found: Diagnosis) -> Spot:
+        """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
+        if found.cause is not HangCause.STOPPED:
+            return focus
+        pids = [process.pid for process in self.trace.processes]
+        at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
+        if at != focus.process:
+            focus = self._focus(wait, at, -1, self.trace.processes[at].worker)
+        return self._still(wait, focus, "stopped:")
+
+    def _still(self, wait: _Wait, focus: Spot, words: str) -> Spot:
+        since = wait.until - self._quiet(wait, focus.process)
+        said = f"{words} no sign of life since {self._at(since)}"
+        return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=said)
+
+    def _at_work(self, wait: _Wait) -> list[str]:
+        """The CPU time that a process used in a wait, by the watchdog's samples."""
+        pid = self.trace.processes[int(wait.row["process"])].pid
+        seen = [
+            one for one in self.trace.watched.samples if pid in one.processes and wait.begin <= one.at <= wait.until
+        ]
+        if len(seen) < 2:
+            return []
+        used = (seen[-1].processes[pid].cpu_ms - seen[0].processes[pid].cpu_ms) * 1_000_000
+        return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
+
+    def _at_exit(self) -> Headline | None:
+        """A process that has ended its loaders, and hangs at Python's exit: a watchdog has seen it there."""
+        for home in self.homes:
+            pid = self.trace.processes[home].pid
+            looks = [one for one in self.trace.watched.looks if one.stall.pid == pid and one.stall.what == OWN]
+            last = self.events["time"][self.events["process"] == home].max(initial=0)
+            looks = [one for one in looks if one.stall.since >= last]
+            if not looks:
+                continue
+            since = looks[-1].stall.since
+            seconds = (max(looks[-1].at, self.trace.watched.until) - since) / 1e9
+            told = Told(hung=seconds * 1e9 >= LONG, since=since, seconds=seconds, pid=pid, tid=pid, own_code=True)
+            found = second_opinion(self.trace, told)
+            if (
+                found is not None
+                and found.state is State.HUNG
+                and found.where.get("step") == LoaderStep.EXIT.name.lower()
+            ):
+                chain = (*found.chain, *(fact.line() for fact in found.evidence))
+                helps = "; ".join(filter(None, (found.next_step, found.fix)))
+                head = f"hung for {self.unit.of(seconds * 1e9)}, since {self._at(since)}"
+                said = f"{head}: {found.title.partition(': ')[2]}"
+                return Headline(What.HUNG, said, chain, helps, None, told, found)
+        return None
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""
@@ -359,13 +438,15 @@ class _Inquiry:
         rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
         quiet = self._quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0
         if rebuilt and quiet > wait.took // 2:
-            who, row = self.trace.processes[process], self._step_at(process, wait.until)
-            at = f" {doing(row)}" if row is not None else ""
-            what = f"{who.name} stands still{at}; the loader needs it to hand over the memory of task {task}"
-            return what, f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}", focus
-        if quiet > wait.took // 2:
-            name = self.trace.processes[process].name
-            what = f"{name} has not taken task {task}, and gave no sign of life for {duration(quiet)}: is it stopped?"
+            who = self.trace.processes[process]
+            what = f"{who.name} stands still: is it stopped? The loader needs it to hand over the memory of task {task}"
+            step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+            return what, step, self._still(wait, focus, "stopped?")
+        if self.trace.processes[process].life is ProcessLife.STOPPED:
+            focus = self._still(wait, focus, "stopped by a signal:")
+        elif quiet > wait.took // 2:
+            what = f"{self.trace.processes[process].name} has not taken task {task}: is it stopped?"
+            focus = self._still(wait, focus, "stopped?")
         step = _what_helps(focus, state, self.trace.processes[process], self._sample(focus), quiet > wait.took // 2)
         return what, step, focus
 
@@ -432,10 +513,9 @@ class _Inquiry:
         of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
         step = self._step_at(process, self.until[process])
         last = self.until[process]
-        what = f"{of}worker {worker} (pid {pid}) {_exit(code)}"
+        what = f"{of}worker {worker} (pid {pid}), last seen at {self._at(last)}, {_exit(code)}"
         if step is not None:
-            took = last - since(self.trace, step)
-            what += f" while it was {doing(step)}" + f" for {duration(took)}" * (took >= SUDDEN)
+            what += f" while it was {doing(step)}"
             where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
             task = int(step["task"])
         else:
@@ -444,7 +524,7 @@ class _Inquiry:
         also = f"; so did {counted(len(others), 'other worker')}" if others else ""
         focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, self._epoch(loader, last))
         noticed = duration(int(row["time"]) - last)
-        evidence = [f"last sign of life at {self._at(last)}; found dead {noticed} later"]
+        evidence = [f"found dead {noticed} after its last sign of life"]
         evidence += self._opened(focus)
         return Headline(
             What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
@@ -467,6 +547,35 @@ class _Inquiry:
         step = "read the program's error, which has the pin thread's own; try pin_memory=False"
         return Headline(What.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
 
+    def _killed(self) -> Headline | None:
+        """A process that iterates was ended by a signal, as the watchdog saw.
+
+        kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
+        """
+        samples = self.trace.watched.samples
+        starved = len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+        for home in self.homes:
+            process = self.trace.processes[home]
+            seen = self.trace.watched.death_of(process.pid)
+            code = seen.code if seen is not None and home not in self.over else None
+            if code is None or code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
+                continue
+            assert seen is not None
+            same = [one for one in self.trace.watched.ended if one.code == code and one.pid != process.pid]
+            with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
+            step = self._step_at(home, self.until[home])
+            where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, seen.at)
+            what = f" while it was {doing(step)}" if step is not None else ""
+            loader, task = (int(step["loader"]), int(step["task"])) if step is not None else (0, -1)
+            focus = Spot(
+                loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=self._epoch(loader, seen.at)
+            )
+            evidence = [f"the watchdog saw it end at {self._at(seen.at)}"]
+            evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
+            said = f"died: {process.name} {_exit(code)}{with_it}{what}"
+            return Headline(What.DIED, said, tuple(evidence), _after_death(code, -1), focus)
+        return None
+
     def _main_died(self) -> Headline | None:
         rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
         found = {home: self.trace.processes[home] for home in self.homes}
@@ -488,11 +597,12 @@ class _Inquiry:
             )
         later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
         evidence = (
-            f"last sign of life at {self._at(last)}; {next(later, 'it is no longer there')}",
+            next(later, "it is no longer there"),
             "nothing had waited longer than before",
         )
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
-        return Headline(What.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus)
+        died = f"died: {process.name}, last seen at {self._at(last)}, ended without a shutdown{what}"
+        return Headline(What.DIED, died, evidence, helps, focus)
 
     # --- an error
     def _error(self) -> Headline | None:
@@ -527,32 +637,54 @@ class _Inquiry:
         asked = int(told["y"][-1]) if unseen else -1
         where = f" in sample {asked} (task {task})" if asked >= 0 else where
         who = f", worker {worker}" if worker >= 0 else ""
-        sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
+        when = f", at {self._at(int(told['time'][-1]))}" if len(told) else ""
+        sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}{when}"
         focus = Spot(
             loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
             int(step["begin"]), task, worker, epoch,
         )  # fmt: skip
-        evidence = [f"raised at {self._at(int(told['time'][-1]))}" if len(told) else ""]
-        evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
+        evidence = [f"handed out in the batch's turn at {self._at(int(row['end']))}"]
         sample = asked if asked >= 0 else self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
-        return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
+        return Headline(What.ERROR, sentence, tuple(evidence), helps, focus)
 
     def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
         """A `next` that failed for no task: by the sampler, or by an exception from outside."""
         inside = self._within(row)
         before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
-        took = duration(int(row["end"] - row["begin"]))
+        took = self.unit.of(int(row["end"] - row["begin"]))
         if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
             what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
             focus = self._focus_of(row, int(row["end"]))
             return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+        if (raised := self._raised(home, row)) is not None:
+            return raised
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
-        what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
+        what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {self._at(wait.begin)}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
         return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+
+    def _raised(self, home: int = -1, row: np.void | None = None) -> Headline | None:
+        """The exception that ended the program, as it was written down. row: the `next` that it came from."""
+        for line in self.trace.described("uncaught"):
+            process, error = int(line["process"]), str(line.get("error"))
+            if process not in ([home] if home >= 0 else self.homes) or error.startswith(_NO_ERRORS):
+                continue
+            at = [str(one) for one in line.get("at") or ()]
+            where = " in next" if row is not None else " in the program's own code"
+            sentence = f"error: {_shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+            last = self.events["time"][self.events["process"] == process].max(initial=0)
+            moment = int(line.get("monotonic_ns") or last)
+            if row is not None:
+                focus = self._focus_of(row, int(row["end"]))
+            else:
+                tid = self.trace.processes[process].pid
+                focus = Spot(0, moment, moment, process, tid, ev.CONSUMER[0], moment)
+            evidence = (f"raised at {self._at(moment)}", *(f"called from {one}" for one in at[1:4]))
+            return Headline(What.ERROR, sentence, evidence, _after_error(error), focus)
+        return None
 
     # --- cut, slow, fine
     def _cut(self, waits: list[_Wait]) -> Headline | None:
@@ -569,7 +701,7 @@ class _Inquiry:
         whole = " (the file was cut)" if home.whole_until else ""
         what = (
             f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
-            f"still running){whole}; {home.name} was {at_work} for {duration(wait.took)}"
+            f"still running){whole}; {home.name} was {at_work} since {self._at(wait.begin)}"
         )
         if wait.took <= wait.past:
             moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
@@ -594,7 +726,7 @@ class _Inquiry:
         what, step, focus = self._missing(wait, shot, state) if wait.for_data else self._own_code(wait, state)
         past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
         missing = "but no batch" if wait.for_data else "no call of next"
-        sentence = f"running, {missing} for {duration(wait.took)}: {what}"
+        sentence = f"running, {missing} for {self.unit.of(wait.took)}, since {self._at(wait.begin)}: {what}"
         return Headline(What.RUNNING, sentence, (past, *self._opened(focus)), step, focus)
 
     def _focus_of(self, row: np.void, end: int) -> Spot:
@@ -643,7 +775,20 @@ class _Inquiry:
             focus = self._start(number)
         else:
             focus = None if longest is None else self._waited_for(longest)
+        alone = found.kind is Bound.HEAD_OF_LINE
+        if focus is not None and not alone and self._is_one_of_many(focus, group, total(mine)):
+            focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+
+    def _is_one_of_many(self, focus: Spot, group: list[int], waited: int) -> bool:
+        """Whether the step in focus is hardly worse than others of its kind, or its wait is a small part of all."""
+        rows = self.spans[np.isin(self.spans["loader"], group) & (self.spans["code"] == focus.code)]
+        rows = rows[rows["end"] >= 0]
+        step = rows[(rows["process"] == focus.process) & (rows["begin"] == focus.span)]
+        if len(rows) < MANY or not len(step):
+            return False
+        usual = float(np.median(durations(rows)))
+        return int(durations(step)[0]) < 2 * usual or focus.end - focus.begin < waited * NOTABLE
 
     def _start(self, number: int) -> Spot | None:
         """What took longest of what an iterator's workers do before their first batch, or of their ends."""
@@ -675,7 +820,7 @@ class _Inquiry:
 
     # --- words and places
     def _at(self, time: int) -> str:
-        return f"{max(0, time - self.start) / 1e9:.2f} s"
+        return self.unit.at(max(0, time - self.start))
 
     def _who(self, wait: _Wait) -> str:
         return f"{self.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
@@ -760,6 +905,27 @@ def _exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
+def titled(sentence: str) -> str:
+    """Return the sentence in at most LONGEST characters: without what is not its cause, first of all.
+
+    First go what waits behind, then the folders of paths, then the functions and lines of code; the middle goes last,
+    for a sentence begins with what happened and ends with why.
+    """
+    for pattern, short in (
+        (r"; later batches that wait behind it: \d+", ""),
+        (r"(?<![\w.])/\S*/", ".../"),
+        (r" \([^()]* at [^()]*:\d+\)", ""),
+        (r" \(pid \d+\)", ""),
+    ):
+        if len(sentence) > LONGEST:
+            sentence = re.sub(pattern, short, sentence)
+    if len(sentence) > LONGEST:
+        begin = LONGEST // 3
+        first, last = sentence[:begin].rpartition(" ")[0], sentence[begin + 5 - LONGEST :].partition(" ")[2]
+        sentence = f"{first or sentence[:begin]} ... {last or sentence[begin + 5 - LONGEST :]}"
+    return sentence
+
+
 def _shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -798,6 +964,21 @@ def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int
         return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
     known = _STEPS.get(focus.code)
     return f"{known}; while it hangs, {look}" if known else f"while it hangs, {look}"
+
+
+_NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+"""Exceptions with which a program ends because it was asked to."""
+
+
+def _after_error(error: str) -> str:
+    if re.search(r"Too many open files|ancdata|Errno 24", error):
+        return (
+            "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        )
+    if re.search(r"No space left|unable to (resize|write|mmap)|Errno 28", error):
+        return "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
+    return "read the program's traceback"
 
 
 def _after_death(code: int, sample: int) -> str:

@@ -119,8 +119,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.HUNG
     if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
         return State.HUNG if case.apart >= LONG or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
-    if end.wait.kind is Blocked.SLEEPS and thread is not None and thread.syscall is not None:
-        return State.HUNG if thread.syscall.timeout > ENDLESS else State.MAYBE_HUNG
+    if end.wait.kind is Blocked.SLEEPS:
+        return State.HUNG if _is_endless(case, end) else State.MAYBE_HUNG
     if _computes(chain):
         return State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
@@ -139,10 +139,17 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
     A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it
     likes: an evaluation or a checkpoint is no hang, however short the steps before it were.
     """
-    own = told.own_code and chain.end.pid == told.pid
+    own = told.own_code
     if _computes(chain):
         return own or not told.past or told.seconds < max(PATIENCE, ENDLESS_WORK * told.past)
+    if chain.end.wait.kind is Blocked.SLEEPS:
+        return own and not _is_endless(case, chain.end)
     return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+
+
+def _is_endless(case: RunFacts, end: Link) -> bool:
+    thread = case.thread(end.pid, end.tid)
+    return thread is not None and thread.syscall is not None and thread.syscall.timeout > ENDLESS
 
 
 def _computes(chain: Chain) -> bool:

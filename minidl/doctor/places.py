@@ -139,6 +139,7 @@ _STEPS: Final = tuple(
         # --- the end of a process
         (r"multiprocessing/util\.py$", "_exit_function$|_run_finalizers$", "", LoaderStep.EXIT),
         (r"/threading\.py$", "_shutdown$", "", LoaderStep.EXIT),
+        (_MINE + r"run\.py$", "_wait_for_threads$", "", LoaderStep.EXIT),
     )
 )  # fmt: skip
 """(file, function, source line) -> step; the first row that fits a frame is its step. "" = any."""

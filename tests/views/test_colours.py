@@ -105,7 +105,8 @@ def test_a_legend_names_work_once_and_then_the_patterns() -> None:
     codes = [ev.EPOCH[0], ev.INDEX_WRITE[0], ev.INDEX_GET[0], ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_GET[0]]
     said = [(sign.label, sign.pattern) for sign in legend(codes, simulated=True, unended=True, letters="t task")]
     assert said == [
-        ("write", "work"), ("fetch", "work"), ("waiting", "wait"), ("simulated", "simulated"),
+        ("write", "work"), ("fetch", "work"), ("epoch", "around"), ("waiting", "wait"), ("simulated", "simulated"),
         ("no end recorded", "open"), ("numbers: t task", ""),
     ]  # fmt: skip
-    assert legend([ev.EPOCH[0]], simulated=False, unended=False, letters="") == []
+    marks = [(sign.label, sign.pattern) for sign in legend([], cause=True, failed=True, states=[ev.RESUMED])]
+    assert marks == [("what is waited for", "cause"), ("failure", "failed"), ("resumed", "state")]
