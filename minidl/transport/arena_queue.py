@@ -246,7 +246,7 @@ class ArenaQueue(LiveRepr):
         if place >= 0:
             if isinstance(roots[place], OSError):
                 raise roots[place]
-            data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
+            data = memoryview(roots[place]).cast("B")[offset : offset + int.from_bytes(data, "big")]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
             return unpacked(data)
