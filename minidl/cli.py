@@ -370,6 +370,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--runs", type=_positive, default=3, metavar="N", help="--score: runs a case (default: 3)"),
                 _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
                 _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
+                _arg("--keep", type=Path, metavar="FILE",
+                     help="--score: keep each answer in FILE; a score that was stopped goes on from it"),
                 _flag("--json", "--score: print every answer as JSON"),
                 _arg("--without", metavar="GUARD", help="run minidl's loader without this guard"),
                 _flag("--guards", "list the guards of the protocol, and exit"),
@@ -418,6 +420,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); return the exit code."""
     whole = parser()
     arguments = whole.parse_args(argv)
+    arguments.exits = argv is None  # this process is the command, and ends with it
     terminal.escape_unencodable()
     if "act" not in arguments:
         terminal.say(whole.format_help().rstrip())

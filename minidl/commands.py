@@ -115,6 +115,7 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 transport=arguments.transport,
                 align_clocks=arguments.align_clocks,
+                exits=arguments.exits,
                 detail=arguments.detail,
                 hang_after=_hang_after(arguments.hang_after),
                 on_hang=arguments.on_hang,

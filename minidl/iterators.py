@@ -51,6 +51,7 @@ from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
 from minidl.shutdown import Crew
 from minidl.transport.arguments import Parcel
+from minidl.transport.queues import start_tracker_apart
 from minidl.transport.tensors import NotHandedOverError, patience
 from minidl.worker import Users, WorkerSpec, _worker_loop
 
@@ -331,6 +332,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _start_workers(self, loader: Loader) -> None:
         """Start the workers; article 1 §2.4.2."""
         context = loader.multiprocessing_context or torch.multiprocessing
+        named = context.get_start_method() != "fork"
+        if named:
+            start_tracker_apart()
         self._workers_done_event = self._ports.done_event("workers")
         if loader.transport == "arena":
             self._worker_result_queue = self._ports.arena_queue(self._num_workers, self._workers_done_event)
@@ -339,10 +343,14 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._board = ProgressBoard(self._num_workers)
         self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
-        self._crew.named = context.get_start_method() != "fork"
+        self._crew.named = named
         users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
         for worker_id in range(self._num_workers):
-            index_queue = self._ports.queue("index", context, worker_id)
+            index_queue = (
+                self._ports.arena_task_queue(worker_id)
+                if loader.transport == "arena"
+                else self._ports.queue("index", context, worker_id)
+            )
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
             start = self._record.start_of(worker_id, loader)

@@ -20,6 +20,7 @@ from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
+from minidl.transport.packets import TaskQueue
 from minidl.transport.queues import BoundedQueue, ReadyQueue, SharedFlag
 
 WhichQueue = Literal["index", "result", "ready"]
@@ -96,6 +97,10 @@ class Ports:
     def arena_queue(self, num_workers: int, done_event: Any) -> Any:
         """Make the result queue of the transport "arena"; done_event: the workers'."""
         return ArenaQueue(num_workers, done_event)
+
+    def arena_task_queue(self, worker_id: int) -> Any:
+        """Make a worker's index queue of the transport "arena"."""
+        return TaskQueue()
 
     def done_event(self, which: WhichDoneEvent) -> Any:
         """A done event, shared with the processes or the thread that it is for."""

@@ -45,6 +45,7 @@ from minidl.record.handover import PACKAGE, Settings, handed_on
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end, write_uncaught
+from minidl.record.watchdog import stay_to_the_exit
 from minidl.tracefile.ranks import lacking, words_of
 
 
@@ -81,16 +82,18 @@ def run_script(
     observe: bool = False,
     transport: str | None = None,
     align_clocks: bool = False,
+    exits: bool = False,
     **recording: Any,
 ) -> int:
     """Run `command` (a script or a module's name, with arguments) and record it into `trace`.
 
     observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
     transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
-    align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). recording:
-    further options of `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after
-    Ctrl-C. Raises RunError if the script or module cannot be loaded, or the simulated accelerator if the environment
-    asks for it; TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
+    align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). exits: this
+    process ends with the script, so that the watchdog watches its exit handlers, too. recording: further options of
+    `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after Ctrl-C. Raises
+    RunError if the script or module cannot be loaded, or the simulated accelerator if the environment asks for it;
+    TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
     """
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
@@ -110,6 +113,8 @@ def run_script(
             shut_down_observed()
             gc.collect()  # ends loaders that only the script's globals held, while the recording is on
             write_program_end()
+            if exits:
+                stay_to_the_exit()
         for text in lacking(*words_of(trace)):
             terminal.say(f"minidl: {text}")
         return code

@@ -24,7 +24,7 @@ ORDER = (
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues arguments arena arena_queue"),
+    ("transport", "tensors message queues packets arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -37,9 +37,9 @@ ORDER = (
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared sampling device_clock "
-        "spans decisions channels device_stream ports session handover observed_loader observed_worker observed_alone "
-        "observed_channels observe clocks",
+        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared slabs sampling "
+        "device_clock spans decisions channels device_stream ports session handover observed_loader observed_worker "
+        "observed_alone observed_channels observe clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),

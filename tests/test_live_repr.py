@@ -31,6 +31,7 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderLifecycle, PinEvent, PinLifecycle, PinState
 from minidl.shutdown import Crew
 from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
+from minidl.transport.packets import TaskQueue
 from minidl.transport.queues import BoundedQueue, ReadyQueue, SharedFlag
 
 FORK = torch.multiprocessing.get_context("fork")
@@ -317,6 +318,7 @@ SHOWN = [
     ProgressBoard,
     ReadyQueue,
     SharedFlag,
+    TaskQueue,
     _DeviceIter,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,

@@ -30,6 +30,7 @@ from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
 from minidl.doctor.diagnosis import Diagnosis, State
+from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -39,6 +40,7 @@ from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_until, left_alive, since
+from minidl.tracefile.watched import OWN
 from minidl.tracefile.words import counted, doing, duration, listed, plain
 
 LONG: Final = 5_000_000_000
@@ -206,10 +208,11 @@ class _Inquiry:
         hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
         if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
-        for found in (self._main_died(), self._error(), self._running(waits) if goes_on else self._cut(waits)):
-            if found is not None:
+        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised):
+            if (found := look()) is not None:
                 return found
-        return self._judged()
+        ended = self._running(waits) if goes_on else self._cut(waits)
+        return ended or self._judged()
 
     # --- what the processes that iterate were in last
     def _last_wait(self, home: int) -> _Wait | None:
@@ -289,6 +292,9 @@ class _Inquiry:
         evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
         sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
+        if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
+            sentence = f"cut{rank}: {what} for {for_how_long}"
+            return Headline(What.CUT, sentence, (*self._at_work(wait), *evidence), step, focus, told)
         if found is None:
             return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
@@ -296,6 +302,40 @@ class _Inquiry:
         if found.state is not State.HUNG:
             return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
         return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
+
+    def _at_work(self, wait: _Wait) -> list[str]:
+        """The CPU time that a process used in a wait, by the watchdog's samples."""
+        pid = self.trace.processes[int(wait.row["process"])].pid
+        seen = [
+            one for one in self.trace.watched.samples if pid in one.processes and wait.begin <= one.at <= wait.until
+        ]
+        if len(seen) < 2:
+            return []
+        used = (seen[-1].processes[pid].cpu_ms - seen[0].processes[pid].cpu_ms) * 1_000_000
+        return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
+
+    def _at_exit(self) -> Headline | None:
+        """A process that has ended its loaders, and hangs at Python's exit: a watchdog has seen it there."""
+        for home in self.homes:
+            pid = self.trace.processes[home].pid
+            looks = [one for one in self.trace.watched.looks if one.stall.pid == pid and one.stall.what == OWN]
+            last = self.events["time"][self.events["process"] == home].max(initial=0)
+            looks = [one for one in looks if one.stall.since >= last]
+            if not looks:
+                continue
+            since = looks[-1].stall.since
+            seconds = (max(looks[-1].at, self.trace.watched.until) - since) / 1e9
+            told = Told(hung=seconds * 1e9 >= LONG, since=since, seconds=seconds, pid=pid, tid=pid, own_code=True)
+            found = second_opinion(self.trace, told)
+            if (
+                found is not None
+                and found.state is State.HUNG
+                and found.where.get("step") == LoaderStep.EXIT.name.lower()
+            ):
+                chain = (*found.chain, *(fact.line() for fact in found.evidence))
+                helps = "; ".join(filter(None, (found.next_step, found.fix)))
+                return Headline(What.HUNG, found.title, chain, helps, None, told, found)
+        return None
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""
@@ -467,6 +507,35 @@ class _Inquiry:
         step = "read the program's error, which has the pin thread's own; try pin_memory=False"
         return Headline(What.DIED, what, (f"found at {self._at(int(row['time']))}",), step, focus)
 
+    def _killed(self) -> Headline | None:
+        """A process that iterates was ended by a signal, as the watchdog saw.
+
+        kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
+        """
+        samples = self.trace.watched.samples
+        starved = len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+        for home in self.homes:
+            process = self.trace.processes[home]
+            seen = self.trace.watched.death_of(process.pid)
+            code = seen.code if seen is not None and home not in self.over else None
+            if code is None or code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
+                continue
+            assert seen is not None
+            same = [one for one in self.trace.watched.ended if one.code == code and one.pid != process.pid]
+            with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
+            step = self._step_at(home, self.until[home])
+            where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, seen.at)
+            what = f" while it was {doing(step)}" if step is not None else ""
+            loader, task = (int(step["loader"]), int(step["task"])) if step is not None else (0, -1)
+            focus = Spot(
+                loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=self._epoch(loader, seen.at)
+            )
+            evidence = [f"the watchdog saw it end at {self._at(seen.at)}"]
+            evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
+            said = f"died: {process.name} {_exit(code)}{with_it}{what}"
+            return Headline(What.DIED, said, tuple(evidence), _after_death(code, -1), focus)
+        return None
+
     def _main_died(self) -> Headline | None:
         rows = self.events[(self.events["code"] == ev.FOUND_DEAD) & (self.events["x"] == Actor.LOADER)]
         found = {home: self.trace.processes[home] for home in self.homes}
@@ -547,12 +616,34 @@ class _Inquiry:
             what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
             focus = self._focus_of(row, int(row["end"]))
             return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+        if (raised := self._raised(home, row)) is not None:
+            return raised
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
         what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
         return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+
+    def _raised(self, home: int = -1, row: np.void | None = None) -> Headline | None:
+        """The exception that ended the program, as it was written down. row: the `next` that it came from."""
+        for line in self.trace.described("uncaught"):
+            process, error = int(line["process"]), str(line.get("error"))
+            if process not in ([home] if home >= 0 else self.homes) or error.startswith(_NO_ERRORS):
+                continue
+            at = [str(one) for one in line.get("at") or ()]
+            where = " in next" if row is not None else " in the program's own code"
+            sentence = f"error: {_shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+            last = self.events["time"][self.events["process"] == process].max(initial=0)
+            moment = int(line.get("monotonic_ns") or last)
+            if row is not None:
+                focus = self._focus_of(row, int(row["end"]))
+            else:
+                tid = self.trace.processes[process].pid
+                focus = Spot(0, moment, moment, process, tid, ev.CONSUMER[0], moment)
+            evidence = (f"raised at {self._at(moment)}", *(f"called from {one}" for one in at[1:4]))
+            return Headline(What.ERROR, sentence, evidence, _after_error(error), focus)
+        return None
 
     # --- cut, slow, fine
     def _cut(self, waits: list[_Wait]) -> Headline | None:
@@ -633,7 +724,10 @@ class _Inquiry:
             return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
         mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
         later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
-        if found.kind is not Bound.START_UP and len(mine) > 1:
+        named = mine[mine["task"] == found.task]
+        if len(named):
+            mine = named
+        elif found.kind is not Bound.START_UP and len(mine) > 1:
             mine = later if 3 * total(later) >= total(mine) else mine[1:]
         longest = mine[np.argmax(durations(mine))] if len(mine) else None
         if found.kind is Bound.START_UP:
@@ -795,6 +889,21 @@ def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int
         return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
     known = _STEPS.get(focus.code)
     return f"{known}; while it hangs, {look}" if known else f"while it hangs, {look}"
+
+
+_NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+"""Exceptions with which a program ends because it was asked to."""
+
+
+def _after_error(error: str) -> str:
+    if re.search(r"Too many open files|ancdata|Errno 24", error):
+        return (
+            "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        )
+    if re.search(r"No space left|unable to (resize|write|mmap)|Errno 28", error):
+        return "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
+    return "read the program's traceback"
 
 
 def _after_death(code: int, sample: int) -> str:

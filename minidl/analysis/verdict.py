@@ -151,13 +151,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What bounds a loader, in words; cause: the greatest one of that kind, None if none is to blame."""
+    """What bounds a loader, in words; cause: the greatest one of that kind, None if none is to blame.
+
+    task: the one that the sentence names, -1 if it names none.
+    """
 
     kind: Bound
     sentence: str
     evidence: tuple[str, ...]
     next_step: str
     cause: Cause | None = None
+    task: int = -1
 
     def lines(self) -> list[str]:
         """The verdict for a terminal."""
@@ -446,6 +450,7 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | No
         sentence = "not seen what bounds the loader: observed with pinned memory, it does not show when the loop waits"
         return Verdict(Bound.UNSEEN, sentence, (), "observe it without pin_memory, or record minidl's loader", None)
     kind, cause = _kind(found)
+    task = -1
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:
         sentence = f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
@@ -467,10 +472,12 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | No
             if reading > supply:
                 what = f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
         whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
+        task = found.task if whose else -1
         name = "shutdown-bound" if kind is Bound.START_UP and found.ends_slowly else kind.value
         sentence = f"{name}: the training loop waited {percent(share)} of its time, {what}{whose}"
         sentence += _apart(found, kind)
-    return Verdict(kind, sentence, _evidence(found, cpus), _next_step(kind, cause, found, params or {}, cpus), cause)
+    step = _next_step(kind, cause, found, params or {}, cpus)
+    return Verdict(kind, sentence, _evidence(found, cpus), step, cause, task)
 
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:

@@ -16,7 +16,9 @@ from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, li
 from minidl.evidence.graph import Blocked, KernelWait, waits
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 
-_OWN_THREADS: Final = (LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN)
+_OWN_THREADS: Final = frozenset({
+    LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN, LoaderStep.WATCH,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,13 @@ class RunFacts:
         return [
             thread
             for thread in process.threads
-            if thread.tid not in (pid, but) and thread.stack and self.places[pid, thread.tid].step not in _OWN_THREADS
+            if thread.tid not in (pid, but) and thread.stack and not self._is_loaders(self.places[pid, thread.tid])
         ]
+
+    @staticmethod
+    def _is_loaders(place: ThreadPlace) -> bool:
+        """Whether a thread is the loader's own: by its innermost step, or by one that it is inside of."""
+        return bool(_OWN_THREADS & {place.step, *place.outer})
 
     def forked(self, pid: int) -> bool | None:
         """Whether a process was forked from its parent without a new program; None = unknown."""

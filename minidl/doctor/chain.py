@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
-from minidl.doctor.places import LoaderStep, ThreadPlace
+from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
-from minidl.evidence.model import Frame
+from minidl.evidence.model import BACKLOG, Descriptor, Frame
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -105,11 +105,48 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     ):  # fmt: skip
         if found:
             return found, False
+    if link.wait.kind in TWO_ENDS:
+        return _at_the_other_end(case, link, links), False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
     only = len({pid for pid, _, _ in holders}) == 1 and link.wait.kind is not Blocked.FILE_LOCK
     if link.wait.certain or only:
         return holders[:1], False
     return [], False
+
+
+TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRITE})
+
+
+def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
+    """The thread that has a pipe's or socket's other end, if only one could be meant.
+
+    A descriptor belongs to a process: which of its threads reads or writes there, the threads themselves tell.
+    """
+    why = {one.pid: one.why for one in link.wait.holders if one.pid in case.processes}
+    others = [pid for pid in why if pid != link.pid] or list(why)
+    if len(others) != 1:
+        return []
+    pid = others[0]
+    process, theirs = case.processes[pid], _other_end(case, link)
+    if theirs.about == BACKLOG and any(pid == one.pid for one in links):
+        return []
+    for thread in process.threads:
+        fds = thread.syscall.fds if thread.syscall is not None else ()
+        ends = {one.inode for fd in fds if (one := process.descriptor(fd)) is not None}
+        inode = theirs.peer if theirs.kind == "socket" else theirs.inode
+        if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
+            return [(pid, thread.tid, why[pid])]
+    could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
+    if pid != link.pid and not (could and case.place(pid, pid).step in AT_HOME):  # else it is busy in the loader
+        could.insert(0, pid)
+    return [(pid, could[0], why[pid])] if len(could) == 1 else []
+
+
+def _other_end(case: RunFacts, link: Link) -> Descriptor:
+    """The descriptor that a thread waits at; one of no kind if it is not known."""
+    process, thread = case.processes[link.pid], case.thread(link.pid, link.tid)
+    fds = thread.syscall.fds if thread is not None and thread.syscall is not None else ()
+    return next((one for fd in fds if (one := process.descriptor(fd)) is not None), Descriptor(-1, "", ""))
 
 
 def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, Told, in_library, spot
-from minidl.doctor.chain import Chain, Link, follow
+from minidl.doctor.chain import TWO_ENDS, Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
-from minidl.doctor.places import AT_HOME, USERS, LoaderStep
+from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence
@@ -25,6 +25,15 @@ SLOW: Final = 10.0
 
 ENDLESS: Final = 60.0
 """Seconds: a sleep that lasts longer from now on is a hang."""
+
+PATIENCE: Final = 30.0
+"""The same in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
+
+JOINED: Final = 5.0
+"""Seconds that a shutdown waits for its workers, and again for each that it has sent a signal; of both loaders."""
+
+ENDLESS_WORK: Final = 5
+"""A computation is called a hang if it has lasted so many times as long as the longest wait before, and long."""
 
 _MAY_BE_SLOW: Final = frozenset({
     Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
@@ -94,11 +103,15 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
-    if told is not None and told.hung:  # a first wait has no past that would tell slow from endless
-        return State.MAYBE_HUNG if found.cause is HangCause.COMPUTING and not told.past else State.HUNG
+    asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
+    if asked or _will_be_ended(case, chain):
+        return State.MAYBE_HUNG
+    if told is not None and told.hung:
+        return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
     ring = chain.links[chain.back :] if chain.cycle else (end,)
+    ring = tuple(link for link in ring if not link.wait.bounded) or ring  # who polls wakes up
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
-    thread = max(threads, key=lambda one: one.idle, default=None)
+    thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:
         return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
@@ -106,10 +119,10 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.HUNG
     if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
         return State.HUNG if case.apart >= LONG or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
-    if end.wait.kind is Blocked.SLEEPS and thread is not None and thread.syscall is not None:
-        return State.HUNG if thread.syscall.timeout > ENDLESS else State.MAYBE_HUNG
-    if end.wait.kind is Blocked.COMPUTES:
-        return State.HUNG if found.cause is HangCause.GIL else State.MAYBE_HUNG
+    if end.wait.kind is Blocked.SLEEPS:
+        return State.HUNG if _is_endless(case, end) else State.MAYBE_HUNG
+    if _computes(chain):
+        return State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
         return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
     patient = end.wait.kind in _MAY_BE_SLOW and not chain.cycle
@@ -118,6 +131,46 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN
     return State.MAYBE_HUNG
+
+
+def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) -> bool:
+    """Whether a wait that is long by the trace may still be work: it computes, and nothing says how long that takes.
+
+    A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it
+    likes: an evaluation or a checkpoint is no hang, however short the steps before it were.
+    """
+    own = told.own_code
+    if _computes(chain):
+        return own or not told.past or told.seconds < max(PATIENCE, ENDLESS_WORK * told.past)
+    if chain.end.wait.kind is Blocked.SLEEPS:
+        return own and not _is_endless(case, chain.end)
+    return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+
+
+def _is_endless(case: RunFacts, end: Link) -> bool:
+    thread = case.thread(end.pid, end.tid)
+    return thread is not None and thread.syscall is not None and thread.syscall.timeout > ENDLESS
+
+
+def _computes(chain: Chain) -> bool:
+    return chain.end.wait.kind in (Blocked.COMPUTES, Blocked.READY)
+
+
+def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
+    """Whether the loop shuts down, and will end the worker that it waits for: its time for that has not passed.
+
+    torch's loader sends SIGTERM, which does nothing to a worker that ignores or blocks it; ours sends SIGKILL at last.
+    """
+    first, end = chain.links[0], chain.end
+    if first.place.step is not LoaderStep.SHUTDOWN or end.pid not in case.workers or end is first:
+        return False
+    thread, process = case.thread(first.pid, first.tid), case.processes[end.pid]
+    ours = any(is_ours(frame.file) for frame in (thread.stack or () if thread is not None else ()))
+    deaf = "SIGTERM" in process.ignored or (process.main is not None and "SIGTERM" in process.main.blocked)
+    if deaf and not ours:
+        return False
+    rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
+    return case.told is None or case.told.seconds < JOINED * rounds
 
 
 def _stays(case: RunFacts, end: Link) -> bool:
@@ -137,7 +190,17 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
                 return True
         if len(case.looks) > 1 and before is None and _ran(case, link):
             return True
-    return False
+    return _receives(case, chain.end)
+
+
+def _receives(case: RunFacts, end: Link) -> bool:
+    """Whether a thread that reads or writes without a timeout woke up between two looks: then bytes have moved."""
+    thread = case.thread(end.pid, end.tid)
+    if end.wait.kind not in TWO_ENDS or end.wait.bounded or thread is None:
+        return False
+    process = case.looks[0].process(end.pid)
+    then = process.thread(end.tid) if process is not None else None
+    return thread.switches[1] > min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
 
 
 def _ran(case: RunFacts, link: Link) -> bool:

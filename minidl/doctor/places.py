@@ -44,6 +44,7 @@ class LoaderStep(enum.Enum):
     FEEDER_IDLE = "waiting for a batch to pickle"
     SERVE = "handing out memory"
     WORKER = "in the worker's loop"
+    WATCH = "watching whether the loop's process lives"
     OTHER = "outside of the loader"
 
 
@@ -106,6 +107,7 @@ _STEPS: Final = tuple(
         (_DATA + r"_utils/fetch\.py$|" + _MINE + r"fetch\.py$", "", r"collate_fn", LoaderStep.COLLATE),
         (_DATA + r"_utils/fetch\.py$|" + _MINE + r"fetch\.py$", "fetch|_samples", "", LoaderStep.SAMPLE),
         # --- a worker: its loop
+        (_MINE + r"worker\.py$", "_end_orphan$", "", LoaderStep.WATCH),
         (_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", "", r"init_fn\(", LoaderStep.INIT),
         (_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", "", r"_fetcher\(|opened\(", LoaderStep.OPEN),
         (_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", "", r"index_queue\.get", LoaderStep.IDLE),
@@ -137,6 +139,7 @@ _STEPS: Final = tuple(
         # --- the end of a process
         (r"multiprocessing/util\.py$", "_exit_function$|_run_finalizers$", "", LoaderStep.EXIT),
         (r"/threading\.py$", "_shutdown$", "", LoaderStep.EXIT),
+        (_MINE + r"run\.py$", "_wait_for_threads$", "", LoaderStep.EXIT),
     )
 )  # fmt: skip
 """(file, function, source line) -> step; the first row that fits a frame is its step. "" = any."""
@@ -153,6 +156,11 @@ _CALLS_NOTHING: Final = re.compile(
 def library(file: str) -> bool:
     """Whether a file belongs to Python, an installed package or this one, and not to the user's program."""
     return bool(_LIBRARY.search(file.replace("\\", "/")))
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to this package."""
+    return bool(re.search(_MINE, file.replace("\\", "/")))
 
 
 def step_of(frame: Frame) -> LoaderStep | None:

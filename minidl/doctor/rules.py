@@ -17,7 +17,7 @@ from typing import Final
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, collective, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
-from minidl.doctor.places import AT_HOME, LoaderStep, library
+from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
 from minidl.evidence.model import Frame
 
@@ -403,6 +403,12 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     if end.pid in case.workers and case.forked(end.pid) is True:
         same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
         names = listed([t.python_name or t.name for t in (same or parents)])
+        if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
+            what = "waits for the lock of a module's import"
+            return Judgement(
+                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY, (*shown, alone),
+                (), f"import the module before a thread does, and before the workers start; {_AFTER_FORK}",
+            )  # fmt: skip
         if parents:
             held = EvidenceLine(
                 f"the process that forked it has the threads {names}, one of which may have held it", "threads"
@@ -449,6 +455,17 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
             ("a live process holds it and is stopped",),
             "a process that was killed in the middle of a message left it locked: find what killed it",
         )  # fmt: skip
+    asked = next((f for f in end.place.inside if f.file.endswith("multiprocessing/synchronize.py")), None)
+    waits = [f.function for f in end.place.inside if f.file.endswith("multiprocessing/synchronize.py")]
+    if asked is not None and any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
+        event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
+        named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
+        return Judgement(
+            HangCause.NOBODY, f"waits for {named}{_who_could(case, could)}",
+            Sure.POSSIBLE if could else Sure.LIKELY, tuple(facts),
+            () if event else ("the notify came before the wait",),
+            "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
+        )  # fmt: skip
     if could:
         facts += [
             EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {_doing(case, pid)}", "stack")
@@ -476,6 +493,10 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
         ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
     )  # fmt: skip
+
+
+def _who_could(case: RunFacts, pids: list[int]) -> str:
+    return f" ({listed([case.name(pid) for pid in pids])} could)" if pids else ""
 
 
 def _in_users_code(case: RunFacts, pid: int) -> bool:
@@ -576,10 +597,29 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     who = listed([case.name(one.pid) for one in end.wait.holders])
     own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
     other = "which it has itself" if own else (who or "a server that is not among these processes")
+    if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
+        other = f"{who} should accept it"
     return Judgement(
         HangCause.SOCKET, f"is {end.wait.words}; the other end: {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
         "give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
+    )  # fmt: skip
+
+
+_DEBUGGER: Final = re.compile(r"(^|/)(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|pudb|debugpy|pydevd\w*)/")
+
+
+def _debugger(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A person is asked for the next command of a debugger."""
+    end = chain.end
+    frame = next((f for f in end.place.inside if _DEBUGGER.search(f.file.replace("\\", "/"))), None)
+    asleep = end.wait.kind in (Blocked.TERMINAL, Blocked.FILE, Blocked.PIPE_READ, Blocked.SOCKET, Blocked.FIFO)
+    if frame is None or not asleep:
+        return None
+    return Judgement(
+        HangCause.TERMINAL, "waits for the next command of a person, in a debugger", Sure.LIKELY,
+        (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
+        fix="answer it, or remove the breakpoint",
     )  # fmt: skip
 
 
@@ -622,17 +662,28 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
 
 def _computes(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
-    if end.wait.kind is not Blocked.COMPUTES:
-        return None
     before = case.before(end.pid, end.tid)
     moved = before is not None and (before.task, before.sample) != (end.place.task, end.place.sample)
+    starves = end.wait.kind is Blocked.READY and before is not None and not moved and end.place.step in USERS
+    if end.wait.kind is not Blocked.COMPUTES and not (starves and _share(case, end) >= STARVED):
+        return None
     same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
     return Judgement(
         HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),),
-        ("an endless loop, or one sample that takes long: look again later",),
+        ("an endless loop, or one sample that takes long: look again later",)
+        + (("others have the CPUs that it needs",) if starves else ()),
         "run that sample alone under a profiler; bound its loop", moves=moved,
     )  # fmt: skip
+
+
+STARVED: Final = 0.05
+"""Share of a CPU below which a thread that is ready to run does not compute: it waits for a CPU."""
+
+
+def _share(case: RunFacts, end: Link) -> float:
+    thread = case.thread(end.pid, end.tid)
+    return thread.used / max(case.now.interval, 1e-3) if thread is not None else 0.0
 
 
 def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -659,6 +710,7 @@ RULES: Final = (
     CauseRule(_cycle, "each waits for the next", "one link of the circle has a timeout"),
     CauseRule(_file_lock, "a file lock is held", "the lock is free in /proc/locks"),
     CauseRule(_mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
+    CauseRule(_debugger, "a debugger waits for its user", "it has no debugger's frame"),
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),

@@ -19,9 +19,9 @@ import struct
 import termios
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from minidl.evidence.model import Descriptor
+from minidl.evidence.model import BACKLOG, Descriptor
 
 MOST: Final = 1024
 """Descriptors of one process that are read."""
@@ -122,11 +122,22 @@ def _in_pipe(pid: int, fd: int) -> int:
 
 
 # --- Sockets ----------------------------------------------------------------------------------------------------------
-def with_sockets(descriptors: tuple[Descriptor, ...], known: dict[int, tuple[int, int]]) -> tuple[Descriptor, ...]:
+class SocketEnd(NamedTuple):
+    """What the kernel tells of a socket. waiting: bytes that can be read, -1 = unknown; peer: inode, 0 = unknown.
+
+    backlog: nobody has accepted the connection yet, and `peer` is the socket that listens.
+    """
+
+    waiting: int
+    peer: int
+    backlog: bool = False
+
+
+def with_sockets(descriptors: tuple[Descriptor, ...], known: dict[int, SocketEnd]) -> tuple[Descriptor, ...]:
     """The descriptors with the bytes that wait in their sockets, and their peers. known: of `sockets`."""
     return tuple(
-        replace(one, waiting=known[one.inode][0], peer=known[one.inode][1])
-        if one.kind == "socket" and one.inode in known
+        replace(one, waiting=end.waiting, peer=end.peer, about=BACKLOG if end.backlog else one.about)
+        if one.kind == "socket" and (end := known.get(one.inode)) is not None
         else one
         for one in descriptors
     )
@@ -137,8 +148,8 @@ _SHOW_PEER, _SHOW_QUEUES = 4, 16
 _PEER, _QUEUES = 2, 4
 
 
-def sockets(unseen: Told) -> dict[int, tuple[int, int]]:
-    """inode -> (bytes that wait to be read, the peer's inode, 0 = none or unknown) of sockets on this machine."""
+def sockets(unseen: Told) -> dict[int, SocketEnd]:
+    """inode -> what the kernel tells of it, of the sockets on this machine."""
     found = dict(_tcp())
     try:
         found.update(_unix())
@@ -147,9 +158,9 @@ def sockets(unseen: Told) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _unix() -> dict[int, tuple[int, int]]:
+def _unix() -> dict[int, SocketEnd]:
     """Ask the kernel's socket diagnostics, as `ss -x` does; /proc/net/unix has neither queues nor peers."""
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, SocketEnd] = {}
     request = struct.pack(
         "=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER | _SHOW_QUEUES, *(2 * [2**32 - 1])
     )
@@ -166,7 +177,7 @@ def _unix() -> dict[int, tuple[int, int]]:
                 peer = struct.unpack_from("=I", values[_PEER])[0] if _PEER in values else 0
                 waiting = struct.unpack_from("=I", values[_QUEUES])[0] if _QUEUES in values else -1
                 listening = body[2] == 10  # then the number is of connections that wait to be accepted
-                found[inode] = (-1 if listening else waiting, peer)
+                found[inode] = SocketEnd(-1 if listening else waiting, peer)
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -183,14 +194,28 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[(max(size, 4) + 3) & ~3 :]
 
 
-def _tcp() -> Iterator[tuple[int, tuple[int, int]]]:
+_ESTABLISHED, _LISTENS = "01", "0A"
+
+
+def _tcp() -> Iterator[tuple[int, SocketEnd]]:
     """TCP sockets of this network namespace; the peer is known if it is on this machine."""
     rows = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{name}", encoding="ascii", errors="replace") as file:
             rows += [line.split() for line in file.readlines()[1:]]
-    ends = {(row[1], row[2]): int(row[9]) for row in rows if len(row) > 9}
+    rows = [row for row in rows if len(row) > 9]
+    ends = {(row[1], row[2]): int(row[9]) for row in rows}
+    listening = {row[1]: int(row[9]) for row in rows if row[3] == _LISTENS}
     for row in rows:
-        if len(row) > 9 and int(row[9]):
-            waiting = int(row[4].partition(":")[2], 16) if row[3] != "0A" else -1
-            yield int(row[9]), (waiting, ends.get((row[2], row[1]), 0))
+        (local, remote, state, queued), inode = row[1:5], int(row[9])
+        if inode:
+            waiting = int(queued.partition(":")[2], 16) if state != _LISTENS else -1
+            peer = ends.get((remote, local))
+            backlog = peer == 0 and state == _ESTABLISHED  # it is there, and no descriptor is open on it
+            yield inode, SocketEnd(waiting, _listener(remote, listening) if backlog else peer or 0, backlog)
+
+
+def _listener(address: str, listening: dict[str, int]) -> int:
+    """The socket that listens at an address, or at its port of all addresses; 0 = none."""
+    host, _, port = address.partition(":")
+    return listening.get(address, 0) or listening.get(f"{'0' * len(host)}:{port}", 0)

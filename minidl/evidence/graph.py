@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from minidl.evidence.model import Descriptor, FileLock, RunEvidence, SeenProcess, SeenThread, Semaphore
+from minidl.evidence.model import BACKLOG, Descriptor, FileLock, RunEvidence, SeenProcess, SeenThread, Semaphore
 
 BUSY: Final = 0.25
 """Share of one CPU from which on a thread computes; below, it only wakes now and then."""
@@ -290,11 +290,14 @@ def _descriptor(process: SeenProcess, one: Descriptor, call: str, ends: _Ends) -
         return _pipe(process, one, writes, ends)
     if one.kind == "socket":
         peers = [pid for pid in ends.sockets.get(one.peer, []) if one.peer]
-        holders = tuple(Holder(pid, why="has the socket's other end") for pid in dict.fromkeys(peers))
+        backlog = one.about == BACKLOG
+        why = "listens, and has not accepted the connection" if backlog else "has the socket's other end"
+        holders = tuple(Holder(pid, why=why) for pid in dict.fromkeys(peers))
         doing = {"accept": "waiting for a connection", "accept4": "waiting for a connection"}.get(
             call, "waiting to write to a socket" if writes else "waiting for data at a socket"
         )
-        return KernelWait(Blocked.SOCKET, doing, one.target, holders, bool(holders))
+        doing += ", in a connection that nobody has accepted" if backlog else ""
+        return KernelWait(Blocked.SOCKET, doing, one.target, holders)
     if one.kind == "device" and one.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return KernelWait(Blocked.TERMINAL, f"waiting for input at {one.target}", one.target)
     if one.kind == "eventfd":

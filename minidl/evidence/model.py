@@ -90,6 +90,10 @@ class SeenThread:
         return self.used == 0 and self.switches[0] == self.switches[1] and same and "R" not in self.state
 
 
+BACKLOG: Final = "not accepted"
+"""What is known `about` a socket whose connection waits to be accepted; its peer is the socket that listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """An open descriptor. kind: pipe, fifo, socket, file, shm, eventfd, epoll, pidfd, device, directory, other.

@@ -48,8 +48,8 @@ Stacks = dict[int, dict[int, Stack]]
 
 def py_spy() -> str | None:
     """Where py-spy is: beside this Python, or on the path."""
-    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
-    return str(beside) if beside.exists() else shutil.which("py-spy")
+    homes = Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))  # under -S the scripts are not a venv's
+    return next((str(one) for home in homes if (one := home / "py-spy").exists()), shutil.which("py-spy"))
 
 
 def spied(

@@ -61,7 +61,11 @@ STEPS: Final[dict[str, Step]] = {
     ),
     "import": Step(
         "a new interpreter unpickles its dataset, and imports", "worker",
-        _faults("exception, sys.exit, os._exit, SIGKILL, SIGABRT, SIGSTOP, unpicklable"), {"method": "spawn"},
+        _faults(
+            "exception, sys.exit, os._exit, SIGKILL, SIGABRT, SIGSTOP, unpicklable",
+            "SIGTERM of the group, SIGKILL of the group",
+        ),
+        {"method": "spawn"},
     ),
     "init": Step(
         "worker_init_fn", "worker",

@@ -95,6 +95,12 @@ def strike(name: str, *pids: int) -> None:
             os.kill(pid, signal.Signals[name])
 
 
+def strike_the_group(name: str) -> None:
+    """Send the signal to every process of the cell, and wait for it."""
+    os.killpg(0, signal.Signals[name])
+    time.sleep(FAR)
+
+
 _held: list[Any] = []
 """What uses something up."""
 
@@ -187,15 +193,15 @@ class Index(int):
 class Imported:
     """A part of the dataset: has the fault where the second worker that is started unpickles it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, cell: Cell) -> None:
+        self.name, self.strike = cell.name, strike_the_group if cell.who == "the group" else inject
         self.workers = 0
 
     def __reduce__(self) -> Any:
         self.workers += 1
         if self.workers - 1 != VICTIM:
             return str, ()
-        return (str, (inject(self.name),)) if self.name == "unpicklable" else (inject, (self.name,))
+        return (str, (inject(self.name),)) if self.name == "unpicklable" else (self.strike, (self.name,))
 
 
 def fault_at_fork(name: str) -> None:
@@ -215,7 +221,9 @@ def fault_in_write(cell: Cell) -> None:
     def send(self: Any, data: Any, *arguments: Any) -> Any:
         if not _disarmed():
             return plain(self, data, *arguments)
-        if cell.step != "before write":
+        if cell.step == "after write" or (
+            cell.step == "in write" and cell.transport != "arena"
+        ):  # a packet has no half
             plain(self, data if cell.step == "after write" else data[: len(data) // 2], *arguments)
         return inject(cell.name)
 
@@ -268,7 +276,7 @@ class FaultyNumbers(torch.utils.data.Dataset[Any]):
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.folder = cell, folder
-        self.imported = Imported(cell.name) if cell.step == "import" else None
+        self.imported = Imported(cell) if cell.step == "import" else None
         self.padding = PADDING  # after it: what is unpickled with the fault is not all read yet
 
     def __len__(self) -> int:
@@ -289,8 +297,7 @@ class FaultyNumbers(torch.utils.data.Dataset[Any]):
         """The sample of the fault."""
         cell = self.cell
         if cell.who == "the group":
-            os.killpg(0, signal.Signals[cell.name])
-            time.sleep(FAR)
+            strike_the_group(cell.name)
         if cell.who == "both":
             self.meet(index)
         if cell.name in USED_UP:

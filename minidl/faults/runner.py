@@ -128,6 +128,8 @@ def _alive(group: int) -> list[int]:
 # --- What the trace holds ---------------------------------------------------------------------------------------------
 def _recorded(cell: Cell, folder: Path) -> list[str]:
     """What is wrong with the trace."""
+    if not (folder / "trace").exists():
+        return ["there is no trace"]
     trace = read_trace(folder / "trace")
     wrong = [f"the trace breaks the rule {violation.rule}: {violation}" for violation in check(trace)[:1]]
     return wrong + list(_missing(cell, trace))

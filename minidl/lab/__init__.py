@@ -104,6 +104,7 @@ def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
 
 
 def _score(arguments: argparse.Namespace) -> int:
+    from minidl.lab.runner import Mode
     from minidl.lab.score import as_json, report, score
     from minidl.lab.table import cases
 
@@ -111,7 +112,7 @@ def _score(arguments: argparse.Namespace) -> int:
     if not names:
         raise ValueError(f"no case is called {arguments.cases!r}: `minidl lab` lists them")
     modes = [_mode(arguments.loader)] if arguments.loader else None
-    answers = score(names, arguments.runs, arguments.jobs, terminal.say, *([modes] if modes else []))
+    answers = score(names, arguments.runs, arguments.jobs, terminal.say, modes or list(Mode), arguments.keep)
     print(as_json(answers) if arguments.json else "\n".join(report(answers)))
     sys.stdout.flush()
     return FOUND if any(answer.verdict != "right" for answer in answers) else OK

@@ -1,25 +1,29 @@
 """How well the doctor names the lab's cases: every case, several runs with varied options, the doctor asked blind.
 
-Interface: `score(names, runs, jobs, tell)` -> answers; `report(answers)` -> lines. The doctor is a process of its own,
+Interface: `score(names, runs, jobs, tell, ..., kept)` -> answers; `report(answers)` -> lines. A score that is kept in a
+file goes on where it was stopped. The doctor is a process of its own,
 which gets a process id while the program stands still (live), and the trace after `kill -9` of all its processes (post
 mortem). It gets neither the case's name nor its options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from minidl.lab.case import LabCase, LabOptions, Truth
-from minidl.lab.runner import QUIET, LabRun, Mode, running
+from minidl.lab.runner import BOUND, QUIET, LabRun, Mode, running
 from minidl.lab.table import cases
 
 WRONG_STATES: Final = ("hung", "died", "error")
@@ -108,10 +112,20 @@ class Answer:
 
 
 def score(
-    names: Sequence[str], runs: int, jobs: int, tell: Callable[[str], None], modes: Iterable[Mode] = Mode
+    names: Sequence[str],
+    runs: int,
+    jobs: int,
+    tell: Callable[[str], None],
+    modes: Iterable[Mode] = Mode,
+    kept: Path | None = None,
 ) -> list[Answer]:
-    """LabRun the cases with seeds 0 to runs - 1, `jobs` at a time, on each loader; what the doctor answers."""
+    """Run the cases with seeds 0 to runs - 1, `jobs` at a time, on each loader; what the doctor answers.
+
+    kept: a file that gets a line of JSON for each run when it has ended. The runs that it has are not made again, and
+    their answers are among those that are returned.
+    """
     modes = tuple(modes)
+    done = _read(kept) if kept is not None else {}
     wanted = [
         (name, seed, mode)
         for seed in range(runs)
@@ -119,17 +133,55 @@ def score(
         for mode in modes
         if mode is not Mode.PLAIN or not cases()[name].ended(mode.loader)
     ]
-    answers: list[Answer] = []
+    left = [one for one in wanted if one not in done]
     with ThreadPoolExecutor(jobs) as pool:
-        for number, found in enumerate(pool.map(lambda one: asked(*one), wanted), 1):
-            answers += found
-            for answer in found:
-                tell(f"{number} of {len(wanted)}  {answer.line()}")
-    return answers
+        asking = {pool.submit(asked, *one): one for one in left}
+        try:
+            for number, future in enumerate(as_completed(asking), len(wanted) - len(left) + 1):
+                done[asking[future]] = future.result()
+                if kept is not None:
+                    _keep(kept, asking[future], future.result())
+                for answer in future.result():
+                    tell(f"{number} of {len(wanted)}  {answer.line()}")
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [answer for one in wanted for answer in done[one]]
+
+
+_Run = tuple[str, int, Mode]
+
+
+def _keep(path: Path, run: _Run, answers: list[Answer]) -> None:
+    name, seed, mode = run
+    line = {"case": name, "seed": seed, "mode": mode.value, "answers": [asdict(answer) for answer in answers]}
+    with path.open("ab+") as file:
+        file.seek(-1 if file.tell() else 0, os.SEEK_END)
+        begun = file.read() not in (b"", b"\n")  # a line that was cut stands alone
+        file.write(b"\n" * begun + json.dumps(line).encode() + b"\n")
+
+
+def _read(path: Path) -> dict[_Run, list[Answer]]:
+    """The runs that a file has; a line that was cut is left out. Raises ValueError for one of another make."""
+    out: dict[_Run, list[Answer]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            run = json.loads(line)
+            try:
+                out[run["case"], run["seed"], Mode(run["mode"])] = [_answer(one) for one in run["answers"]]
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{path}: no score that was kept: {error!r}; name another file") from error
+    return out
+
+
+def _answer(kept: dict[str, Any]) -> Answer:
+    truth = kept["expected"]
+    if truth is not None:
+        truth = Truth(**truth | {key: tuple(truth[key]) for key in ("steps", "causes")})
+    return Answer(**kept | {"options": LabOptions(**kept["options"]), "expected": truth})
 
 
 def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
-    """LabRun a case once, and ask the doctor live and post mortem, as far as there is something to ask about."""
+    """Run a case once, and ask the doctor live and post mortem, as far as there is something to ask about."""
     case = cases()[name]
     options, truth = case.draw(seed), case.expected(case.draw(seed), mode.loader)
 
@@ -153,11 +205,14 @@ def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
 
 
 def _reached(run: LabRun, case: LabCase, options: LabOptions, seed: int, truth: Truth | None) -> bool:
-    """Wait until a case is where it should be; a healthy one is asked about at some moment."""
-    if truth is None and not case.ended(run.mode.loader):
+    """Wait until a case is where it should be; a healthy one is asked about at some moment, or after its end."""
+    ends = case.ended(run.mode.loader)
+    if truth is None and not (ends and seed % 2):
         there = run.wait_for_words("ready")
         time.sleep(random.Random(seed).uniform(3, 9))
         return there
+    if ends:
+        return run.wait(quiet=BOUND)
     if case.theme == "several ranks":  # they start one after the other, and meet, without a word
         run.wait_for_words("batch 0")
     return run.wait(QUIET if options.method == "fork" else LATER)

@@ -6,6 +6,7 @@ before a put and after a get.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,9 @@ from minidl.record.cpu_time import Reader, spent
 from minidl.record.indices import count
 from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
+from minidl.record.slabs import TracedArena, emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
+from minidl.transport.arena_queue import ArenaWriter
 from minidl.transport.message import Envelope, rebuild
 from minidl.transport.tensors import Reduced, TensorPickler
 
@@ -105,6 +108,7 @@ def load_result(
 ) -> Result:
     """Rebuild a result, as `transport.message.load_result` does, with its events."""
     emit = emit_of(loader)
+    emit_mapped(idx)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
     try:
         data = rebuild(payload)
@@ -198,10 +202,18 @@ class TracedQueue(Proxy):
 
         def _recv_bytes() -> bytes:
             data = receive()
+            forget_mapped()
             emit(ev.RESULT_READ, -1, -1, len(data))
             return data
 
         return _recv_bytes
+
+    def enter_worker(self) -> None:
+        """This process is the worker that writes to the queue."""
+        if isinstance(self.inner, ArenaWriter):
+            self.inner.enter_worker(functools.partial(TracedArena, self.shared, self.inner.worker_id))
+        else:
+            self.inner.enter_worker()
 
     def writer(self, worker_id: int) -> TracedQueue:
         """What a worker writes to, traced."""

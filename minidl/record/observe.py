@@ -52,8 +52,11 @@ from minidl.record.ports import TracedPorts, enter_worker, facts
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
+from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
+from minidl.transport.arena import Mappings
 from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
+from minidl.transport.packets import TaskQueue
 
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {
@@ -178,9 +181,8 @@ class ObservedContext(BaseContext):
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802  # as its base class calls it
         """The result queue, if it is an iterator's first, else a worker's index queue."""
         caller = sys._getframe(1)
-        arena = self._arena_of(caller)
-        plain = arena.result_queue() if arena is not None and not arena.given else self.get_context().Queue(maxsize)
-        ports = self._ports(caller)
+        ports, arena = self._ports(caller), self._arena_of(caller)
+        plain = self.get_context().Queue(maxsize) if arena is None else arena.next_queue()
         return plain if ports is None else ports.queue_around(plain)
 
     def Event(self) -> Any:  # noqa: N802
@@ -214,7 +216,7 @@ class ObservedContext(BaseContext):
         if self.transport != "arena" or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
             return None
         if iterator not in _arenas:
-            _arenas[iterator] = _ArenaOfTorch(iterator._num_workers)
+            _arenas[iterator] = _ArenaOfTorch(iterator._num_workers, _observed.get(iterator))
         return _arenas[iterator]
 
     def _ports(self, caller: Any) -> ObservedPorts | None:
@@ -235,7 +237,7 @@ class ObservedContext(BaseContext):
             made = ObservedPorts(config, number_loader(config.directory))
         else:
             return None
-        made.begin(iterator, loader)
+        made.begin(iterator, loader, self.transport)
         return made
 
     def __repr__(self) -> str:
@@ -263,12 +265,16 @@ _observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKe
 class _ArenaOfTorch:
     """What the transport "arena" puts into one of torch's iterators. given: the iterator has its result queue."""
 
-    def __init__(self, num_workers: int) -> None:
-        self.queue = ArenaQueue(num_workers)
+    def __init__(self, num_workers: int, ports: ObservedPorts | None) -> None:
+        mappings = Mappings if ports is None else functools.partial(TracedMappings, ports)
+        self.queue = ArenaQueue(num_workers, mappings=mappings)
         self.given = False
         self.workers = 0
 
-    def result_queue(self) -> ArenaQueue:
+    def next_queue(self) -> ArenaQueue | TaskQueue:
+        """The result queue, then a queue for each worker."""
+        if self.given:
+            return TaskQueue()
         self.given = True
         return self.queue
 
@@ -414,12 +420,12 @@ class ObservedPorts(ObservedShared):
     has_result_queue = False
     index_queues = 0
 
-    def begin(self, iterator: Any, loader: Any) -> None:
+    def begin(self, iterator: Any, loader: Any, transport: str) -> None:
         """In the loader's process."""
         live.add(self)
         self.loader_side = ObservedLoader(self, iterator)
         unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
-        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator, loader))
+        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator, loader, transport))
 
     def enter(self, worker_id: int, seed: int) -> ObservedWorker:
         """In a worker's process."""
@@ -454,12 +460,12 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     call = inspect.signature(target).bind(*args)
     given = call.arguments
     ports.with_state = carries_state(target)
-    if isinstance(given["data_queue"].inner, ArenaWriter):
-        given["data_queue"].enter_worker()
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
     worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):
         given[name].shared = ports
+    if isinstance(given["data_queue"].inner, ArenaWriter):
+        given["data_queue"].enter_worker()
     counted = worker.by_index and given["auto_collation"]
     given["collate_fn"] = Announced(given["collate_fn"], functools.partial(worker.collates, counted))
     if given.get("init_fn") is not None:

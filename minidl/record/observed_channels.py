@@ -30,6 +30,7 @@ from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, outcome_of_torch
 from minidl.record.recorder import emit_of, spanned
 from minidl.record.shared import Shared
+from minidl.record.slabs import emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
 
 
@@ -83,6 +84,7 @@ reading = threading.local()
 def _arriving(loader: int, task: int, worker: int) -> tuple[int, int, int]:
     about = reading.about = (loader, task, worker)
     reading.begun = True
+    emit_mapped(task)
     emit_of(loader)(ev.RESULT_REBUILD[0], task, worker, getattr(reading, "size", 0))
     return about
 
@@ -205,6 +207,7 @@ class _ObservedQueue(TracedQueue):
         def _recv_bytes() -> bytes:
             data = receive()
             reading.size = len(data)
+            forget_mapped()
             emit(ev.RESULT_READ, -1, -1, len(data))
             return data
 

@@ -41,7 +41,9 @@ from minidl.record.group import place_in_group
 from minidl.record.recorder import spanned
 from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
+from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
+from minidl.transport.arena_queue import ArenaQueue
 
 
 def nbytes(data: Any) -> int:
@@ -58,7 +60,7 @@ class TracedPorts(Shared, ports.Ports):
 
     def note(self, note: ports.Note) -> None:
         if isinstance(note, ports.Opened):
-            self.describe(**facts(note.iterator, note.loader))
+            self.describe(**facts(note.iterator, note.loader, note.loader.transport))
         elif isinstance(note, ports.WorkerEntered):
             self._enter_worker(note.worker_id, note.seed)
         elif isinstance(note, ports.FoundDead):
@@ -86,7 +88,11 @@ class TracedPorts(Shared, ports.Ports):
         return TRACED_QUEUES[which](self, super().queue(which, context, worker_id), worker_id)
 
     def arena_queue(self, num_workers: int, done_event: Any) -> Any:
-        return TRACED_QUEUES["result"](self, super().arena_queue(num_workers, done_event))
+        mappings = functools.partial(TracedMappings, self)
+        return TRACED_QUEUES["result"](self, ArenaQueue(num_workers, done_event, mappings))
+
+    def arena_task_queue(self, worker_id: int) -> Any:
+        return TRACED_QUEUES["index"](self, super().arena_task_queue(worker_id), worker_id)
 
     def done_event(self, which: ports.WhichDoneEvent) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
@@ -166,21 +172,22 @@ def enter_worker(shared: Shared, worker_id: int) -> None:
 def watch_new_shared(shared: Shared, worker_id: int) -> None:
     """In a worker, emit each shared-memory segment that collate makes.
 
-    Our collate and torch's both get it from UntypedStorage.
+    Our collate and torch's both get it from UntypedStorage. A storage in a slab is not shared by torch's means.
     """
     make: Callable[..., Any] = torch.UntypedStorage._new_shared
 
     def _new_shared(cls: type, size: int, *args: Any, **kwargs: Any) -> Any:
         storage = make(size, *args, **kwargs)
-        task = shared.fetching.task if shared.fetching is not None else -1
-        place, reason = ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT
-        shared.emit(ev.SHM_ALLOC, task, worker_id, storage.nbytes(), place, reason)
+        if storage.is_shared():
+            task = shared.fetching.task if shared.fetching is not None else -1
+            place, reason = ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT
+            shared.emit(ev.SHM_ALLOC, task, worker_id, storage.nbytes(), place, reason)
         return storage
 
     torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
 
 
-def facts(iterator: Any, loader: Any) -> dict[str, Any]:
+def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, Any]:
     """Return the parameters of an iterator of `loader`, for the side file."""
     outer = iterator._index_sampler
     *_, share = nested_samplers(outer)
@@ -199,6 +206,7 @@ def facts(iterator: Any, loader: Any) -> dict[str, Any]:
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,
         "timeout_s": iterator._timeout,
+        "transport": transport if iterator._num_workers else None,
         "batch_size": getattr(outer, "batch_size", None),
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",

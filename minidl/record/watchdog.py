@@ -84,6 +84,7 @@ class Watchdog:
 
     def __init__(self, config: TraceConfig) -> None:
         self.pid = os.getpid()
+        self.stays = False  # after the trace, until this process ends
         self.mine, theirs = socket.socketpair()
         self._raises = _signal_that_raises(self.mine) if config.on_hang == "raise" else 0
         given = {
@@ -113,13 +114,13 @@ class Watchdog:
             theirs.close()
 
     def end(self) -> bool:
-        """End it; return whether it has ended, which takes some ms. A forked child leaves it alone."""
+        """End the trace; return whether that is done, which takes some ms. A forked child leaves it alone."""
         if self.pid != os.getpid():
             return False
         ended = False
         with contextlib.suppress(OSError):
             self.mine.settimeout(_END_SECONDS)
-            self.mine.sendall(b"end")
+            self.mine.sendall(b"leave" if self.stays else b"end")
             while self.mine.recv(4096):  # what it had to say, until it closes its end
                 pass
             ended = True
@@ -132,6 +133,7 @@ class Watchdog:
 
 def begin(recording: recorder.Recorder) -> Watchdog | None:
     """Start the watchdog of a trace, if it is to have one. A failure is said on stderr, and the run goes on."""
+    global _watchdog
     if not recording.config.hang_after:
         return None
     try:
@@ -140,11 +142,22 @@ def begin(recording: recorder.Recorder) -> Watchdog | None:
         print(f"minidl: no watchdog: {error}. The run goes on without one.", file=sys.stderr)
         return None
     answer(recording)
+    _watchdog = dog
     return dog
 
 
+_watchdog: Watchdog | None = None
+"""The one that was started last."""
+
+
+def stay_to_the_exit() -> None:
+    """Let the watchdog stay after the trace, until this process ends: the program's exit handlers may hang."""
+    if _watchdog is not None:
+        _watchdog.stays = True
+
+
 def end(dog: Watchdog | None) -> None:
-    """End a watchdog, if there is one; then nobody asks this process for its stacks any more."""
+    """End a watchdog's trace, if there is one; then nobody asks this process for its stacks any more."""
     if dog is not None and dog.end():
         stack_dumps.no_longer()
 

@@ -195,6 +195,45 @@ _usual(
 _usual("packed", "the same images in one tensor", 4, transform=_unchanged, prepare=_as_float)
 
 
+# --- Transports -------------------------------------------------------------------------------------------------------
+class InMemory(minidl.Dataset[tuple[torch.Tensor, int]]):
+    """Images that need no work: float32, 3 x 224 x 224. What a batch of them costs is collation and its way."""
+
+    def __init__(self, count: int, kinds: int = 16) -> None:
+        self.count = count
+        self.images = torch.rand(kinds, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index % len(self.images)], index
+
+
+def _transport_scene(transport: str, shows: str) -> None:
+    name = f"transport-{transport}"
+
+    def record(setting: Setting, directory: Path) -> Path:
+        images = InMemory(100 * 32)
+        with minidl.trace(directory, detail="batch"):
+            tell(name, setting)
+            loader: Any = minidl.DataLoader(images, 32, num_workers=1, transport=transport)
+            with loader:
+                for _ in loader:
+                    pass
+        return directory
+
+    SCENES[name] = Recording(name, shows, record)
+
+
+_transport_scene(
+    "upstream", "a hundred batches of 19 MB by one worker, each in a new segment, and a loop that only takes them"
+)
+_transport_scene(
+    "arena", "the same batches in slabs, memory that is used again; no feeder thread, one descriptor a slab"
+)
+
+
 # --- Epochs -----------------------------------------------------------------------------------------------------------
 @_scene("respawn", "three epochs, workers and pin thread started again for each", persistent=False)
 @_scene("persistent", "three epochs, workers and pin thread kept", persistent=True)

@@ -94,6 +94,22 @@ class Reason(enum.IntEnum):
     NOT_SHARED_YET = 2  # the batch reached the feeder in private memory: one extra copy
 
 
+class SlabSource(enum.IntEnum):
+    """Where a slab comes from that a worker takes (transport "arena")."""
+
+    RECYCLED = 0  # it held an earlier batch, which no process can see any more
+    NEW = 1
+    ALONE = 2  # new, and for this batch only: all numbers of slabs that are used again are taken
+
+
+class SlabEnd(enum.IntEnum):
+    """What becomes of a slab whose batch the reader's process can no longer see, or never could."""
+
+    FREED = 0  # the worker may take it
+    LOST = 1  # its descriptor did not arrive: it is not used again
+    KEPT = 2  # a forked child may see the batch: it is not used again
+
+
 class Ending(enum.IntEnum):
     """Why an epoch, a worker or a wait ended."""
 
@@ -271,12 +287,15 @@ RESULT_PUT = _instant(
     "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
-    "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory",
+    "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
+    "(with slabs, the worker's main thread pickles, and tensors go in slabs: see slab_send)",
     "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
-    "the feeder thread writes the pickled result to the pipe that all workers share",
-    "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue", stage="write")  # fmt: skip
+    "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
+    "thread to its own socket)",
+    "multiprocessing.queues:_feed, transport.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
+    stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
@@ -287,7 +306,7 @@ RESULT_GET = _span(
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "transport.queues:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
+    "transport.queues:get, transport.arena_queue:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
@@ -498,6 +517,29 @@ STATE_TAKEN = _instant(
     143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
     "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
     "stateful:saved", "", "4 §iterator")  # fmt: skip
+
+# --- Slabs: the transport "arena" -------------------------------------------------------------------------------------
+SLAB_TAKE = _instant(
+    150, "slab_take", Track.WORKER, _PINK, "task worker", "slab bytes:B source:SlabSource",
+    "the worker takes a slab for the batch that it makes; slab: its number, which is the worker's own",
+    "transport.arena:_take", "", "3 §storage")  # fmt: skip
+SLAB_SEND = _instant(
+    151, "slab_send", Track.WORKER, _GREEN, "task worker", "slab bytes:B copied:B",
+    "the slab is filled, and the message that names it is about to be written; bytes: filled; copied: of these, what "
+    "was not collated straight into it",
+    "transport.arena:seal", "", "3 §storage")  # fmt: skip
+SLAB_FALLBACK = _instant(
+    152, "slab_fallback", Track.WORKER, _OLIVE, "task worker", "leaves bytes:B",
+    "parts of the batch that travel in no slab, but in a segment each and by descriptor, as torch sends them",
+    "transport.arena:seal", "", "3 §storage")  # fmt: skip
+SLAB_MAP = _instant(
+    153, "slab_map", Track.LOADER, _OLIVE, "task worker", "slab bytes:B new",
+    "the reader has the memory of a message's slab; new: mapped for this message, else since an earlier one",
+    "transport.arena_queue:_rebuilt", "", "3 §storage")  # fmt: skip
+SLAB_RELEASE = _instant(
+    154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
+    "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
+    "transport.arena:_set", "", "3 §storage")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(

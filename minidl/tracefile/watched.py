@@ -19,7 +19,7 @@ from minidl.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 
 KIND: Final = "watch"
-NEXT, START, SHUTDOWN = "next", "start", "shutdown"
+NEXT, START, SHUTDOWN, OWN = "next", "start", "shutdown", "own code"
 
 
 class Vitals(NamedTuple):
@@ -59,7 +59,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Stall:
-    """A wait that took too long. what: NEXT, START or SHUTDOWN; pid: of the process that waits."""
+    """A wait that took too long. what: NEXT, START or SHUTDOWN; pid: of the process that waits.
+
+    OWN: no iterator of the process waits for anything, and its own code has not come back to one.
+    """
 
     loader: int
     what: str

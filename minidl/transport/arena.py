@@ -8,51 +8,96 @@ Why no slab is written while somebody can see a batch in it
 -----------------------------------------------------------
 A slab is in use for two processes, and each tells only about itself.
 
-1. In each process, all storages of one batch are views of one buffer object, the batch's *root*. Tensors, slices,
-   views, NumPy arrays made of them and graphs of autograd keep their storage, and a storage keeps the root. So the root
-   is gone only when nothing in this process refers to the batch. A weak reference with a callback tells when.
-2. The worker has set the slab's byte to TAKEN before it writes, and the loader's callback sets it to FREE. The worker
+1. In each process, all storages and arrays of one batch are views of one buffer object, the batch's *root*. Tensors,
+   slices, views, NumPy arrays made of them and graphs of autograd keep their storage, and a storage keeps the root. So
+   the root is gone only when nothing in this process refers to the batch. A weak reference with a callback tells when.
+2. The worker sets the slab's byte to TAKEN before it writes, and the loader's callback sets it to FREE. The worker
    takes a slab only if the byte is FREE and its own root of the slab is gone: a collate function may keep a batch too.
+   Only the worker's own thread fills slabs. A number is given to a new slab only once the old one's byte is not TAKEN.
 3. A message that nobody has read keeps the byte at TAKEN. The loader makes the root before it rebuilds the message, so
-   a message that is dropped, or that can't be rebuilt, sets the byte when its root goes.
+   a message that is dropped, or that can't be rebuilt, sets the byte when its root goes. The descriptors
+   of new slabs come with the packet that names them, so one that is lost can't let the loader map another slab.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
-   sets the bytes of the slabs in use to KEPT for ever, and callbacks do nothing in another process than their own.
-   The worker never takes a KEPT slab again.
-5. Whoever pickles a batch, or puts it into a queue, copies it while holding the storage.
+   of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
+   one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
+   their own. A worker that forks never takes again what it sees itself. The worker never takes a KEPT slab again.
+5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
+   own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
+   that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
+import itertools
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import reduction
 from typing import Any
 
+import numpy as np
 import torch
 
-from minidl.transport.tensors import Reduced, reduce_storage
+from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
 
 SLABS = 40
 """Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
 
-ALONE = 0xFFFF
-"""The number of a slab that is used once: the loader has all others."""
+ALONE = range(SLABS, 1 << 16)
+"""Numbers of slabs that are used once: the loader has all others."""
 
-INLINE = 1024
+INLINE = 8192
 """Bytes up to which a storage travels in the message."""
+
+SMALL = 1 << 15
+"""Bytes of such storages in one message; what is beyond goes into a slab."""
 
 _ALIGNED = 64
 _ROUNDED = 1 << 16
 
 FREE, TAKEN, KEPT = range(3)
 """What a slab's byte says: the worker may take it; the loader has its batch, or will; a forked child may see it."""
+
+
+_parties: weakref.WeakValueDictionary[int, Arena | Mappings] = weakref.WeakValueDictionary()
+"""Of this process, and of those that it was forked from."""
+
+_forks_begun = 0
+
+
+def _before_fork() -> None:
+    global _forks_begun
+    _forks_begun += 1
+    for party in _all_parties():
+        if isinstance(party, Arena):
+            party.forks()
+
+
+def _after_fork_in_parent() -> None:
+    global _forks_begun
+    for party in _all_parties():
+        if isinstance(party, Mappings):
+            party.forked()
+    _forks_begun -= 1
+
+
+def _after_fork_in_child() -> None:
+    global _forks_begun
+    _forks_begun = 0
+
+
+def _all_parties() -> list[Arena | Mappings]:
+    """Also while another thread makes one."""
+    return [party for reference in _parties.valuerefs() if (party := reference()) is not None]
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _round_up(size: int, unit: int) -> int:
@@ -74,6 +119,11 @@ def _storage(root: Any, offset: int, size: int) -> torch.UntypedStorage:
     return torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset).untyped_storage()
 
 
+def _array(root: Any, offset: int, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:
+    """An array in a slab; it keeps the root alive."""
+    return np.ndarray(shape, dtype, root, offset, order=order)
+
+
 # --- The worker's side ------------------------------------------------------------------------------------------------
 class Slab:
     """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it."""
@@ -89,6 +139,7 @@ class Slab:
             os.close(self.fd)
             raise
         self.announced = False
+        self.inherited = False  # by a process that the worker has forked, which may see what is in it
         self.root: weakref.ref[Any] | None = None
 
     def __del__(self) -> None:
@@ -108,7 +159,9 @@ class _Filling:
     slab: Slab
     root: Any
     address: int = field(init=False)
-    used: int = 0
+    used: int = 0  # up to here
+    filled: int = 0  # bytes of storages and messages in it
+    copied: int = 0  # of these, what was not made in it
 
     def __post_init__(self) -> None:
         self.address = ctypes.addressof(self.root)
@@ -119,7 +172,13 @@ class _Filling:
         if begin + size > self.slab.size:
             return -1
         self.used = begin + size
+        self.filled += size
         return begin
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the elements are not those of the storage, but their conjugates or negatives."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 class Arena:
@@ -129,55 +188,139 @@ class Arena:
     """
 
     def __init__(self, states: memoryview) -> None:
+        _parties[id(self)] = self
         self._states = states
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
+        self._small = bytearray()  # storages that travel in the message
+        self._sent: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
         self._expected = 0  # bytes of the largest batch so far
-        self.copied_bytes = 0  # by the present batch, of storages that were not made in a slab
+        self._alone = itertools.cycle(ALONE)
+        self._thread = threading.get_ident()
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
 
-    def allocate(self, size: int) -> torch.UntypedStorage:
-        """A storage of `size` bytes, not initialised; in a slab if it is large. For collate."""
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the present batch that were not made in a slab, and were copied into one."""
+        return sum(one.copied for one in self._open)
+
+    def allocate(self, size: int) -> torch.UntypedStorage | None:
+        """A storage of `size` bytes, not initialised; in a slab if it is large. For collate.
+
+        None if no slab can be made, and in another thread than the worker's own, whose batches are not the present one.
+        """
+        if threading.get_ident() != self._thread:
+            return None
         if size <= INLINE:
             return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-        number, begin = self._room(size)
+        try:
+            number, begin = self._room(size)
+        except OSError:
+            self.fallbacks += 1
+            return None
         return _storage(self._open[number].root, begin, size)
+
+    def reduce_tensor(self, tensor: torch.Tensor) -> Reduced | None:
+        """A tensor that fills its storage, in one step; None if the storage is to be reduced by itself."""
+        storage = tensor.untyped_storage()
+        size, address = storage.nbytes(), storage.data_ptr()
+        first = self._sent.setdefault(address, tensor)
+        if first is not tensor:
+            return None if first is None or _is_lazy(tensor) else reduce_view(tensor, first)
+        whole = tensor.nbytes == size > 0 and tensor.is_contiguous() and not storage.is_shared()
+        if whole and not _is_lazy(tensor) and (place := self._placed(address, size)) is not None:
+            return slab_tensor, (*place, NAMES[tensor.dtype], tensor.numel(), tuple(tensor.shape))
+        self._sent[address] = None
+        return None
 
     def reduce(self, storage: torch.UntypedStorage) -> Reduced:
         """Put a storage into the message, or into a slab if it is not there."""
         size, address = storage.nbytes(), storage.data_ptr()
         if size == 0:
             return torch.UntypedStorage, ()
-        for number, opened in enumerate(self._open):
-            if opened.address <= address < opened.address + opened.slab.size:
-                return slab_storage, (number, address - opened.address, size)
-        if size <= INLINE:
-            return inline_storage, (ctypes.string_at(address, size),)
+        first = self._sent.setdefault(address, None)
+        if first is not None:
+            return storage_of, (first,)
+        place = self._placed(address, size)
+        if place is None:
+            self.fallbacks += 1
+            return reduce_storage(storage)
+        return slab_storage, (*place, size)
+
+    def _placed(self, address: int, size: int) -> tuple[int, int] | None:
+        """Where bytes are, which are copied if they are not in a slab; None if no slab can be made.
+
+        In a slab of the message, or (-1) among its small storages; and the offset there.
+        """
+        number = self._home(address)
+        if number >= 0:
+            return number, address - self._open[number].address
+        begin = _round_up(len(self._small), _ALIGNED)
+        if size <= INLINE and begin + size <= SMALL:
+            self._small += bytes(begin - len(self._small))
+            self._small += ctypes.string_at(address, size)
+            return -1, begin
         try:
             number, begin = self._room(size)
         except OSError:  # no descriptor or memory for a slab: as without slabs
-            self.fallbacks += 1
-            return reduce_storage(storage)
+            return None
         ctypes.memmove(self._open[number].address + begin, address, size)
-        self.copied_bytes += size
-        return slab_storage, (number, begin, size)
+        self._open[number].copied += size
+        return number, begin
+
+    def reduce_array(self, array: np.ndarray[Any, Any]) -> Reduced | None:
+        """Put an array of plain data into a slab; None if it is small, or no slab can be made.
+
+        None also for another byte order, which pickle turns into this machine's.
+        """
+        if array.nbytes <= INLINE or array.dtype.hasobject or not array.dtype.isnative:
+            return None
+        try:
+            number, begin = self._room(array.nbytes)
+        except OSError:
+            self.fallbacks += 1
+            return None
+        fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+        about = (begin, array.dtype.str if array.dtype.isbuiltin else array.dtype, array.shape, "F" if fortran else "C")
+        _array(self._open[number].root, *about)[...] = array
+        self._open[number].copied += array.nbytes
+        return slab_array, (number, *about)
 
     def place(self, data: bytes) -> tuple[int, int]:
         """Copy bytes into a slab: the slab's place in the message, and the offset."""
         number, begin = self._room(len(data))
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
+        self._open[number].copied += len(data)
         return number, begin
 
-    def seal(self) -> list[Slab]:
-        """The slabs of the present batch, which ends; they are not written again before they are free."""
-        opened, self._open, self.copied_bytes = self._open, [], 0
+    def made(self, storage: torch.UntypedStorage) -> bool:
+        """Whether `allocate` has made this storage, for the present batch."""
+        return self._home(storage.data_ptr()) >= 0
+
+    def _home(self, address: int) -> int:
+        """Which of the present batch's slabs has this address, -1 for none."""
+        for number, opened in enumerate(self._open):
+            if opened.address <= address < opened.address + opened.slab.size:
+                return number
+        return -1
+
+    def seal(self) -> tuple[list[Slab], bytearray]:
+        """The slabs of the present batch, and its small storages. The batch ends.
+
+        The slabs are not written again before they are free.
+        """
+        small, self._small, self._sent = self._small, bytearray(), {}
+        if not self._open:
+            return [], small
+        opened, self._open = self._open, []
         self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
-        return [one.slab for one in opened]
+        return [one.slab for one in opened], small
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
             return len(self._open) - 1, begin
-        slab = self._take(max(size, 0 if self._open else self._expected))
+        # A batch that is larger than those before gets slabs that double: few of them, and the next batch gets one.
+        slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
         self._open.append(_Filling(slab, root))
@@ -189,67 +332,74 @@ class Arena:
             state = self._states[number]
             if slab.visible or state == TAKEN:
                 continue
-            if state == FREE and slab.size >= size:
+            if state == FREE and slab.size >= size and not slab.inherited:
                 self._states[number] = TAKEN
                 return slab
-            del self._slabs[number]  # too small by now, or a forked child may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), ALONE)
-        slab = Slab(number, _round_up(size, _ROUNDED))
-        if number != ALONE:
+            del self._slabs[number]  # too small by now, or a forked process may see it
+        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
+        kept = number >= 0
+        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED))
+        if kept:
             self._slabs[number] = slab
             self._states[number] = TAKEN
         return slab
 
+    def forks(self) -> None:
+        """A process is about to be forked, and may see the batches that this process sees."""
+        for slab in self._slabs.values():
+            slab.inherited |= slab.visible
+
 
 # --- The loader's side ------------------------------------------------------------------------------------------------
-_all_mappings: weakref.WeakSet[Mappings] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for mappings in tuple(_all_mappings):
-        mappings.keep()
-
-
-os.register_at_fork(after_in_parent=_after_fork)
-
-
 class Mappings:
     """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
         self._states = states
-        self._memory: dict[int, mmap.mmap] = {}
-        self._roots: dict[int, weakref.ref[Any]] = {}  # of batches that this process can see
+        self.worker_id = worker_id
+        self._memory: dict[int, Any] = {}
+        self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
+        self._count = itertools.count()
         self._pid = os.getpid()
-        _all_mappings.add(self)
+        _parties[id(self)] = self
+        _let_queues_copy()
 
     def map(self, number: int, size: int, fd: int) -> None:
-        """Map a slab that the worker has made. In place of an older one with this number, if there was one."""
-        self._memory[number] = mmap.mmap(fd, size)
+        """Map a slab that the worker has made. In place of an older one with this number, if there was one.
+
+        Raises RuntimeError if it can't be mapped. The mapping needs no descriptor: a program may keep any number of
+        batches.
+        """
+        memory: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
+        self._memory[number] = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
-        memory = self._memory.pop(number) if number == ALONE else self._memory[number]
+        memory = self._memory.pop(number) if number in ALONE else self._memory[number]
         root = _root(memory, len(memory))
-        if number != ALONE:
-            self._roots[number] = weakref.ref(root, functools.partial(self._gone, number))
+        key = next(self._count)
+        self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
-        if number != ALONE:
-            self._states[number] = KEPT
+        self._set(number, KEPT)
 
-    def _gone(self, number: int, root: Any) -> None:
-        if self._roots.get(number) is root and os.getpid() == self._pid:
-            del self._roots[number]
-            self._states[number] = FREE
+    # A thread may drop a batch while another one forks. Whoever pops the entry sets the byte.
+    def _gone(self, key: int, root: Any) -> None:
+        state = KEPT if _forks_begun else FREE  # before the entry is popped: afterwards the fork may be over
+        if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
+            self._set(visible[0], state)
 
-    def keep(self) -> None:
-        """A child was forked, and may see the batches that this process sees."""
-        for number in tuple(self._roots):
-            del self._roots[number]
-            self._states[number] = KEPT
+    def forked(self) -> None:
+        """A process was forked, and may see the batches that this process sees."""
+        for key in tuple(self._roots):
+            if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
+                self._set(visible[0], KEPT)
+
+    def _set(self, number: int, state: int) -> None:
+        if number not in ALONE:
+            self._states[number] = state
 
     @property
     def visible(self) -> int:
@@ -257,12 +407,38 @@ class Mappings:
         return len(self._roots)
 
 
+_OF_A_BATCH = "_minidl_of_a_batch"
+"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
+
+
+def _of_a_batch(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    setattr(storage, _OF_A_BATCH, True)
+    return storage
+
+
+@functools.cache
+def _let_queues_copy() -> None:
+    """Let queues of the program send a copy of a batch's storages.
+
+    torch would move the storage to a new segment, in the queue's feeder thread: away from the arrays and the running
+    computations that use it. A worker's batch in torch stays where it is, because it is shared already.
+    """
+    before = reduction.ForkingPickler._extra_reducers[torch.UntypedStorage]  # type: ignore[attr-defined]
+
+    def _reduce(storage: torch.UntypedStorage) -> Reduced:
+        if getattr(storage, _OF_A_BATCH, False) and not storage.is_shared():
+            storage = torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
+        return before(storage)  # type: ignore[no-any-return]
+
+    reduction.ForkingPickler.register(torch.UntypedStorage, _reduce)
+
+
 _reading = threading.local()
 
 
 @contextlib.contextmanager
 def reading(roots: list[Any]) -> Iterator[None]:
-    """In this thread and block, `slab_storage` finds these slabs."""
+    """In this thread and block, the functions below find these slabs, and the small storages at the end."""
     _reading.roots = roots
     try:
         yield
@@ -270,14 +446,25 @@ def reading(roots: list[Any]) -> Iterator[None]:
         _reading.roots = None
 
 
+def _root_of(number: int) -> Any:
+    root = _reading.roots[number]
+    if isinstance(root, OSError):
+        raise root
+    return root
+
+
+def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
+    """Called by the loader's unpickler: an array in one of the message's slabs; no bytes are copied."""
+    return _array(_root_of(number), offset, dtype, shape, order)
+
+
 def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
     """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
-    root = _reading.roots[number]
-    if root is None:
-        raise OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
-    return _storage(root, offset, size)
+    return _of_a_batch(_storage(_root_of(number), offset, size))
 
 
-def inline_storage(data: bytes) -> torch.UntypedStorage:
-    """Called by the loader's unpickler: a small storage of its own."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
+    tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
+    _of_a_batch(tensor.untyped_storage())
+    return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from multiprocessing.synchronize import SemLock as _SemLock
@@ -99,6 +99,27 @@ class _Incoming:
         self._bytes = message[end:]
         self._measure()
         return memoryview(message)[begin:end]
+
+
+def start_tracker_apart() -> None:
+    """Start the resource tracker of `multiprocessing`, if none runs, in a session of its own.
+
+    Under spawn and forkserver semaphores have names under /dev/shm until `forget_names`. The tracker removes them if
+    this process is killed before that. In this process's group it would be killed with it by a kill of the group.
+    """
+
+    def spawn(path: Any, arguments: list[str], *rest: Any) -> Any:
+        if "resource_tracker" in arguments[-1]:
+            arguments = [*arguments[:-1], f"import os; os.setsid(); {arguments[-1]}"]
+        return original(path, arguments, *rest)
+
+    private: Any = util
+    original = private.spawnv_passfds
+    private.spawnv_passfds = spawn
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        private.spawnv_passfds = original
 
 
 class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]

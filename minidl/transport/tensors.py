@@ -25,18 +25,22 @@ from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, process, reduction
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
-_NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 # dtypes and sizes travel as str and tuple: as themselves, each costs a worker and the loader 2 to 3 µs a tensor
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
+_SMALL_PART, _PAGES = 4, 1 << 16
+"""A tensor with less than 1/4 of its storage is a small part of it, if the storage is not small itself."""
+
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
 
 
@@ -58,8 +62,33 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
-                return reduce_tensor(obj)
+                return self._reduce_in_arena(obj) or reduce_tensor(obj)
+        if kind is np.ndarray:
+            return self.reduce_array(obj)
         return NotImplemented
+
+    def _reduce_in_arena(self, tensor: torch.Tensor) -> Reduced | None:
+        arena = getattr(_filling, "arena", None)
+        if arena is None:
+            return None
+        reduced: Reduced | None = arena.reduce_tensor(tensor)
+        if reduced is None:
+            _share_if_small_part(tensor, arena)
+        elif reduced[0] is not view_of:
+            self.shared_bytes += tensor.nbytes
+        return reduced
+
+    def reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Reduce an array, so that the other side may write to it: with this pickle protocol it often may not.
+
+        torch's queues use an older one, which calls the array's `__reduce__`.
+        """
+        arena = getattr(_filling, "arena", None)
+        reduced = None if arena is None else arena.reduce_array(array)
+        if reduced is None:
+            return array.__reduce__()
+        self.shared_bytes += array.nbytes
+        return reduced
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Count the storage and reduce it."""
@@ -90,6 +119,21 @@ def filling(arena: Any) -> Iterator[None]:
         _filling.arena = None
 
 
+def is_filling() -> bool:
+    """Whether this thread pickles a batch whose storages go into slabs."""
+    return getattr(_filling, "arena", None) is not None
+
+
+def _share_if_small_part(tensor: torch.Tensor, arena: Any) -> None:
+    """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
+
+    As in torch, whose first batch of such a storage moves the storage to shared memory, where it stays.
+    """
+    storage = tensor.untyped_storage()
+    if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not arena.made(storage):
+        storage.share_memory_()
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.is_cpu
@@ -108,15 +152,33 @@ def reduce_tensor(tensor: torch.Tensor) -> Reduced:
     """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    view = (_NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
-    return rebuild_tensor, (tensor.untyped_storage(), *view)
+    return rebuild_tensor, (tensor.untyped_storage(), *_view(tensor))
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride()
+
+
+def reduce_view(tensor: torch.Tensor, first: torch.Tensor) -> Reduced:
+    """A tensor as a view of the storage of another one in the same message."""
+    return view_of, (first, *_view(tensor))
+
+
+def view_of(first: torch.Tensor, *view: Any) -> torch.Tensor:
+    """The view over the storage of `first` again."""
+    return rebuild_tensor(first.untyped_storage(), *view)
+
+
+def storage_of(first: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor that came in the same message."""
+    return first.untyped_storage()
 
 
 def rebuild_tensor(
     storage: torch.UntypedStorage, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """The tensor over `storage` again; no bytes are copied."""
-    return torch.empty(0, dtype=_DTYPES[dtype]).set_(storage, offset, size, stride)
+    return torch.empty(0, dtype=DTYPES[dtype]).set_(storage, offset, size, stride)
 
 
 def reduce_storage(storage: Any) -> Reduced:

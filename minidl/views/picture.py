@@ -96,13 +96,15 @@ def timeline(
     until: float | None = None,
     batches: Iterable[BatchName] | None = None,
     workers: Iterable[int] | None = None,
-    width: float = 13.0,
+    width: float = 9.0,
     title: str | None = None,
+    headline: bool = True,
 ) -> Figure:
     """Draw a trace, or the one at a path: lanes of bars, arrows for the batches that are asked for, counters below.
 
     since, until: seconds from the trace's first event. batches: task numbers, or (loader, epoch, task). workers: those
-    to show. width: inches, at least 2.5. title: by default the trace's name. Steps that did not end fade towards the
+    to show. width: inches, at least 2.5; by default about a notebook's cell. title: by default the trace's name.
+    headline: whether to say, and to outline, what bounds the run or stopped it. Steps that did not end fade towards the
     right edge. Raises ValueError for a window, a batch or a worker that is not in the trace, ImportError without
     matplotlib.
     """
@@ -112,7 +114,7 @@ def timeline(
     trace = read_trace(trace)
     shown = scene_of(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
-    return _Drawing(shown, make, width, title_of(trace) if title is None else title).draw(picked)
+    return _Drawing(shown, make, width, title_of(trace) if title is None else title, headline).draw(picked)
 
 
 @functools.cache
@@ -135,7 +137,7 @@ def _figure_class() -> type[Figure]:
 class _Drawing:
     """One figure in the making. Lengths are in inches, times in `unit`."""
 
-    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str) -> None:
+    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str, headline: bool) -> None:
         self.scene = scene
         self.width = width
         self.title = title
@@ -144,8 +146,10 @@ class _Drawing:
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        self.sentence = textwrap.wrap(scene.headline.sentence, max(20, int(width * 10.5)))
-        step = f"next step: {scene.headline.next_step}" if scene.headline.next_step else ""
+        self.culprit = scene.culprit if headline else -1
+        sentence = scene.headline.sentence if headline else ""
+        self.sentence = textwrap.wrap(sentence, max(20, int(width * 10.5)))
+        step = f"next step: {scene.headline.next_step}" if headline and scene.headline.next_step else ""
         self.step = textwrap.wrap(step, max(20, int(width * 16)))
         self.above = LINE_INCHES * len(self.sentence) + 0.17 * (len(self.step) + 1)
         lines = -(-len(self.legend) // self.columns) + sum(patch.get_label().count("\n") for patch in self.legend)
@@ -460,12 +464,12 @@ class _Drawing:
         return all(left > end or left + wide < begin or abs(y - at) > 0.5 for begin, end, at in self.taken)
 
     def _is_culprit(self, bar: np.void) -> bool:
-        at = self.scene.culprit
+        at = self.culprit
         return at >= 0 and int(self.scene.bars["span"][at]) == int(bar["span"])
 
     def _culprit(self, axes: Axes) -> None:
         """Outline the bar that the headline points at, and name it at its beginning: in red if it went wrong."""
-        scene, at = self.scene, self.scene.culprit
+        scene, at = self.scene, self.culprit
         if at < 0:
             return
         bar, colour = scene.bars[at], RED if scene.headline.kind.wrong else INK

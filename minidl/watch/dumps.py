@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from minidl.evidence.model import Frame
 from minidl.evidence.processes import memory_of
-from minidl.evidence.stacks import Stack, Stacks
+from minidl.evidence.stacks import Stack, Stacks, source_of
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
 ANSWER_SECONDS: Final = 3.0
@@ -64,7 +64,8 @@ def parsed(text: str) -> list[DumpedThread]:
             frames = []
             out.append(DumpedThread(int(head[2], 16), head[1].startswith("Current"), head[3] or "", ()))
         elif out and (frame := _FRAME.fullmatch(line)):
-            frames.append(Frame(frame[3], frame[1], int(frame[2])))
+            file, number = frame[1], int(frame[2])
+            frames.append(Frame(frame[3], file, number, source=source_of(file, number)))
             out[-1] = out[-1]._replace(frames=tuple(frames))
     return out
 

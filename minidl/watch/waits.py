@@ -1,6 +1,8 @@
 """Which iterators of a process wait for a batch, start or shut down, and since when: read from the events it emits.
 
 Interface: `Waits.take(rows)` the new events of one process, in its order; `open()` what waits now. Pure.
+
+Where no iterator waits, the program's own code runs, until it comes back to one.
 """
 
 from __future__ import annotations
@@ -11,30 +13,28 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.watched import NEXT, SHUTDOWN, START
-
-_NOTHING = ""
+from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START
 
 _AFTER: Final[dict[int, str]] = {
     ev.WORKER_START[0]: START,
     ev.WORKER_START[1]: START,
     ev.RESUME_PUT: START,
     ev.EPOCH[0]: START,
-    ev.EPOCH[1]: _NOTHING,
+    ev.EPOCH[1]: OWN,
     ev.NEXT[0]: NEXT,
-    ev.NEXT[1]: _NOTHING,
-    ev.YIELD: _NOTHING,
-    ev.CONSUMER[0]: _NOTHING,
+    ev.NEXT[1]: OWN,
+    ev.YIELD: OWN,
+    ev.CONSUMER[0]: OWN,
     ev.SHUTDOWN[0]: SHUTDOWN,
-    ev.SHUTDOWN[1]: _NOTHING,
+    ev.SHUTDOWN[1]: OWN,
 }
-"""What an iterator does after an event: it waits for one of these, or for nothing."""
+"""What an iterator does after an event: it waits for one of these, or it is the turn of the program's own code."""
 
 _CODES: Final = np.array(sorted(_AFTER), np.uint16)
 
 
 class OpenWait(NamedTuple):
-    """An iterator that waits. what: NEXT, START or SHUTDOWN; since: ns, CLOCK_MONOTONIC."""
+    """An iterator that waits. what: NEXT, START, SHUTDOWN, or OWN: it is waited for; since: ns, CLOCK_MONOTONIC."""
 
     loader: int
     what: str
@@ -42,10 +42,10 @@ class OpenWait(NamedTuple):
 
 
 class Waits:
-    """The waits of one process's iterators. longest: ns of the longest wait in next() that has ended."""
+    """The waits of one process's iterators. longest: ns of the longest wait of each kind that has ended."""
 
     def __init__(self) -> None:
-        self.longest = 0
+        self.longest: dict[str, int] = {NEXT: 0, OWN: 0}
         self._now: dict[int, OpenWait] = {}
 
     def take(self, rows: Rows, *, gap: bool = False) -> None:
@@ -57,10 +57,12 @@ class Waits:
 
     def _after(self, loader: int, what: str, time: int) -> None:
         before = self._now.pop(loader, None)
-        if before is not None and before.what == NEXT and what != NEXT:
-            self.longest = max(self.longest, time - before.since)
-        if what:
-            self._now[loader] = OpenWait(loader, what, time)
+        if before is not None and before.what in self.longest and before.what != what:
+            self.longest[before.what] = max(self.longest[before.what], time - before.since)
+        self._now[loader] = OpenWait(loader, what, time)
 
     def open(self) -> list[OpenWait]:
-        return list(self._now.values())
+        """What waits now; of the program's own code one entry, from the last event on."""
+        own = [wait for wait in self._now.values() if wait.what == OWN]
+        waits = [wait for wait in self._now.values() if wait.what != OWN]
+        return waits or sorted(own, key=lambda wait: wait.since)[-1:]

@@ -30,7 +30,7 @@ from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.format import header_problem, records
 from minidl.tracefile.tail import tail
-from minidl.tracefile.watched import NEXT, SHUTDOWN, START, Ended, Stall
+from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START, Ended, Stall
 from minidl.watch.vitals import exit_code, sample, started
 from minidl.watch.waits import OpenWait, Waits
 
@@ -47,6 +47,9 @@ SAMPLE_SECONDS: Final = 10.0
 EARLY_LOOKS: Final = 4
 MOST_LOOKS: Final = 8
 MOST_LOOKS_OF_A_RUN: Final = 64
+MOST_OWN_LOOKS: Final = 16
+"""Of them, at the program's own code, which may take as long as it likes: a loader's hang has to have its looks."""
+
 MOST_BYTES: Final = 32 << 20
 MOST_EVENTS: Final = 8192
 MOST_TEXT: Final = 4000
@@ -82,7 +85,8 @@ class Watcher:
         self.stems: set[str] = set()  # of the processes' files, as far as they have been found
         self.stalls: dict[tuple[int, int], _Open] = {}  # by process and iterator
         self.next_sample = 0.0
-        self.looks = 0
+        self.looks = self.own_looks = 0
+        self.stays = 0.0  # since when the trace has ended and the process has not; seconds, CLOCK_MONOTONIC
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
         name = f"{watched.KIND}-{main_pid}-{time.monotonic_ns()}{SUFFIX}"
@@ -116,6 +120,9 @@ class Watcher:
                     word = self.channel.recv(16)
                 if word == b"end":
                     return True
+                if word == b"leave":
+                    self._stay()
+                    continue
                 self.poll.unregister(self.channel)  # all that held the other end are gone, or it was closed by mistake
         for pid, process in list(self.processes.items()):
             if not process.is_there():
@@ -128,6 +135,18 @@ class Watcher:
     def _finish(self) -> None:
         for stall in self.stalls.values():
             stall.stop()
+        if not self.stays:
+            self._end_trace()
+
+    def _stay(self) -> None:
+        """End the trace, and stay until the process ends: what it does at exit may hang, and is looked at then."""
+        self._end_trace()
+        self.poll.unregister(self.channel)
+        self.channel.close()
+        self.stays = time.monotonic()
+        self.next_sample = self.stays + first_look(self.hang_after, 0.0)
+
+    def _end_trace(self) -> None:
         left = [pid for pid, one in self.processes.items() if one.is_there()]
         self.write(watched.sample(sample(left)))  # also: who has outlived the main process
         used = os.times()
@@ -166,7 +185,8 @@ class Watcher:
             self.processes[pid].readers.append(_WaitReader(self.directory, stem, pid))
 
     def _ended(self, pid: int, process: _Watched) -> None:
-        self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
+        if not self.stays or self.own_looks:  # a trace that has ended is left alone, unless its program hangs at exit
+            self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
         if process.fd >= 0:
             self.poll.unregister(process.fd)
             os.close(process.fd)
@@ -177,7 +197,8 @@ class Watcher:
         found = {}
         for reader in (reader for process in self.processes.values() for reader in process.readers):
             for wait in reader.waits():
-                found[reader.pid, wait.loader] = Stall(wait.loader, wait.what, wait.since, reader.pid), reader.longest
+                longest = reader.longest.get(wait.what, reader.longest[NEXT])
+                found[reader.pid, wait.loader] = Stall(wait.loader, wait.what, wait.since, reader.pid), longest
         for key in self.stalls.keys() - found.keys():
             self.stalls.pop(key).stop()
         for key, (stall, longest) in found.items():
@@ -193,12 +214,16 @@ class Watcher:
         waited = (time.monotonic_ns() - known.stall.since) / 1e9
         if waited < known.due or known.child or known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN:
             return
+        own = known.stall.what == OWN
+        if own and self.own_looks >= MOST_OWN_LOOKS:
+            return
         alarm = waited >= self.hang_after and not known.said
         known.due = next_look(self.hang_after, waited, known.looks + 1)
         if os.fstat(self.fd).st_size < MOST_BYTES:
             known.looks += 1
             self.looks += 1
-            known.said, known.acts = known.said or alarm, alarm
+            self.own_looks += own
+            known.said, known.acts = known.said or alarm, alarm and not own
             known.child = self._fork_look(known, alarm)
 
     def _fork_look(self, known: _Open, alarm: bool) -> int:
@@ -258,8 +283,8 @@ class _WaitReader:
         self.works = False  # it is a worker, and what it waits for is no hang of the loader
 
     @property
-    def longest(self) -> int:
-        return 0 if self.known is None else self.known.longest
+    def longest(self) -> dict[str, int]:
+        return {NEXT: 0} if self.known is None else self.known.longest
 
     def waits(self) -> list[OpenWait]:
         """Return what the process's iterators wait for, as of its newest event."""
@@ -326,8 +351,8 @@ class _Glance:
         found = self._evidence()
         kept: dict[str, Any] = json.loads(found.to_json())
         self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), kept))
-        if alarm:
-            text = self._sentence(found)
+        text = self._sentence(found) if alarm else ""
+        if text:
             self.watcher.write(watched.said(text))
             with contextlib.suppress(OSError):
                 os.write(self.watcher.stderr, f"minidl: {text}\n".encode("utf-8", "backslashreplace"))
@@ -350,6 +375,8 @@ class _Glance:
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
             cause = _cause(self.watcher.directory, self.stall, waited, found)
+        if not cause and self.stall.what == OWN:
+            return ""  # nothing says that it is more than a long step
         if not cause:
             who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
             cause = f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
@@ -362,10 +389,13 @@ def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) 
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
     from minidl.doctor.case import Told
+    from minidl.doctor.diagnosis import State
 
-    found = headline(LiveTrace(directory).read()[0])
-    told = found.told or Told(since=stall.since, pid=stall.pid)
+    found, own = headline(LiveTrace(directory).read()[0]), stall.what == OWN
+    told = found.told if found.told is not None and not own else Told(since=stall.since, pid=stall.pid, own_code=own)
     diagnosis = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
+    if own:
+        return diagnosis.title if diagnosis is not None and diagnosis.state is State.HUNG else ""
     return found.sentence if diagnosis is None else diagnosis.title
 
 

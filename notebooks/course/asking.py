@@ -262,7 +262,7 @@ EDGES = {True: "#2e7d32", False: "#b26a00", None: "#1459c7"}
 
 def boxed(right: bool | None, inside: str) -> str:
     """HTML in a box whose edge says how the answer is."""
-    return f'<div style="border:1px solid #8a94a0;border-left:6px solid {EDGES[right]};border-radius:6px;padding:2px 14px;max-width:64em">{inside}</div>'
+    return f'<div style="border:1px solid #8a94a0;border-left:6px solid {EDGES[right]};border-radius:6px;padding:10px 14px 2px;max-width:64em">{inside}</div>'
 
 
 def folded(name: str, inside: str) -> str:

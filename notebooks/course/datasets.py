@@ -64,10 +64,6 @@ class Whole(minidl.IterableDataset[int]):
 
 
 # --- Questions --------------------------------------------------------------------------------------------------------
-def _asked(trace: minidl.Trace, task: int) -> list[int]:
-    return rows(trace, "sample", "B", task=task)
-
-
 def _size(trace: minidl.Trace) -> int:
     (facts,) = trace.loaders.values()
     return int(facts["batch_size"])
@@ -75,29 +71,18 @@ def _size(trace: minidl.Trace) -> int:
 
 @question
 def calls(trace: minidl.Trace, task: int = 0) -> Asked:
-    """One call a sample."""
-    asked = _asked(trace, task)
+    """One call a sample, or `__getitems__`: one for all."""
+    asked = rows(trace, "sample", "B", task=task)
+    size, at_once = _size(trace), len(asked) == 1
     return Asked(
-        f"The loader makes a batch of {_size(trace)} samples. How often does its fetcher call the dataset for it?",
+        f"A dataset {'with' if at_once else 'without'} `__getitems__`. How often does the loader's fetcher call it for a batch of {size} samples?",
         Count(len(asked)),
-        "`__getitem__` takes one index.",
-        "`_MapDatasetFetcher` goes through the indices, and asks for each by itself: one step `sample` each.",
+        "The `s` at the end of its name is all there is to it." if at_once else "`__getitem__` takes one index.",
+        "Once, with all indices of the batch. A store that answers slowly, but answers several questions at once, is waited for once."
+        if at_once else "`_MapDatasetFetcher` goes through the indices, and asks for each by itself: one step `sample` each.",
         asked[-1],
-    )
-
-
-@question
-def at_once(trace: minidl.Trace, task: int = 0) -> Asked:
-    """__getitems__."""
-    asked = _asked(trace, task)
-    return Asked(
-        f"The same with a dataset that has `__getitems__`. How often is it called for a batch of {_size(trace)}?",
-        Count(len(asked)),
-        "The `s` at the end of its name is all there is to it.",
-        "Once, with all indices of the batch. A store that answers slowly, but answers several questions at once, is waited for once.",
-        asked[-1],
-        {_size(trace): "That was `__getitem__`. `__getitems__` takes a list of indices."},
-    )
+        {size: "That is `__getitem__`. `__getitems__` takes a list of indices."} if at_once else {},
+    )  # fmt: skip
 
 
 @question

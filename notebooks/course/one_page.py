@@ -158,7 +158,7 @@ def alternates(trace: minidl.Trace) -> Asked:
         "There is one process, with one thread. Can it fetch while it trains?",
         "`next(iterator)` fetches, then returns; the loop trains, then asks again. The two alternate: the time of an epoch is the "
         "sum of both.",
-        begins[0],
+        next(row for row in begins if row > rows(trace, "yield")[0]),
     )  # fmt: skip
 
 
@@ -256,47 +256,44 @@ def try_put_index(base: type, method: Callable[[Any], None]) -> str:
     for workers, prefetch, batches in ((1, 2, 5), (2, 2, 7), (3, 1, 4), (2, 3, 2)):
         crew = Crew(list(range(2 * batches)), workers, slow={0: 5})
         indices = [[2 * n, 2 * n + 1] for n in range(batches)]
-        about = f"{workers} workers, prefetch {prefetch}, {batches} batches"
+        about = f"{workers} {'worker' if workers == 1 else 'workers'}, prefetch {prefetch}, {batches} batches"
         try:
             loader = kind(indices, crew, prefetch)
             first = len(crew.tasks)
             got = crew.train(loader)
         except (WaitsForever, KeyError) as error:
-            raise Wrong(
-                f"{about}: {type(error).__name__}: {error}",
+            raise _failed(
+                crew, f"{about}: {type(error).__name__}: {error}",
                 "The step `_try_put_index`: it sends a task for the next index, if the sampler has one, under the number `send_idx`, and "
                 "remembers in `task_info` whose it is.",
-                evidence=_told(crew),
             ) from None  # fmt: skip
         wanted = [(n, n % workers) for n in range(batches)]
         if crew.tasks != wanted:
             place = next((n for n, (a, b) in enumerate(zip(crew.tasks, wanted, strict=False)) if a != b), len(wanted))
-            raise Wrong(
-                f"{about}: task {place} should be the number {place}, for worker {place % workers}; "
+            raise _failed(
+                crew, f"{about}: task {place} should be the number {place}, for worker {place % workers}; "
                 f"you have sent {crew.tasks[place] if place < len(crew.tasks) else 'nothing'}.",
-                "The step `task_assigned`: numbers go up by one from 0, and workers take turns.", evidence=_told(crew),
+                "The step `task_assigned`: numbers go up by one from 0, and workers take turns.",
             )  # fmt: skip
         if loader.task_info != dict(wanted):
-            raise Wrong(
-                f"{about}: `task_info` is {loader.task_info}; it should be {dict(wanted)}.",
-                "The step `task_assigned`: `task_info[send_idx]` remembers the worker, before `send_idx` goes up.", evidence=_told(crew),
+            raise _failed(
+                crew, f"{about}: `task_info` is {loader.task_info}; it should be {dict(wanted)}.",
+                "The step `task_assigned`: `task_info[send_idx]` remembers the worker, before `send_idx` goes up.",
             )  # fmt: skip
         if got != indices:
-            raise Wrong(
-                f"{about}: the loop got {got}.", "The step `yield`: in the sampler's order.", evidence=_told(crew)
-            )
+            raise _failed(crew, f"{about}: the loop got {got}.", "The step `yield`: in the sampler's order.")
         if (first, crew.most) != (min(prefetch * workers, batches),) * 2:
-            raise Wrong(
-                f"{about}: {crew.most} tasks were outstanding, {first} of them at the beginning.",
+            raise _failed(
+                crew, f"{about}: {crew.most} tasks were outstanding, {first} of them at the beginning.",
                 "The step `check_capacity`: `prefetch * workers` calls at the beginning, and one for each batch that is yielded.",
-                evidence=_told(crew),
             )  # fmt: skip
     return "Tasks are numbered, dealt out in turn, bounded by `prefetch * workers`, and end with the sampler."
 
 
-def _told(crew: Crew) -> str:
-    """The tasks of a crew, in the order in which they were put."""
-    return "\n".join(f"put task {idx} into the queue of worker {worker}" for idx, worker in crew.tasks)
+def _failed(crew: Crew, words: str, step: str) -> Wrong:
+    """What is said of a run of a crew: with its tasks in the order in which they were put, and its picture."""
+    told = "\n".join(f"put task {idx} into the queue of worker {worker}" for idx, worker in crew.tasks)
+    return Wrong(words, step, evidence=told, picture=crew.picture("what loop and workers did in your run").data)
 
 
 @exercise

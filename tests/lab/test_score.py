@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minidl.lab import score as lab_score
 from minidl.lab.case import LabOptions, Truth
+from minidl.lab.runner import Mode
 from minidl.lab.score import Answer, report
 
 TRUTH = Truth("worker", 1, 13, ("sample",), ("fifo",))
@@ -42,6 +45,25 @@ def test_an_answer_about_a_fault(found: dict[str, Any], verdict: str) -> None:
 @pytest.mark.parametrize(("state", "verdict"), [("hung", "false alarm"), ("may hang", "right"), ("moves", "right")])
 def test_an_answer_about_a_healthy_program(state: str, verdict: str) -> None:
     assert answer(None, state=state).verdict == verdict
+
+
+def test_a_score_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def fake(name: str, seed: int, mode: Mode) -> list[Answer]:
+        asked.append((name, seed))
+        return [Answer(name, seed, mode.value, "live", LabOptions(), TRUTH, RIGHT)]
+
+    monkeypatch.setattr(lab_score, "asked", fake)
+    kept, names = tmp_path / "kept", ["sample_stuck", "sample_raises"]
+    first = lab_score.score(names, 1, 1, lambda line: None, [Mode.OURS], kept)
+    kept.write_bytes(kept.read_bytes() + b'{"case": "cut')
+    second = lab_score.score(names, 2, 1, lambda line: None, [Mode.OURS], kept)
+    again = lab_score.score(names, 2, 1, lambda line: None, [Mode.OURS], kept)
+    assert again == second
+    assert sorted(asked) == sorted((name, seed) for name in names for seed in (0, 1))
+    assert second[:2] == first
+    assert len(second) == 4
 
 
 def test_the_report_counts() -> None:

@@ -23,8 +23,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
     },
     "01_datasets": {
-        "calls": ("four", 1), "at_once": (1, 4), "becomes": ("double", "float32"), "counted": ("none", 12),
-        "arrives": ("3 times", "once"), "short_batches": ("two", 1), "ends": ("more", 5),
+        "calls": {"one_by_one": ("four", 1), "together": (1, 4)}, "becomes": ("double", "float32"),
+        "counted": ("none", 12), "arrives": ("3 times", "once"), "short_batches": ("two", 1), "ends": ("more", 5),
     },
     "02_samplers": {
         "never_drawn": ("a third", "hardly any"), "same_epochs": (False, "yes"), "same_with_workers": ("yes", False),

@@ -46,7 +46,11 @@ def test_it_is_traced_and_keeps_every_rule(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "t")
     assert check(trace) == []
     assert len(trace.select("yield")) == 5
-    assert trace.select("shm_alloc")["x"].tolist().count(4 * SIZE * 4) == 5
+    assert len(trace.select("shm_alloc")) == 0
+    for name in ("slab_send", "slab_map", "slab_release"):
+        assert sorted(trace.select(name)["task"].tolist()) == [*range(5)], name
+    assert trace.select("slab_send")["y"].tolist() == [4 * SIZE * 4] * 5
+    assert trace.loaders[1]["transport"] == "arena"
 
 
 @pytest.mark.live

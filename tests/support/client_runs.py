@@ -6,6 +6,7 @@
     run      under `minidl run`: minidl's loader takes the place of torch's
     observe  under `minidl run --observe`: torch's loader, recorded
     direct   the program makes `minidl.DataLoader` itself
+    run arena, observe arena   the same with the transport "arena", and every tensor in a slab
 
 `row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table.
 """
@@ -156,7 +157,10 @@ class Run:
 def command_of(client: Client, mode: str, trace: Path) -> list[str]:
     """The command line of a program in a mode, as its user would write it."""
     program = [*client.launcher, str(PROGRAMS / client.program), *client.arguments]
-    under = {"run": [], "observe": ["--observe"]}.get(mode)
+    by_slabs = ["--transport", "arena"]
+    under = {
+        "run": [], "observe": ["--observe"], "run arena": by_slabs, "observe arena": ["--observe", *by_slabs],
+    }.get(mode)  # fmt: skip
     if under is not None:
         separator = [] if client.launcher[:1] == ("-m",) else ["--"]
         return [sys.executable, "-m", "minidl", "run", *under, "--trace", str(trace), *separator, *program]
@@ -188,7 +192,7 @@ def run(client: Client, mode: str, folder: Path) -> Run:
             _end_group(process)
     text = (folder / "output.txt").read_text(errors="replace")
     ranks = {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in sorted(seen.glob("rank-*.json"))}
-    traced = trace if mode in ("run", "observe") else None
+    traced = trace if mode.startswith(("run", "observe")) else None
     return Run(code, text, traced, ranks)
 
 

@@ -30,6 +30,7 @@ from minidl.device import sim
 from minidl.record import recorder
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.transport import arena
 
 PLACE = Path(tempfile.mkdtemp(prefix="minidl-recorded-"))
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
@@ -205,6 +206,31 @@ def resumed(workers: int, in_order: bool = True) -> None:
                 other.state_dict()
 
 
+class Wide(wl.Tensors):
+    """Samples of 12 KB: a batch of them goes into a slab."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3000,), float(index))
+
+
+def beside_shared(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A batch that is collated into a slab, a tensor that is copied into it, and one that is shared already."""
+    return [minidl.default_collate(samples), samples[0] + 1, torch.ones(2).share_memory_()]
+
+
+def slabs() -> None:
+    """One epoch frees its slabs one by one, the other sees a fork while a batch is visible."""
+    options: Any = {"num_workers": 2, "transport": "arena", "persistent_workers": True, "collate_fn": beside_shared}
+    with minidl.DataLoader(Wide(24), 2, **options) as loader:
+        for epoch in range(2):
+            for number, batch in enumerate(loader):
+                assert len(batch) == 3
+                if (epoch, number) == (1, 1):
+                    arena._before_fork()
+                    arena._after_fork_in_parent()
+            del batch
+
+
 SCRIPT = """
 import sys
 import minidl, workloads as wl
@@ -254,6 +280,7 @@ RUNS: dict[str, Run] = {
     "skipped tasks": skipped,
     "several loaders": several,
     "at once": lambda: loop(wl.Batched(24)),
+    "slabs": slabs,
     "resumed": lambda: resumed(2),
     "resumed, any order": lambda: resumed(2, in_order=False),
     "resumed, no workers": lambda: resumed(0),

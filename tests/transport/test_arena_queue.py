@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
-import itertools
 import os
 import queue
 import resource
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import arena_soak
+import everything
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 import workloads as wl
 
 import minidl
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, Sentinel
 from minidl.transport.arena import FREE, INLINE, TAKEN
-from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
+from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.queues import SharedFlag
 
@@ -36,7 +41,6 @@ class Line:
         self.done = SharedFlag()
         self.queue: Any = ArenaQueue(1, self.done)
         self.writer: Any = self.queue.writer(0)
-        self.queue._writers = []
         self.writer.enter_worker()
         self.states = self.writer._arena._states
 
@@ -59,8 +63,8 @@ def line() -> Iterator[Line]:
     else:
         torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
     made.writer._arena._slabs.clear()
-    for incoming in made.queue._incoming.values():
-        incoming.mappings._memory.clear()
+    for mappings in made.queue._mappings:
+        mappings._memory.clear()
 
 
 def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
@@ -80,22 +84,6 @@ def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None
     assert "closed" in repr(line.queue)
     with pytest.raises(ValueError, match="closed"):
         line.queue.get()
-
-
-def test_a_message_may_come_in_any_pieces(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[bytes] = []
-    monkeypatch.setattr(line.writer, "_send_bytes", frames.append)
-    line.put(0, "a message")
-    line.put(1, torch.arange(9))
-    came = []
-    for byte in b"".join(frames):
-        line.writer._socket.send(bytes([byte]))
-        try:
-            came.append(line.queue.get(block=False).data)
-        except queue.Empty:
-            assert "B of a message" in repr(line.queue)
-    assert came[0] == "a message"
-    assert came[1].tolist() == list(range(9))
 
 
 def test_a_large_pickle_lies_in_a_slab(line: Line) -> None:
@@ -119,15 +107,16 @@ def test_the_loaders_own_message_wakes_the_reader(line: Line) -> None:
 def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(line: Line) -> None:
     line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     threading.Timer(0.3, line.done.set).start()
-    for idx in itertools.count():
-        line.put(idx, "x" * 2000)
-        if line.done.is_set():
-            break
-    assert idx > 0
-    got = [line.get().idx]
-    while len(line.queue._messages):
-        got.append(line.get().idx)
+    sent = 0
+    while not line.done.is_set():
+        line.put(sent, "x" * 2000)
+        sent += 1
+    got = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            got.append(line.queue.get(block=False).idx)
     assert got == list(range(len(got)))
+    assert len(got) == sent - 1, "the last one found no room"
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.join()
@@ -142,42 +131,23 @@ def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
 
 
 def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
-    line.queue.close()
+    line.queue.leave()
     line.put(0, torch.ones(BIG))
-
-
-def test_a_worker_that_is_gone_leaves_its_messages(line: Line) -> None:
-    line.put(0, torch.ones(BIG))
-    line.writer._socket.send(b"\0\0\0\x09torn")
-    line.writer.close()
-    assert line.get().data.eq(1).all()
-    with pytest.raises(queue.Empty):
-        line.queue.get(timeout=0.01)
-    assert line.queue._incoming[next(iter(line.queue._incoming))].pending == 8
-
-
-def test_a_connection_that_is_reset_is_an_end(line: Line) -> None:
-    (incoming,) = line.queue._incoming.values()
-    incoming.socket.send(b"unread, so the close resets the connection")
-    line.writer.close()
-    with pytest.raises(queue.Empty):
-        line.queue.get(timeout=0.01)
-    assert not incoming.read()
 
 
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
     line.put(0, torch.ones(BIG))
-    (incoming,) = line.queue._incoming.values()
-    assert incoming.read()
-    (fd,) = incoming._descriptors
+    line.queue._recv_bytes()
+    (fd,) = line.queue._descriptors
     line.queue.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
 
-def test_nothing_to_read_is_no_end(line: Line) -> None:
-    (incoming,) = line.queue._incoming.values()
-    assert incoming.read()
+def test_a_batch_of_many_large_leaves_takes_few_slabs_and_descriptors(line: Line) -> None:
+    line.put(0, [torch.full((BIG << 4,), value % 251, dtype=torch.uint8) for value in range(300)])
+    assert [int(leaf[-1]) for leaf in line.get().data] == [value % 251 for value in range(300)]
+    assert 1 < len(line.writer._arena._slabs) < 10
 
 
 @pytest.mark.parametrize("data", [torch.ones(BIG), ["long"] * 5 + [str(number) for number in range(20_000)]])
@@ -200,6 +170,42 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = line.queue._recv_bytes
+
+    def without_the_last() -> Any:
+        packet = receive()
+        os.close(line.queue._descriptors.pop())
+        return packet
+
+    line.put(0, [torch.ones(BIG), torch.full((1 << 20,), 2.0)])
+    line.put(1, torch.full((BIG,), 3.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(line.queue, "_recv_bytes", without_the_last)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "did not arrive: too many open files" in str(failure.error)
+    assert line.get().data.eq(3).all()
+    line.put(2, torch.full((BIG,), 4.0))
+    assert line.get().data.eq(4).all()
+
+
+def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    line.put(0, torch.ones(BIG))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "from_file", full)
+        failure = line.get().data
+    assert isinstance(failure, RebuildFailure)
+    assert "can't be mapped: Cannot allocate memory" in str(failure.error)
+    line.put(1, torch.ones(BIG))
+    assert line.get().data.eq(1).all()
 
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,23 +244,6 @@ def test_only_memory_of_the_host_comes_from_slabs(line: Line) -> None:
     storage = torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
     assert storage.device.type == "meta"
     assert line.states[0] == FREE
-
-
-def test_a_sent_writer_has_no_siblings_and_a_forked_one_closes_theirs() -> None:
-    both: Any = ArenaQueue(2, SharedFlag())
-    one, other = both.writer(0), both.writer(1)
-    assert one.__getstate__()["_siblings"] == []
-    before = torch.UntypedStorage.__dict__.get("_new_shared")
-    try:
-        one.enter_worker()
-    finally:
-        if before is None:
-            del torch.UntypedStorage._new_shared
-    assert other._socket.fileno() == -1
-    assert one._socket.fileno() >= 0
-    both.close()
-    assert isinstance(one, ArenaWriter)
-    assert one._socket.fileno() == -1
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
@@ -341,6 +330,27 @@ def test_both_transports_give_the_same_batches(scale: int, collate_fn: Any) -> N
     both(Mixed(scale), collate_fn=collate_fn)
 
 
+def _described(loader: Any) -> list[Any]:
+    return [everything.described(batch) for batch in loader]
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested", "ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The given NumPy array")
+def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
+    """Types, bytes, strides, offsets, flags, and which leaves share their memory."""
+    np.arange(everything.SIZE, dtype="i4").tofile(tmp_path / "numbers")
+    dataset = everything.Everything(tmp_path / "numbers")
+    options: Any = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1}
+    expected = _described(torch.utils.data.DataLoader(dataset, **options))
+    assert len(expected) == 2
+    assert sum(line[0] == "one memory" for line in expected[0]) == 5
+    for transport in ("upstream", "arena"):
+        assert _described(minidl.DataLoader(dataset, transport=transport, **options)) == expected, transport
+    options |= {"multiprocessing_context": minidl.observe(transport="arena")}
+    assert _described(torch.utils.data.DataLoader(dataset, **options)) == expected
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_other_start_methods(context: str) -> None:
@@ -389,8 +399,7 @@ def test_what_a_program_keeps_of_its_batches_never_changes() -> None:
         del batch, image
         held.clear()
         gc.collect()
-        mappings = [incoming.mappings for incoming in iterator._worker_result_queue._incoming.values()]
-        assert sum(each.visible for each in mappings) == 0
+        assert sum(each.visible for each in iterator._worker_result_queue._mappings) == 0
 
 
 @pytest.mark.parametrize(("given", "variable"), [("pigeon", ""), (None, "pigeon")])
@@ -404,3 +413,15 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
     line.put(0, [torch.ones(BIG), lambda: 0])
     assert isinstance(line.get().data, ExceptionWrapper)
     assert line.states[0] == FREE
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
+def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        volume = arena_soak.soak(60, seed, way)
+    assert volume.batches == 60
+    assert volume.bytes > 20_000_000
+    assert volume.slabs > 0

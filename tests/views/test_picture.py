@@ -122,7 +122,7 @@ def test_a_column_is_as_dense_as_its_bars_fill_it(tmp_path: Path) -> None:
     events = [{"time": 10 + t, "code": code, "task": n, "worker": 0}
               for n, span in enumerate(at) for t, code in zip(span, ev.FETCH, strict=True)]  # fmt: skip
     write_process(tmp_path, events, role="worker", worker=0)
-    ((_, shape),) = artists(timeline(read_trace(tmp_path)), "narrow")
+    ((_, shape),) = artists(timeline(read_trace(tmp_path), width=13), "narrow")
     opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
     np.testing.assert_allclose(opacity, [0.5, 0.25, picture.FAINTEST])
 
@@ -162,6 +162,16 @@ def test_waits_and_nothing_else_are_hatched(tmp_path: Path) -> None:
     figure = timeline(made(tmp_path / "a", batches=12, pin=True), width=400)
     there = {key[2] for key, _ in artists(figure, "bars")}
     assert hatched(figure, picture.WAIT) == {code for code in there if paint(code).waits} != set()
+
+
+def test_without_its_headline_a_picture_tells_no_verdict(tmp_path: Path) -> None:
+    trace = made(tmp_path / "trace", **made_trace.HUNG)
+    told, silent = timeline(trace), timeline(trace, headline=False)
+    assert len(artists(told, "culprit")) == 1
+    assert not artists(silent, "culprit")
+    assert [text.get_text() for text in silent.texts] == [text.get_text() for text in told.texts[-1:]]
+    assert {text.get_weight() for text in told.texts} == {"bold", "normal"}
+    assert silent.get_figheight() < told.get_figheight()
 
 
 def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import RECORD
-from minidl.tracefile.watched import NEXT, SHUTDOWN, START
+from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START
 from minidl.watch.waits import OpenWait, Waits
 
 
@@ -39,10 +39,12 @@ def test_what_an_iterator_waits_for(code: int, what: str) -> None:
 
 
 @pytest.mark.parametrize("code", [ev.NEXT[1], ev.YIELD, ev.CONSUMER[0], ev.EPOCH[1], ev.SHUTDOWN[1]])
-def test_what_ends_a_wait(code: int) -> None:
+def test_after_a_wait_it_is_the_turn_of_the_programs_own_code(code: int) -> None:
     waits = Waits()
     waits.take(rows((ev.NEXT[0], 7), (code, 9)))
-    assert (waits.open(), waits.longest) == ([], 2)
+    assert (waits.open(), waits.longest) == ([OpenWait(1, OWN, 9)], {NEXT: 2, OWN: 0})
+    waits.take(rows((ev.NEXT[0], 14)))
+    assert (waits.open(), waits.longest) == ([OpenWait(1, NEXT, 14)], {NEXT: 2, OWN: 5})
 
 
 def test_polls_and_samples_are_no_progress() -> None:

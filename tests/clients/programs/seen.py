@@ -14,6 +14,11 @@ from typing import Any
 import torch
 import torch.utils.data
 
+if os.environ.get("MINIDL_TRANSPORT") == "arena":
+    import minidl.transport.arena
+
+    minidl.transport.arena.INLINE = 0  # the programs' batches are small, and would all travel in the message
+
 
 class Numbers(torch.utils.data.Dataset[Any]):
     """`length` samples: sample i is the tensor i."""

@@ -1,0 +1,123 @@
+"""Slabs, traced: the worker's and the reader's side of the transport "arena", which emit what becomes of each slab.
+
+A message's task is known only while it is rebuilt, and its slabs are mapped before that. So `TracedMappings` notes what
+it maps, and `emit_mapped` emits it once the task is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minidl.record.shared import Shared
+from minidl.tracefile import events as ev
+from minidl.transport import tensors
+from minidl.transport.arena import ALONE, Arena, Mappings, Slab
+
+_RECYCLED, _NEW, _ALONE = ev.SlabSource
+_LOST = ev.SlabEnd.LOST
+
+
+class TracedArena(Arena):
+    """A worker's slabs."""
+
+    def __init__(self, shared: Shared, worker_id: int, states: memoryview) -> None:
+        super().__init__(states)
+        self._shared = shared
+        self._worker_id = worker_id
+        self._leaves: dict[int, int] = {}  # of the present batch, that go in no slab: address -> bytes
+        for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+            setattr(torch.UntypedStorage, name, self._counted(getattr(torch.UntypedStorage, name)))
+
+    def _emit(self, code: int, *values: int) -> None:
+        fetching = self._shared.fetching
+        self._shared.emit(code, -1 if fetching is None else fetching.task, self._worker_id, *values)
+
+    def _take(self, size: int) -> Slab:
+        slab = super()._take(size)
+        source = _ALONE if slab.number in ALONE else _NEW if slab.root is None else _RECYCLED
+        self._emit(ev.SLAB_TAKE, slab.number, slab.size, source)
+        return slab
+
+    def seal(self) -> tuple[list[Slab], bytearray]:
+        for one in self._open:
+            self._emit(ev.SLAB_SEND, one.slab.number, one.filled, one.copied)
+        if self._leaves:
+            self._emit(ev.SLAB_FALLBACK, len(self._leaves), sum(self._leaves.values()))
+            self._leaves = {}
+        return super().seal()
+
+    def _counted(self, share: Callable[..., Any]) -> Callable[..., Any]:
+        """`share` of torch's storages, counted if a batch is pickled: this part of it goes in no slab."""
+
+        @functools.wraps(share)
+        def counting(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = share(storage, *args, **kwargs)
+            if tensors.is_filling():
+                self._leaves[storage.data_ptr()] = storage.nbytes()  # a storage may be moved first, and then sent
+            return shared
+
+        return counting
+
+
+class TracedMappings(Mappings):
+    """The reader's side of one worker's slabs."""
+
+    def __init__(self, shared: Shared, states: memoryview, worker_id: int) -> None:
+        super().__init__(states, worker_id)
+        self._shared = shared
+        self._new: set[int] = set()
+        self._batches: dict[int, tuple[int, int]] = {}  # slab -> task and bytes; task -1: not known yet
+
+    def map(self, number: int, size: int, fd: int) -> None:
+        super().map(number, size, fd)
+        self._new.add(number)
+
+    def root(self, number: int) -> Any:
+        root = super().root(number)
+        new = number in self._new
+        self._new.discard(number)
+        self._batches[number] = -1, len(root)
+        _mapped.slabs.append((self, number, new))
+        return root
+
+    def _set(self, number: int, state: int) -> None:
+        known = self._batches.pop(number, None)
+        task, size = known or (-1, 0)
+        self._shared.emit(ev.SLAB_RELEASE, task, self.worker_id, number, size, _LOST if known is None else state)
+        super()._set(number, state)
+
+    def emit_mapped(self, number: int, task: int, new: bool) -> None:
+        """Emit that the slab's memory is there for this task."""
+        size = self._batches[number][1]
+        self._batches[number] = task, size
+        self._shared.emit(ev.SLAB_MAP, task, self.worker_id, number, size, int(new))
+
+
+class _Mapped(threading.local):
+    """What this thread has mapped for the message that it reads."""
+
+    def __init__(self) -> None:
+        self.slabs: list[tuple[TracedMappings, int, bool]] = []
+
+
+_mapped = _Mapped()
+
+
+def emit_mapped(task: int) -> None:
+    """Emit what the message's slabs have been mapped, now that its task is known."""
+    slabs = _mapped.slabs
+    if slabs:
+        _mapped.slabs = []
+        for mappings, number, new in slabs:
+            mappings.emit_mapped(number, task, new)
+
+
+def forget_mapped() -> None:
+    """A message is read next: the one before it may have had no task."""
+    if _mapped.slabs:
+        _mapped.slabs = []

@@ -1,0 +1,122 @@
+"""Messages that a socket takes whole: the queue of a worker's tasks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import workloads as wl
+
+from minidl.transport.packets import PACKET, TaskQueue
+from minidl.transport.queues import NoThreadError
+
+
+@pytest.fixture
+def tasks() -> Iterator[Any]:
+    made = TaskQueue()
+    yield made
+    made.close()
+    for thread in threading.enumerate():
+        if thread.name == "task_queue":
+            thread.join(wl.BOUND)
+
+
+def test_messages_come_in_order_and_whole(tasks: Any) -> None:
+    sent = [0, list(range(PACKET)), "x" * (PACKET - 1), None]
+    for message in sent:
+        tasks.put(message)
+    assert [tasks.get(timeout=wl.BOUND) for _ in sent] == sent
+    with pytest.raises(queue.Empty):
+        tasks.get(block=False)
+    assert repr(tasks) == "<TaskQueue: open>"
+
+
+def test_what_finds_no_room_is_written_by_a_thread(tasks: Any) -> None:
+    sent = [list(range(number, number + 9000)) for number in range(40)]
+    for message in sent:
+        tasks.put(message)
+    assert "not written" in repr(tasks)
+    assert [tasks.get(timeout=wl.BOUND) for _ in sent] == sent
+    tasks._thread is None or tasks._thread.join(wl.BOUND)
+    assert tasks._thread is None
+    tasks.put("the next one")
+    assert tasks.get(timeout=wl.BOUND) == "the next one"
+
+
+def test_no_thread_can_be_started(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NoThreadError, match="can't create new thread"):
+        tasks.put("x" * 9 * PACKET)
+
+
+def test_a_put_may_interrupt_a_put(tasks: Any) -> None:
+    """As the shutdown does that a signal's handler begins."""
+    plain = tasks._sender
+
+    class Interrupted:
+        def send(self, *arguments: Any) -> int:
+            tasks._sender = plain
+            tasks.put("of the handler")
+            return int(plain.send(*arguments))
+
+    tasks._sender = Interrupted()
+    tasks.put("first")
+    assert [tasks.get(timeout=wl.BOUND) for _ in range(2)] == ["first", "of the handler"]
+
+
+def test_a_closed_queue_takes_nothing_and_a_dead_worker_everything(tasks: Any) -> None:
+    tasks._receiver.close()
+    tasks.put("nobody reads it")
+    assert not tasks._unsent
+    tasks.close()
+    tasks.close()
+    assert repr(tasks) == "<TaskQueue: closed>"
+    with pytest.raises(ValueError, match="closed"):
+        tasks.put("too late")
+
+
+def test_a_thread_that_waits_for_room_ends_with_the_queue() -> None:
+    made: Any = TaskQueue()
+    made._sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    for _ in range(9):
+        made.put("x" * 2000)
+    thread = made._thread
+    assert thread.is_alive()
+    made.close()
+    thread.join(wl.BOUND)
+    assert not thread.is_alive()
+
+
+def test_a_worker_whose_loader_is_gone_gets_nothing(tasks: Any) -> None:
+    tasks.put("the last one")
+    tasks.leave()
+    assert tasks.get(timeout=wl.BOUND) == "the last one"
+    with pytest.raises(queue.Empty):
+        tasks.get(timeout=0.01)
+
+
+def _answer(tasks: TaskQueue, answers: Any) -> None:
+    assert not hasattr(tasks, "_sender") or tasks._sender.fileno() == -1
+    answers.send(tasks.get(timeout=wl.BOUND))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_has_only_the_reading_end(tasks: Any, method: str) -> None:
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context(method).Process(target=_answer, args=(tasks, there))  # type: ignore[attr-defined]
+    worker.start()
+    tasks.put(os.getpid())
+    assert here.poll(wl.BOUND)
+    assert here.recv() == os.getpid()
+    worker.join(wl.BOUND)
+    assert worker.exitcode == 0
