@@ -24,9 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from minidl.analysis.headline import What
+from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
+from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.files import whole
 from minidl.views.chrome import CAUSE, COUNTERS, SAMPLED, DrawnLane, Export, LaneRole, Progress
+from minidl.views.colours import BATCHES, RED, THEMES, paint, perfettos_name
+from minidl.views.scene import ALARMS
 from minidl.views.template import ANY, INT, US, Sheet
 
 if TYPE_CHECKING:
@@ -261,7 +266,8 @@ class _File:
         about: dict[str, object] = {f"evidence {n}": text for n, text in enumerate(found.evidence, 1)}
         about |= {"next step": found.next_step} if found.next_step else {}
         about |= {key: value for key, value in export.about().items() if key != "headline" and value}
-        body = number_field(9, BEGIN) + number_field(11, int(lane[0])) + bytes_field(23, found.sentence)
+        mood = RED if found.kind.wrong else _MOODS.get(found.kind, THEMES["light"]["faint"])
+        body = number_field(9, BEGIN) + number_field(11, int(lane[0])) + bytes_field(23, found.sentence) + _colour(mood)
         body += b"".join(self._annotation(key, value) for key, value in about.items())
         self._put_slices(lane * 0, lane * 0 + export.scene.last, lane, [body])
 
@@ -272,7 +278,7 @@ class _File:
 
     def _bodies(self, kind: int, rows: _Filled, lanes: Ints) -> Iterable[bytes]:
         """Return the track events of a kind: type, track, category, name and annotations."""
-        head, tail = number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))), b""
+        head, tail = number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + _coloured(rows), b""
         tracks = {lane: number_field(11, lane) for lane in np.unique(lanes).tolist()}
         columns: list[Iterable[bytes]] = [map(tracks.__getitem__, lanes.tolist())]
         if "name" in rows.constants:
@@ -324,6 +330,31 @@ class _File:
             case _:
                 return bytes_field(6, str(value))
 
+
+def _coloured(rows: _Filled) -> bytes:
+    """Return the correlation id of a kind of event, of which the UI makes its colour: that of the other views."""
+    event = BY_WORD.get(str(rows.constants.get("args.event", "")))
+    if event is None:
+        kind = str(rows["id2.local"][0]).strip('"').rstrip("0123456789") if "id2.local" in rows.keys else ""
+        return _colour(_ASYNC[kind], lightest=True) if kind in _ASYNC else b""
+    if rows.constants["ph"] == "i":
+        return _colour(RED if event.code in ALARMS else THEMES["light"]["faint"])
+    look = paint(event.code) if event.phase is Phase.BEGIN else None
+    return b"" if look is None else _colour(look.colour, lightest=look.waits)
+
+
+def _colour(colour: str, lightest: bool = False) -> bytes:
+    return bytes_field(53, perfettos_name(colour, lightest))
+
+
+BY_WORD: Final = {f"{event.name}": event for event in EVENTS.values() if event.phase is not Phase.END}
+"""The event of a kind of slice or instant."""
+
+_ASYNC: Final = {"epoch": paint(ev.EPOCH[0]).colour, "batch": BATCHES[0]}
+"""Colours of the slices that overlap, by kind."""
+
+_MOODS: Final = {What.SLOW: paint(ev.COPY[0]).colour, What.CUT: paint(ev.COPY[0]).colour}
+"""Colours of the headlines of runs that nothing is wrong with; grey if it says that all is well."""
 
 _END_OF_PACKET: Final = number_field(10, _SEQUENCE) + number_field(13, 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -20,16 +21,19 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import made_trace
+import numpy as np
 import pytest
 from browser import LOADED, Browser, needs_driver
 from made_trace import Run
 from oracle_trace import write_process
 from pages import Read
+from PIL import Image
 
 from minidl.analysis.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer
+from minidl.views.colours import hue_and_lightness, paint, rgb
 from minidl.views.perfetto import GROUPS, write_perfetto
 from minidl.views.queries import QUERIES
 from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, deep_link, focus
@@ -439,3 +443,12 @@ def test_a_browser_shows_what_did_not_end(running: Viewer, browser: Browser) -> 
     shares = [float(row["%"]) for row in answers["stages"] if row["share of a worker's time"] == "worker 1, pid 1101"]
     assert 95 < sum(shares) < 105  # its feeder works beside it
     assert answers["alarms"] == []
+    browser.settle()
+    pixels = np.asarray(Image.open(io.BytesIO(browser.picture())).convert("RGB")).reshape(-1, 3)
+    colours, often = np.unique(pixels, axis=0, return_counts=True)
+    drawn = [hue_and_lightness(tuple(colour)) for colour in colours[often > 1000].tolist()]
+    for hue, lightness in (
+        hue_and_lightness(rgb(paint(ev.FETCH[0]).colour)),
+        hue_and_lightness(rgb(paint(ev.SAMPLE[0]).colour)),
+    ):
+        assert [1 for h, li in drawn if abs(h - hue) < 8 and abs(li - lightness) < 6], (hue, lightness, drawn)
