@@ -44,7 +44,10 @@ ORDER = (
     ("playback", "actors state inferred follower words stepper"),
     ("check", "view actors joint device dispatch recording replayed resumption slices report spans tasks __init__"),
     ("doctor", "diagnosis places case chain rules diagnose"),
-    ("analysis", "device_use ledger cpu_use verdict live recent now consult headline summary story diff audit top"),
+    (
+        "analysis",
+        "device_use ledger cpu_use verdict live recent now consult headline summary story ways diff audit top",
+    ),
     ("doctor", "examine"),
     (
         "views",

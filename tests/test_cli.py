@@ -522,7 +522,7 @@ def test_of_a_large_trace_run_reads_only_the_end(
     for name in ("hung", "healthy"):
         commands._say_headline(tmp_path / name)
     assert capsys.readouterr().err.splitlines() == [
-        "minidl: hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s; "
+        "minidl: hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38 (task 9); "
         "later batches that wait behind it: 2"
     ]
 

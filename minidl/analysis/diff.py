@@ -22,6 +22,7 @@ import numpy as np
 from minidl import terminal
 from minidl.analysis.ledger import Ledger, ledger
 from minidl.analysis.summary import prefetching, stage_codes, start_up
+from minidl.analysis.ways import Way, compared, way
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import keys_at
@@ -153,7 +154,8 @@ class Side:
     """One run: the iterators of one loader. waited: in `next` for batches; wall: from an epoch's first `next` to its
     last batch, summed. samples and start_up are None if the trace does not tell; first: mean wait for an epoch's
     first batch; pending: ns of a wait in which the trace ends, if it is longer than all before, else 0. unseen: stages
-    that such a recording does not show. durations: in order of time, by stage and worker (-1 = all)."""
+    that such a recording does not show. way: how batches travelled. durations: in order of time, by stage and worker
+    (-1 = all)."""
 
     path: str
     loaders: tuple[int, ...]
@@ -169,6 +171,7 @@ class Side:
     durations: dict[tuple[str, int], Ints] = field(repr=False)
     pending: int = 0
     unseen: frozenset[str] = frozenset()
+    way: Way = field(default_factory=Way)
 
     @property
     def batches_per_s(self) -> float:
@@ -238,7 +241,22 @@ class Diff:
             for name, side in (("A", self.a), ("B", self.b))
             if side.pending
         )
+        a, b = self.a.way, self.b.way
+        if a.transport and b.transport and a.transport != b.transport:
+            return self._of_transports() + "".join(hung)
         return self._compared() + "".join(hung)
+
+    def _of_transports(self) -> str:
+        """Say what another transport did to the time of a batch, and by what."""
+        cycle, most = self.stage("cycle"), self.most()
+        told = f"{self.b.way.transport} instead of {self.a.way.transport}: "
+        if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Comparison.FEW:
+            told += f"too few batches to compare their times ({FEWEST} needed)"
+        else:
+            how = _times(cycle.factor) if cycle.is_clear else "no more than its spread"
+            told += f"each batch took {duration(cycle.b.mean)} instead of {duration(cycle.a.mean)}, {how}"
+        told += f": {'; '.join(compared(self.a.way, self.b.way))}"
+        return told if most is None else f"{told}. Of the stages, {self._of_stage(most)}"
 
     def _compared(self) -> str:
         cycle = self.stage("cycle")
@@ -432,6 +450,7 @@ def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Sid
     spans = trace.spans()
     spans = spans[np.isin(spans["loader"], loaders) & (spans["end"] >= 0)]
     account = ledger(trace)
+    own = Ledger(_those(account.copies, loaders), _those(account.batches, loaders))
     cycles, first, keys = _cycles(trace, loaders)
     pending = _pending(trace, loaders)
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["ey"] == ev.Outcome.DATA)]
@@ -447,11 +466,12 @@ def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Sid
         samples=_samples(trace, spans, keys),
         wall=int(cycles.sum()),
         waited=int(waited.sum()),
+        way=way(trace, loaders, params, own),
         start_up=float(np.mean(starts)) if starts else None,
         first=float(waited[early].mean()) if early.any() else None,
         pending=pending if pending > max(waited.max(initial=0), HANGS) else 0,
         unseen=_unseen(trace, params),
-        ledger=Ledger(_those(account.copies, loaders), _those(account.batches, loaders)),
+        ledger=own,
         durations={("cycle", -1): cycles[~first], ("next", -1): waited[~early], **_durations(spans)},
     )
 

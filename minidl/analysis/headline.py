@@ -29,7 +29,7 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, State
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
@@ -41,7 +41,7 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_until, left_alive, since
 from minidl.tracefile.watched import OWN
-from minidl.tracefile.words import counted, doing, duration, listed, plain
+from minidl.tracefile.words import counted, doing, duration, listed, plain, unit_of
 
 LONG: Final = 5_000_000_000
 """ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
@@ -53,7 +53,14 @@ MOST_SUMMED: Final = 20
 """Iterators of one DataLoader that are judged together: those that were waited for longest."""
 
 LONGEST: Final = 170
-"""Characters of a sentence: it is a title."""
+"""Characters of a sentence: it is a title. Of a longer one the evidence has the whole."""
+
+
+MANY: Final = 4
+"""Steps of one kind from which on one of them may be no worse than the others."""
+
+NOTABLE: Final = 0.2
+"""Share of all waiting from which on one wait is worth a look of its own."""
 
 
 class What(enum.Enum):
@@ -73,12 +80,21 @@ class What(enum.Enum):
         return self in (What.DIED, What.HUNG, What.ERROR)
 
 
+class Blamed(enum.Enum):
+    """What a view frames, of a spot."""
+
+    STEP = "the step"
+    PROCESS = "its process, which stands still: what its thread was in is not to blame"
+    ALIKE = "every step of its kind: none is much worse than the others"
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
-    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown.
+    begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown. frame: what is
+    to blame; since: of a process that stands still, its last sign of life; words: what is said there, "" = its name.
     """
 
     loader: int
@@ -91,6 +107,9 @@ class Spot:
     task: int = -1
     worker: int = -1
     epoch: int = -1
+    frame: Blamed = Blamed.STEP
+    since: int = 0
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +156,11 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     found = _Inquiry(trace, trace.spans() if spans is None else spans, job).headline()
     explored = trace.manifest.get("explored")
     if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
-        words = f"cut: minidl explore made this run, which ends where it goes wrong: {explored.get('wrong')}"
+        words = f"cut: a run of minidl explore ends here: {explored.get('wrong')}"
         found = dataclasses.replace(found, sentence=words, next_step="")
-    sentence = plain(found.sentence)
-    if len(sentence) > LONGEST:
-        sentence = sentence[: LONGEST - 3] + "..."
-    evidence = tuple(map(plain, found.evidence))
+    sentence = titled(plain(found.sentence))
+    whole = () if sentence == plain(found.sentence) else (found.sentence,)
+    evidence = tuple(map(plain, (*whole, *found.evidence)))
     return Headline(
         found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told, found.diagnosis
     )  # fmt: skip
@@ -190,6 +208,7 @@ class _Inquiry:
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
         self.start, self.last = trace.start, trace.last
+        self.unit = unit_of(self.last - self.start)  # one unit for all that a title says
         self.until = alive_until(trace)
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
@@ -274,7 +293,8 @@ class _Inquiry:
 
     # --- hung
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
-        for_how_long = duration(wait.took) + (f", until {wait.ended}" if wait.ended else "")
+        for_how_long = f"{self.unit.of(wait.took)}, since {self._at(wait.begin)}"
+        for_how_long += f", until {wait.ended}" if wait.ended else ""
         home = self.trace.processes[int(wait.row["process"])]
         rank = f" in rank {home.rank}" if home.rank >= 0 else ""
         shot, state = self._state(wait)
@@ -291,17 +311,34 @@ class _Inquiry:
         during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
         evidence.append(f"last events: {self._signs(focus, during)}")
         told = self._told(wait, state, focus, tuple(evidence))
-        sentence, found = f"hung for {for_how_long}{rank}: {what}", second_opinion(self.trace, told)
+        head, found = f"hung for {for_how_long}{rank}", second_opinion(self.trace, told)
         if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
             sentence = f"cut{rank}: {what} for {for_how_long}"
             return Headline(What.CUT, sentence, (*self._at_work(wait), *evidence), step, focus, told)
         if found is None:
-            return Headline(What.HUNG, sentence, tuple(evidence), step, focus, told)
+            return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
+        focus = self._stopped(wait, focus, found)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
         helps = "; ".join(filter(None, (found.next_step, found.fix)))
         if found.state is not State.HUNG:
             return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
-        return Headline(What.HUNG, found.title, tuple(chain), helps or step, focus, told, found)
+        said = f"{head}: {found.title.partition(': ')[2]}"
+        return Headline(What.HUNG, said, tuple(chain), helps or step, focus, told, found)
+
+    def _stopped(self, wait: _Wait, focus: Spot, found: Diagnosis) -> Spot:
+        """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
+        if found.cause is not HangCause.STOPPED:
+            return focus
+        pids = [process.pid for process in self.trace.processes]
+        at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
+        if at != focus.process:
+            focus = self._focus(wait, at, -1, self.trace.processes[at].worker)
+        return self._still(wait, focus, "stopped:")
+
+    def _still(self, wait: _Wait, focus: Spot, words: str) -> Spot:
+        since = wait.until - self._quiet(wait, focus.process)
+        said = f"{words} no sign of life since {self._at(since)}"
+        return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=said)
 
     def _at_work(self, wait: _Wait) -> list[str]:
         """The CPU time that a process used in a wait, by the watchdog's samples."""
@@ -334,7 +371,9 @@ class _Inquiry:
             ):
                 chain = (*found.chain, *(fact.line() for fact in found.evidence))
                 helps = "; ".join(filter(None, (found.next_step, found.fix)))
-                return Headline(What.HUNG, found.title, chain, helps, None, told, found)
+                head = f"hung for {self.unit.of(seconds * 1e9)}, since {self._at(since)}"
+                said = f"{head}: {found.title.partition(': ')[2]}"
+                return Headline(What.HUNG, said, chain, helps, None, told, found)
         return None
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
@@ -399,13 +438,15 @@ class _Inquiry:
         rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
         quiet = self._quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0
         if rebuilt and quiet > wait.took // 2:
-            who, row = self.trace.processes[process], self._step_at(process, wait.until)
-            at = f" {doing(row)}" if row is not None else ""
-            what = f"{who.name} stands still{at}; the loader needs it to hand over the memory of task {task}"
-            return what, f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}", focus
-        if quiet > wait.took // 2:
-            name = self.trace.processes[process].name
-            what = f"{name} has not taken task {task}, and gave no sign of life for {duration(quiet)}: is it stopped?"
+            who = self.trace.processes[process]
+            what = f"{who.name} stands still: is it stopped? The loader needs it to hand over the memory of task {task}"
+            step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+            return what, step, self._still(wait, focus, "stopped?")
+        if self.trace.processes[process].life is ProcessLife.STOPPED:
+            focus = self._still(wait, focus, "stopped by a signal:")
+        elif quiet > wait.took // 2:
+            what = f"{self.trace.processes[process].name} has not taken task {task}: is it stopped?"
+            focus = self._still(wait, focus, "stopped?")
         step = _what_helps(focus, state, self.trace.processes[process], self._sample(focus), quiet > wait.took // 2)
         return what, step, focus
 
@@ -472,10 +513,9 @@ class _Inquiry:
         of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
         step = self._step_at(process, self.until[process])
         last = self.until[process]
-        what = f"{of}worker {worker} (pid {pid}) {_exit(code)}"
+        what = f"{of}worker {worker} (pid {pid}), last seen at {self._at(last)}, {_exit(code)}"
         if step is not None:
-            took = last - since(self.trace, step)
-            what += f" while it was {doing(step)}" + f" for {duration(took)}" * (took >= SUDDEN)
+            what += f" while it was {doing(step)}"
             where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
             task = int(step["task"])
         else:
@@ -484,7 +524,7 @@ class _Inquiry:
         also = f"; so did {counted(len(others), 'other worker')}" if others else ""
         focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, self._epoch(loader, last))
         noticed = duration(int(row["time"]) - last)
-        evidence = [f"last sign of life at {self._at(last)}; found dead {noticed} later"]
+        evidence = [f"found dead {noticed} after its last sign of life"]
         evidence += self._opened(focus)
         return Headline(
             What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, self._sample(focus)), focus
@@ -557,11 +597,12 @@ class _Inquiry:
             )
         later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
         evidence = (
-            f"last sign of life at {self._at(last)}; {next(later, 'it is no longer there')}",
+            next(later, "it is no longer there"),
             "nothing had waited longer than before",
         )
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
-        return Headline(What.DIED, f"died: {process.name} ended without a shutdown{what}", evidence, helps, focus)
+        died = f"died: {process.name}, last seen at {self._at(last)}, ended without a shutdown{what}"
+        return Headline(What.DIED, died, evidence, helps, focus)
 
     # --- an error
     def _error(self) -> Headline | None:
@@ -596,22 +637,22 @@ class _Inquiry:
         asked = int(told["y"][-1]) if unseen else -1
         where = f" in sample {asked} (task {task})" if asked >= 0 else where
         who = f", worker {worker}" if worker >= 0 else ""
-        sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}"
+        when = f", at {self._at(int(told['time'][-1]))}" if len(told) else ""
+        sentence = f"error: {of}{_shortened(text) or 'an exception'}{where}{who}{when}"
         focus = Spot(
             loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
             int(step["begin"]), task, worker, epoch,
         )  # fmt: skip
-        evidence = [f"raised at {self._at(int(told['time'][-1]))}" if len(told) else ""]
-        evidence.append(f"handed out in the batch's turn at {self._at(int(row['end']))}")
+        evidence = [f"handed out in the batch's turn at {self._at(int(row['end']))}"]
         sample = asked if asked >= 0 else self._sample(focus)
         helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
-        return Headline(What.ERROR, sentence, tuple(filter(None, evidence)), helps, focus)
+        return Headline(What.ERROR, sentence, tuple(evidence), helps, focus)
 
     def _failed_outside(self, home: int, row: np.void, of: str) -> Headline:
         """A `next` that failed for no task: by the sampler, or by an exception from outside."""
         inside = self._within(row)
         before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
-        took = duration(int(row["end"] - row["begin"]))
+        took = self.unit.of(int(row["end"] - row["begin"]))
         if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
             what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
             focus = self._focus_of(row, int(row["end"]))
@@ -621,7 +662,7 @@ class _Inquiry:
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
-        what = f"cut: {of}interrupted (Ctrl-C?) after {took}: {missing}"
+        what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {self._at(wait.begin)}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
         return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
 
@@ -660,7 +701,7 @@ class _Inquiry:
         whole = " (the file was cut)" if home.whole_until else ""
         what = (
             f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
-            f"still running){whole}; {home.name} was {at_work} for {duration(wait.took)}"
+            f"still running){whole}; {home.name} was {at_work} since {self._at(wait.begin)}"
         )
         if wait.took <= wait.past:
             moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
@@ -685,7 +726,7 @@ class _Inquiry:
         what, step, focus = self._missing(wait, shot, state) if wait.for_data else self._own_code(wait, state)
         past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
         missing = "but no batch" if wait.for_data else "no call of next"
-        sentence = f"running, {missing} for {duration(wait.took)}: {what}"
+        sentence = f"running, {missing} for {self.unit.of(wait.took)}, since {self._at(wait.begin)}: {what}"
         return Headline(What.RUNNING, sentence, (past, *self._opened(focus)), step, focus)
 
     def _focus_of(self, row: np.void, end: int) -> Spot:
@@ -734,7 +775,20 @@ class _Inquiry:
             focus = self._start(number)
         else:
             focus = None if longest is None else self._waited_for(longest)
+        alone = found.kind is Bound.HEAD_OF_LINE
+        if focus is not None and not alone and self._is_one_of_many(focus, group, total(mine)):
+            focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
         return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+
+    def _is_one_of_many(self, focus: Spot, group: list[int], waited: int) -> bool:
+        """Whether the step in focus is hardly worse than others of its kind, or its wait is a small part of all."""
+        rows = self.spans[np.isin(self.spans["loader"], group) & (self.spans["code"] == focus.code)]
+        rows = rows[rows["end"] >= 0]
+        step = rows[(rows["process"] == focus.process) & (rows["begin"] == focus.span)]
+        if len(rows) < MANY or not len(step):
+            return False
+        usual = float(np.median(durations(rows)))
+        return int(durations(step)[0]) < 2 * usual or focus.end - focus.begin < waited * NOTABLE
 
     def _start(self, number: int) -> Spot | None:
         """What took longest of what an iterator's workers do before their first batch, or of their ends."""
@@ -766,7 +820,7 @@ class _Inquiry:
 
     # --- words and places
     def _at(self, time: int) -> str:
-        return f"{max(0, time - self.start) / 1e9:.2f} s"
+        return self.unit.at(max(0, time - self.start))
 
     def _who(self, wait: _Wait) -> str:
         return f"{self.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
@@ -849,6 +903,27 @@ def _exit(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def titled(sentence: str) -> str:
+    """Return the sentence in at most LONGEST characters: without what is not its cause, first of all.
+
+    First go what waits behind, then the folders of paths, then the functions and lines of code; the middle goes last,
+    for a sentence begins with what happened and ends with why.
+    """
+    for pattern, short in (
+        (r"; later batches that wait behind it: \d+", ""),
+        (r"(?<![\w.])/\S*/", ".../"),
+        (r" \([^()]* at [^()]*:\d+\)", ""),
+        (r" \(pid \d+\)", ""),
+    ):
+        if len(sentence) > LONGEST:
+            sentence = re.sub(pattern, short, sentence)
+    if len(sentence) > LONGEST:
+        begin = LONGEST // 3
+        first, last = sentence[:begin].rpartition(" ")[0], sentence[begin + 5 - LONGEST :].partition(" ")[2]
+        sentence = f"{first or sentence[:begin]} ... {last or sentence[begin + 5 - LONGEST :]}"
+    return sentence
 
 
 def _shortened(text: str, most: int = 80) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
-from minidl.tracefile.batches import epochs, keys, keys_at
-from minidl.tracefile.words import percent, size
+from minidl.tracefile.batches import epochs, keys, keys_at, sums
+from minidl.tracefile.loaders import in_slabs
+from minidl.tracefile.words import counted, percent, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,7 @@ class Copy(enum.IntEnum):
     INDEX_WRITE = 1
     COLLATE = 2
     FEEDER = 3
+    SLAB = 10
     PICKLE = 4
     WRITE = 5
     READ = 6
@@ -57,7 +60,7 @@ class Why(enum.IntEnum):
     """Why a copy could have been spared."""
 
     NEEDED = 0
-    NOT_SHARED_YET = 1  # the batch came to the feeder in private memory
+    NOT_SHARED_YET = 1  # the batch was in private memory when it was to be sent
     PICKLED_DATA = 2  # a large message that handles do not explain: the data itself is in it
     MANY_TENSORS = 3  # a message of handles, one for each of many tensors
     PAGEABLE = 4  # copied to a device from memory that is not pinned
@@ -67,6 +70,7 @@ WHAT = {
     Copy.INDEX_WRITE: "indices into a pipe, by an index feeder",
     Copy.COLLATE: "samples into shared memory, by the worker",
     Copy.FEEDER: "tensors into shared memory, by the feeder",
+    Copy.SLAB: "tensors and large messages into a slab, by the worker",
     Copy.PICKLE: "the rest into a message, by the feeder",
     Copy.WRITE: "the message into the pipe, by the feeder",
     Copy.READ: "the message out of the pipe, by the reader",
@@ -76,6 +80,14 @@ WHAT = {
 }
 """What moves where, and by whom; the feeder is the worker's, the reader is the loader or its pin thread."""
 
+WHAT_WITH_SLABS = WHAT | {
+    Copy.COLLATE: "samples into a slab, by the worker",
+    Copy.PICKLE: "the rest into a message, by the worker",
+    Copy.WRITE: "the message into the worker's socket, by the worker",
+    Copy.READ: "the message out of the socket, by the reader",
+}
+"""The same with the transport "arena", which has no feeder thread."""
+
 REMEDY = {
     Why.NOT_SHARED_YET: "default_collate stacks tensors and arrays straight into shared memory; numbers, unbatched "
     "samples and the results of your own collate_fn are in private memory until the feeder copies them",
@@ -84,6 +96,10 @@ REMEDY = {
     Why.PAGEABLE: "pin_memory=True: from pageable memory the driver first copies into its own staging buffer, and the "
     "host waits for that copy",
 }
+
+_REMEDY_WITH_SLABS = (
+    "default_collate stacks tensors and arrays straight into a slab; what else is large is copied into it"
+)
 
 COPY = np.dtype(
     [
@@ -133,21 +149,25 @@ class Line:
     avoidable: int
     why: tuple[Why, ...]
 
-    def text(self, batches: int) -> str:
+    def text(self, batches: int, what: Mapping[Copy, str] = WHAT) -> str:
         """The line, without its remedies."""
         share = percent(self.avoidable / self.bytes) if self.bytes else "-"
         name = self.kind.name.lower().replace("_", " ")
         each = size(self.bytes / batches) if batches else "-"
-        return f"{name:<12}{size(self.bytes):>11}{each:>12}{self.copies:>9}{share:>11}  {WHAT[self.kind]}"
+        return f"{name:<12}{size(self.bytes):>11}{each:>12}{self.copies:>9}{share:>11}  {what[self.kind]}"
 
 
 @dataclass(frozen=True, repr=False)
 class Ledger:
-    """What `ledger` found. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task."""
+    """What `ledger` found. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task.
+
+    slabs: what became of the slabs, if each batch has travelled in slabs.
+    """
 
     copies: Rows
     batches: Rows
     notes: list[str] = field(default_factory=list)
+    slabs: Slabs | None = None
 
     @property
     def sent(self) -> Rows:
@@ -176,10 +196,12 @@ class Ledger:
         if len(self.copies):
             lines.append(f"  {'copy':<12}{'bytes':>11}{'a batch':>12}{'copies':>9}{'avoidable':>11}  what")
         for line in self.lines():
-            lines.append(f"  {line.text(len(sent))}")
+            lines.append(f"  {line.text(len(sent), WHAT if self.slabs is None else WHAT_WITH_SLABS)}")
             for why in line.why:
-                remedy = f"{why.name.lower().replace('_', ' ')}: {REMEDY[why]}"
+                known = REMEDY[why] if line.kind is not Copy.SLAB else _REMEDY_WITH_SLABS
+                remedy = f"{why.name.lower().replace('_', ' ')}: {known}"
                 lines += textwrap.wrap(remedy, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        lines += [f"  {self.slabs.text()}"] if self.slabs is not None else []
         for note in self.notes:
             lines += textwrap.wrap(note, 100, initial_indent="  ", subsequent_indent="  ")
         return "\n".join(lines)
@@ -190,7 +212,8 @@ class Ledger:
             return "no worker sent a batch to the loader"
         by_handle, payload, tensors = (sent[name].mean() for name in ("by_handle", "payload", "tensors"))
         return (
-            f"{len(sent)} batches were sent, on average {size(by_handle)} by handle in {tensors:.3g} tensors and "
+            f"{len(sent)} batches were sent, on average {size(by_handle)} "
+            f"{'by handle' if self.slabs is None else 'in slabs'} in {tensors:.3g} tensors and "
             f"{size(payload)} pickled; after collation each byte was copied {self.copies_per_byte:.2f} times"
         )
 
@@ -210,6 +233,63 @@ class Ledger:
             f"<Ledger: {len(self.batches)} batches, {size(made)} collated, {size(copied)} copied, "
             f"{size(avoidable)} of it avoidable>"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """What became of slabs.
+
+    made: new ones, to be used again; sent: in messages; alone: made for one batch only; kept, lost: taken out of use,
+    since a forked child may see them, or their descriptor did not arrive; leaves: parts of batches that went in a
+    segment each; most: slabs taken and not released at one time; most_bytes: of these.
+    """
+
+    made: int
+    sent: int
+    alone: int
+    kept: int
+    lost: int
+    leaves: int
+    most: int
+    most_bytes: int
+
+    def text(self) -> str:
+        """A line: how many slabs have done it, and what did not go as it should."""
+        used = f", each used {self.sent / self.made:.3g} times on average" if self.made else ""
+        parts = [
+            f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
+        ]
+        if self.alone:
+            parts.append(
+                f"{counted(self.alone, 'slab')} for one batch only, since the program kept more batches than there are "
+                "slabs to use again"
+            )
+        parts += [f"{counted(self.kept, 'slab')} given up, since a forked process may see them"] if self.kept else []
+        parts += [f"{counted(self.lost, 'slab')} whose descriptor did not arrive"] if self.lost else []
+        if self.leaves:
+            parts.append(f"{counted(self.leaves, 'part')} of batches in a segment each, as torch sends them")
+        return "slabs: " + "; ".join(parts)
+
+
+def slabs_of(events: Rows) -> Slabs:
+    """Count what became of the slabs in these events."""
+    taken, released = (events[events["code"] == code] for code in (ev.SLAB_TAKE, ev.SLAB_RELEASE))
+    ends = released["z"].tolist()
+    sources = taken["z"].tolist()
+    changes = np.concatenate([np.ones(len(taken), np.int64), -np.ones(len(released), np.int64)])
+    times = np.concatenate([taken["time"], released["time"]])
+    _, in_use = sums(times, changes)
+    _, in_bytes = sums(times, changes * np.concatenate([taken["y"], released["y"]]))
+    return Slabs(
+        made=sources.count(ev.SlabSource.NEW),
+        sent=int(np.count_nonzero(events["code"] == ev.SLAB_SEND)),
+        alone=sources.count(ev.SlabSource.ALONE),
+        kept=ends.count(ev.SlabEnd.KEPT),
+        lost=ends.count(ev.SlabEnd.LOST),
+        leaves=int(events["x"][events["code"] == ev.SLAB_FALLBACK].sum()),
+        most=int(in_use.max(initial=0)),
+        most_bytes=int(in_bytes.max(initial=0)),
+    )
 
 
 def _line(kind: Copy, copies: Rows) -> Line:
@@ -242,9 +322,12 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
         copies = copies[copies["loader"] == loader]
     copies = copies[copies["task"] >= 0]  # the rest belongs to sentinels and to resumptions
     copies["epoch"] = epochs(trace.events, copies["loader"], copies["time"])
-    copies["why"] = _why(copies)
+    travels = in_slabs(trace)
+    copies["why"] = _why(copies, travels)
     copies = copies[np.argsort(copies["time"], kind="stable")]
-    batches = _batches(trace, copies, closed)
+    batches = _batches(trace, copies, closed, travels)
+    senders = np.unique(batches["loader"])
+    told = trace.events[np.isin(trace.events["loader"], senders)] if len(senders) else None
     return Ledger(
         copies,
         batches,
@@ -253,12 +336,14 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
             *_blind(copies, batches),
             *_left_out(trace, spans, closed, copies, loader),
         ],
+        slabs_of(told) if told is not None and np.isin(senders, travels).all() else None,
     )
 
 
 def _copies(trace: Trace, spans: Rows) -> list[Rows]:
     """The copies of each kind. Which of a span's fields holds the bytes is what the event table declares."""
-    alloc = trace.select("shm_alloc", ev.Phase.INSTANT)
+    alloc, filled = trace.select("shm_alloc"), trace.select("slab_send")
+    moved = filled[filled["z"] > 0]
     sent = spans[spans["code"] == ev.H2D[0]]
     pinned, pageable = sent[(sent["bx"] > 0) | (sent["by"] == 0)], sent[sent["by"] > 0]
     unpinned = _of(Copy.H2D, pageable, pageable["by"], np.where(pageable["bx"] > 0, 0, pageable["bz"]))
@@ -267,6 +352,8 @@ def _copies(trace: Trace, spans: Rows) -> list[Rows]:
         _of(Copy.H2D, pinned, pinned["bx"], pinned["bz"]),
         unpinned,
         _of(Copy.COLLATE, alloc, alloc["x"], 1, "time"),
+        _of(Copy.COLLATE, filled, filled["y"] - filled["z"], 0, "time"),
+        _of(Copy.SLAB, moved, moved["z"], 0, "time"),
         *(
             _of(kind, mine := spans[spans["code"] == code], mine[size_in], mine[count_in] if count_in else one)
             for kind, code, size_in, count_in, one in (
@@ -312,14 +399,15 @@ def _was_read(trace: Trace, spans: Rows, reads: Rows) -> Bools:
     return found
 
 
-def _why(copies: Rows) -> npt.NDArray[np.uint8]:
+def _why(copies: Rows, in_slabs: list[int]) -> npt.NDArray[np.uint8]:
     """Which copies could have been spared. What a message holds, its pickling says, by payload and tensors."""
-    why = np.where(copies["kind"] == Copy.FEEDER, Why.NOT_SHARED_YET, copies["why"])
+    why = np.where(np.isin(copies["kind"], [Copy.FEEDER, Copy.SLAB]), Why.NOT_SHARED_YET, copies["why"])
     pickles = copies[copies["kind"] == Copy.PICKLE]
     handles = (pickles["tensors"] + 1) * HANDLE_BYTES
     data = (pickles["bytes"] > LARGE_PAYLOAD) & (pickles["bytes"] > handles)
     of_message = np.where(data, Why.PICKLED_DATA, Why.NEEDED)
-    of_message[~data & (pickles["tensors"] > MANY_TENSORS)] = Why.MANY_TENSORS
+    many = (pickles["tensors"] > MANY_TENSORS) & ~np.isin(pickles["loader"], in_slabs)  # with slabs, these cost nothing
+    of_message[~data & many] = Why.MANY_TENSORS
     known, first = np.unique(_keys(pickles), return_index=True)
     if len(known):
         mine = _keys(copies)
@@ -334,7 +422,7 @@ def _keys(rows: Rows) -> Ints:
     return keys(rows["loader"], rows["epoch"], rows["task"])
 
 
-def _batches(trace: Trace, copies: Rows, spans: Rows) -> Rows:
+def _batches(trace: Trace, copies: Rows, spans: Rows, in_slabs: list[int]) -> Rows:
     known, first, place = np.unique(_keys(copies), return_index=True, return_inverse=True)
     out = np.zeros(len(known), BATCH)
     for name in ("loader", "epoch", "task", "worker"):
@@ -356,6 +444,11 @@ def _batches(trace: Trace, copies: Rows, spans: Rows) -> Rows:
     ):
         at, there = _find(trace, known, rows, time)
         out[name][at] = value[there]
+    out["by_handle"][np.isin(out["loader"], in_slabs)] = 0  # what the message holds itself is counted there too
+    for name in ("slab_send", "slab_fallback"):
+        rows = trace.select(name)
+        at, there = _find(trace, known, rows, rows["time"])
+        np.add.at(out["by_handle"], at, rows["y"][there])
     yielded = trace.select("yield")
     out["yielded"][_find(trace, known, yielded, yielded["time"])[0]] = True
     return out

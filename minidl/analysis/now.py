@@ -79,7 +79,7 @@ class WorkerSnapshot:
         if self.life is ProcessLife.GONE:
             return f"{name}, which is gone, last {self.doing.words}"
         kept = {ProcessLife.STOPPED: ", which is stopped by a signal", ProcessLife.DISK: ", which waits for a disk"}
-        return f"{name}{kept.get(self.life, '')}, {self.doing.text()}"
+        return f"{name}{kept.get(self.life, '')}, {self.doing.words}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +434,7 @@ class _Iterator:
             return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
         if in_pipe:
             feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
-            step = f"its feeder is {feeding.text()}" if feeding else _WHERE.get(in_pipe[0].stage, "")
+            step = f"its feeder is {feeding.words}" if feeding else _WHERE.get(in_pipe[0].stage, "")
             return f"worker {worker} has put {task} into the result queue; {step}{others}"
         return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
 

@@ -16,6 +16,7 @@ import numpy as np
 from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.headline import Headline, What, headline
+from minidl.analysis.ledger import Slabs, slabs_of
 from minidl.analysis.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -83,7 +84,10 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What was moved. shared: written straight into shared memory; copied: moved there by the feeder thread."""
+    """What was moved. shared: written straight into shared memory; copied: moved there by the feeder thread.
+
+    in_slabs: into slabs; slabs: what became of these, None if there are none.
+    """
 
     shared: int = 0
     shared_segments: int = 0
@@ -92,6 +96,8 @@ class Bytes:
     piped: int = 0
     pinned: int = 0
     pin_simulated: bool = False
+    in_slabs: int = 0
+    slabs: Slabs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +197,12 @@ class LoaderSummary:
         b = self.bytes
         parts = [f"collated into shared memory {size(b.shared)} ({b.shared_segments} segments)"] if b.shared else []
         parts += [f"copied there by the feeder {size(b.copied)} ({b.copied_segments})"] if b.copied else []
-        parts += [f"through pipes {size(b.piped)}"] if b.piped else []
+        parts += [f"into slabs {size(b.in_slabs)}"] if b.in_slabs else []
+        parts += [f"through {'sockets and ' * (b.slabs is not None)}pipes {size(b.piped)}"] if b.piped else []
         simulated = " (simulated)" if b.pin_simulated else ""
         parts += [f"pinned{simulated} {size(b.pinned)}"] if b.pinned else []
-        return [f"  bytes: {', '.join(parts)}"] if parts else []
+        lines = [f"  bytes: {', '.join(parts)}"] if parts else []
+        return lines + ([f"  {b.slabs.text()}"] if b.slabs is not None else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +230,12 @@ class Summary:
         lost = f", {self.lost} lost" if self.lost else ""
         processes = counted(self.processes, "process", "processes")
         unended = ["when the trace ends:", *(f"  {text}" for text in self.open)] if self.open else []
-        lines = self.headline.lines() + unended if self._broken else [self.headline.sentence]
+        step = f"  next step: {self.headline.next_step}" if self.headline.next_step else ""
+        lines = self.headline.lines() + unended if self._broken else list(filter(None, (self.headline.sentence, step)))
         lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
-        lines += list(self._loader_texts()) or ["no iterator in this trace"]
+        told = "\n".join(self._loader_texts()) or "no iterator in this trace"
+        lines += [line for line in told.split("\n") if not step or line.strip() != step.strip()]
         if unended and not self._broken:
             lines += unended
         if self.ended:
@@ -260,10 +270,11 @@ class Summary:
 def summary(trace: Trace) -> Summary:
     """Sum `trace` up; near-linear in its events."""
     spans = trace.spans()
+    said = headline(trace, spans)
     times, alive = trace.events["time"], left_alive(trace)
     numbers, several = [int(number) for number in np.unique(trace.events["loader"]) if number], _several(trace)
     return Summary(
-        headline=headline(trace, spans),
+        headline=said,
         path=str(trace.path),
         command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
         machine=_machine(trace.manifest),
@@ -272,7 +283,7 @@ def summary(trace: Trace) -> Summary:
         lost=sum(process.lost for process in trace.processes),
         wall=int(times[-1] - times[0]) if len(times) else 0,
         loaders=[_loader(trace, spans, number, number in alive, several.get(number, -1)) for number in numbers],
-        open=open_spans(trace, spans),
+        open=open_spans(trace, spans, first=said.focus.process if said.focus is not None else -1),
         alive=alive_at_end(trace, spans),
         ended=how_ended(trace),
         problems=[*trace.problems, *lacking(trace.manifest, trace.lines)],
@@ -425,6 +436,7 @@ def _bytes(events: Rows, spans: Rows) -> Bytes:
     shared = allocated[allocated["z"] == Reason.COLLATE_SHORTCUT]
     copied = spans[spans["code"] == ev.SHM_COPY[0]]
     pinned = spans[spans["code"] == ev.PIN[0]]
+    sent = events[events["code"] == ev.SLAB_SEND]
     return Bytes(
         shared=int(shared["x"].sum()),
         shared_segments=len(shared),
@@ -433,6 +445,8 @@ def _bytes(events: Rows, spans: Rows) -> Bytes:
         piped=int(spans["ex"][np.isin(spans["code"], [ev.RESULT_WRITE[0], ev.INDEX_WRITE[0]])].sum()),
         pinned=int(pinned["ex"].sum()),
         pin_simulated=bool(len(pinned) and pinned["ey"].any()),
+        in_slabs=int(sent["y"].sum()),
+        slabs=slabs_of(events) if len(sent) else None,
     )
 
 

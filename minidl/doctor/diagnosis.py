@@ -115,8 +115,9 @@ class Diagnosis:
 
     @property
     def title(self) -> str:
-        """The sentence without process ids, for a title."""
-        return re.sub(r" \(pid \d+\)", "", self.sentence)
+        """The sentence for a title: without process ids, and with one duration, that of the wait."""
+        head, colon, rest = re.sub(r" \(pid \d+\)", "", self.sentence).partition(": ")
+        return head + colon + re.sub(r" for [\d.]+ (s|min)\b", "", rest)
 
     def text(self) -> str:
         """The diagnosis for a terminal."""

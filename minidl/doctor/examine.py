@@ -69,10 +69,15 @@ def _until(told: Told | None, moment: int) -> Told | None:
 def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     """What a trace says, with the evidence in it; of a run that still runs, with what its processes are in now."""
     found = headline(trace)
-    running = [p for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
-    if running and found.kind in (What.HUNG, What.CUT, What.RUNNING) and found.told is not None:
-        pid = found.told.pid if any(p.pid == found.told.pid for p in running) else running[0].pid
-        return look_at(pid, found.told, py_spy=py_spy, seconds=seconds)
+    running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
+    running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
+    ended = [int(line["monotonic_ns"]) for line in trace.described("trace_end")]
+    if running and found.kind not in (What.DIED, What.ERROR):
+        told = found.told or Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
+        pid = told.pid if told.pid in running else running[0]
+        now = look_at(pid, told, py_spy=py_spy, seconds=seconds)
+        if not ended or now.state is State.HUNG:  # of a program that goes on after its trace, the trace is asked for
+            return now
     diagnosis = found.diagnosis or of_headline(found, trace)
     return replace(diagnosis, evidence=(*diagnosis.evidence, *_broken_rules(trace, found)))
 
@@ -86,6 +91,12 @@ def _broken_rules(trace: Trace, found: Headline) -> list[EvidenceLine]:
     if not found.kind.wrong or len(trace) > CHECKED:
         return []
     return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
+
+
+def _beginner(trace: Trace) -> tuple[int, int]:
+    """The process that began a trace, and when; 0 = not known. It may have recorded nothing yet."""
+    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
+    return (pid, begun) if isinstance(pid, int) and isinstance(begun, int) else (0, 0)
 
 
 def _runs(trace: Trace, pid: int, start_ns: int) -> bool:

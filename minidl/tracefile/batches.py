@@ -187,13 +187,14 @@ def reorder_depth(events: Rows) -> Steps:
 def bytes_in_flight(batches: Batches, wanted: Bools) -> Steps:
     """Bytes of batches made and not yet yielded: in shared memory and in pickles. wanted: which batches count.
 
-    Up by `bytes` at a shm_alloc in collate and by `bytes` + `copied` at a result_pickle's end; a batch's bytes go when
-    it is yielded, its worker turns out to be exhausted, or its epoch ends.
+    Up by `bytes` at a shm_alloc in collate and at a slab_send, and by `bytes` + `copied` at a result_pickle's end; a
+    batch's bytes go when it is yielded, its worker turns out to be exhausted, or its epoch ends.
     """
-    at = batches._at(ev.SHM_ALLOC, ev.RESULT_PICKLE[1])
+    at = batches._at(ev.SHM_ALLOC, ev.SLAB_SEND, ev.RESULT_PICKLE[1])
     made = batches.events[at]
     in_collate = made["x"] * (made["y"] == Place.COLLATE)
-    amount = np.where(made["code"] == ev.SHM_ALLOC, in_collate, made["x"] + made["z"])
+    in_message = np.where(made["code"] == ev.RESULT_PICKLE[1], made["x"] + made["z"], made["y"])
+    amount = np.where(made["code"] == ev.SHM_ALLOC, in_collate, in_message)
     batch = batches.find(batches.groups[at], made["task"], made["time"])
     end = np.append(batches.table["end"], NEVER)
     counts = (batch >= 0) & np.append(wanted, False)[batch] & (made["time"] <= end[batch]) & (amount > 0)

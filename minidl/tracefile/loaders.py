@@ -78,6 +78,11 @@ def only(trace: Trace, name: str | None) -> Trace:
     return out
 
 
+def in_slabs(trace: Trace) -> list[int]:
+    """Return the iterators whose batches travel in slabs (transport "arena")."""
+    return [number for number, params in sorted(trace.loaders.items()) if params.get("transport") == "arena"]
+
+
 def first_epochs(trace: Trace) -> dict[int, int]:
     """Return for each iterator the number of its first epoch, from 0 among all of its DataLoader's.
 

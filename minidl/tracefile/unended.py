@@ -25,15 +25,19 @@ POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
 """Waits that end with nothing now and then, and begin again."""
 
 
-def open_spans(trace: Trace, spans: Rows | None = None, worker: tuple[int, int] | None = None) -> list[str]:
+def open_spans(
+    trace: Trace, spans: Rows | None = None, worker: tuple[int, int] | None = None, first: int = -1
+) -> list[str]:
     """In words, for each thread with a span open when the trace or its process ends: the innermost one, how long.
 
-    worker: only of this one, (loader, worker).
+    worker: only of this one, (loader, worker). first: the process that comes first, -1 = none; idle workers come last.
     """
     last, until = trace.last, alive_until(trace)
     out = []
     alive = left_alive(trace)
-    for process, row, ended in innermost(trace, spans):
+    found = list(innermost(trace, spans))
+    found.sort(key=lambda each: (int(each[1]["process"]) != first, each[1]["code"] == ev.INDEX_GET[0]))
+    for process, row, ended in found:
         if worker not in (None, (process.loader, process.worker)):
             continue
         if process.whole_until:

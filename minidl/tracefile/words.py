@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,14 +13,38 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Field, Phase
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of time. ns: its length."""
+
+    name: str
+    ns: int
+
+    def of(self, ns: float) -> str:
+        """A duration in this unit, to three significant digits, or two of a small part of it: "1.51 s", "0.011 s"."""
+        value = ns / self.ns
+        return f"{_digits(value) if abs(value) >= 0.1 or not ns else f'{value:.2g}'} {self.name}"
+
+    def at(self, ns: float) -> str:
+        """A moment in this unit, as exact as one can point at it: "0.35 s", "12.41 min", "359.9 ms"."""
+        return f"{ns / self.ns:.{2 if self.ns >= 10**9 else 1}f} {self.name}"
+
+
+_UNITS: Final = (Unit("ns", 1), Unit("µs", 10**3), Unit("ms", 10**6), Unit("s", 10**9), Unit("min", 60 * 10**9))
+
+
+def unit_of(ns: float) -> Unit:
+    """Return the unit that `duration` tells so long a time in."""
+    for unit in _UNITS[:-1]:
+        if float(_digits(abs(ns) / unit.ns)) < (600 if unit.name == "s" else 1000):
+            return unit
+    return _UNITS[-1]
+
+
 def duration(ns: float) -> str:
     """Return a duration to three significant digits: "450 ns", "12.3 µs", "1.50 ms", "45.6 s", "20.0 min"."""
-    value = abs(ns)
-    for unit, size in (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)):
-        digits = _digits(value / size)
-        if float(digits) < (600 if unit == "s" else 1000):
-            return f"{'-' if ns < 0 else ''}{f'{value:.0f}' if unit == 'ns' else digits} {unit}"
-    return f"{'-' if ns < 0 else ''}{_digits(value / 60e9)} min"
+    unit = unit_of(ns)
+    return f"{ns:.0f} ns" if unit.ns == 1 else f"{'-' if ns < 0 else ''}{_digits(abs(ns) / unit.ns)} {unit.name}"
 
 
 def _digits(value: float) -> str:

@@ -35,6 +35,9 @@ BATCHES: Final = ("#4c01ba", "#1f1f1f", "#8a5a00", "#00707d")
 ACTORS: Final = ("#439bef", "#da9c27", "#579564", "#6d3f9c", "#7d7a1b", "#586a87", "#4189a4", "#c07fae")
 """Of ranks (and of iterators that run at the same time), or of the workers of one iterator, by number."""
 
+STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
+"""Markers of a loader's state in a figure: sent by a worker, counted, resumed from, taken."""
+
 RED: Final = EVENTS[ev.FOUND_DEAD].colour
 
 THEMES: Final = {
@@ -64,11 +67,13 @@ class Paint:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """An entry of a legend. pattern: "work", "wait", "simulated", "open", or "" for words alone."""
+    """An entry of a legend. pattern: "work", "around", "wait", "simulated", "open", "cause", "failed", "state", or ""
+    for words alone. marker: of a state, matplotlib's name of it."""
 
     label: str
     colour: str = ""
     pattern: str = "work"
+    marker: str = ""
 
 
 @cache
@@ -79,17 +84,26 @@ def paint(code: int) -> Paint:
     return Paint(label, event.colour, label in (*WAITING, *FRAMES), label in WAITING)
 
 
-def legend(codes: Iterable[int], *, simulated: bool, unended: bool, letters: str) -> list[Sign]:
-    """Return the signs of the spans with these codes: work by its label, then waits, the patterns, what numbers mean.
+def legend(
+    codes: Iterable[int], *, simulated: bool = False, unended: bool = False, letters: str = "", cause: bool = False,
+    failed: bool = False, states: Iterable[int] = (),
+) -> list[Sign]:  # fmt: skip
+    """Return the signs of the spans with these codes: work by its label, what is around it, waits, the patterns, marks.
 
-    Captions name what is around other steps (an epoch, a next). letters: "t task, s sample".
+    simulated, unended, cause, failed: whether there is something simulated or without an end, an arrow to what is
+    waited for, a failure; states: codes of the marks of a loader's state. letters: "t task, s sample".
     """
     looks = [paint(code) for code in sorted(codes)]
     signs = [Sign(label, colour) for label, colour in dict.fromkeys((a.label, a.colour) for a in looks if not a.soft)]
+    if around := [look for look in looks if look.label in FRAMES]:
+        signs.append(Sign(", ".join(dict.fromkeys(look.label for look in around)), around[0].colour, "around"))
     if waits := [look.colour for look in looks if look.waits]:
         signs.append(Sign("waiting", waits[0], "wait"))
     signs += [Sign("simulated", "", "simulated")] * simulated
     signs += [Sign("no end recorded", "", "open")] * unended
+    signs += [Sign("what is waited for", "", "cause")] * cause
+    signs += [Sign("failure", RED, "failed")] * failed
+    signs += [Sign(paint(code).label, paint(code).colour, "state", STATES[code]) for code in states]
     return signs + [Sign(f"numbers: {letters}", "", "")] * bool(letters)
 
 
@@ -135,6 +149,9 @@ def _distance(one: Iterable[int], other: Iterable[int]) -> int:
 DARKEST, LIGHTEST = 40, 79
 """Lightness, in percent, of what the UI draws; its saturation is always 80 %."""
 
+NEAR: Final = 6
+"""Degrees of hue and percent of lightness, together, that nobody sees."""
+
 
 @cache
 def perfettos_name(colour: str, lightest: bool = False) -> str:
@@ -144,13 +161,15 @@ def perfettos_name(colour: str, lightest: bool = False) -> str:
     """
     hue, lightness = hue_and_lightness(rgb(colour))
     lightness = LIGHTEST if lightest else min(LIGHTEST, max(DARKEST, lightness))
-    words = [f"{colour} {number}" for number in range(400)]
-
-    def difference(word: str) -> float:
-        turn = abs(_perfettos_hash(word, 360) - hue)
-        return min(turn, 360 - turn) + 2 * abs(_perfettos_hash(word + "x", 40) + DARKEST - lightness)
-
-    return min(words, key=difference)
+    nearest = math.inf
+    for number in range(2000):
+        turn = abs(_perfettos_hash(word := f"{number} {colour}", 360) - hue)
+        apart = min(turn, 360 - turn) + abs(_perfettos_hash(word + "x", 40) + DARKEST - lightness)
+        if apart < nearest:
+            best, nearest = word, apart
+        if nearest <= NEAR:
+            break
+    return best
 
 
 def _perfettos_hash(text: str, below: int) -> int:

@@ -25,7 +25,7 @@ from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import duration
 from minidl.views.page import Page, columns, describe, filled, packed
-from minidl.views.scene import Fate, scene_of, title_of
+from minidl.views.scene import scene_of, title_of
 
 EVERY: Final = 1.0
 """Seconds between two requests of a page, at least; more if an answer takes long, to use a fifth of a CPU at most."""
@@ -117,8 +117,6 @@ class LivePage:
         headline(trace, job=None if trace is self.whole else self._job)  # is kept, and the scene has it
         scene = scene_of(trace, since=since if since else None)
         words = describe(scene, title_of(trace))
-        if trace.seen:
-            words["fates"][int(Fate.OPEN)] = "not ended yet"
         words["live"] = {
             "state": shot.state, "over": shot.over, "lost": False, "every": round(1000 * self._pause()),
             "since": since, "now": [] if shot.over else [_now(one) for one in shot.loaders],

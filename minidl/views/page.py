@@ -35,15 +35,14 @@ from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.files import whole
 from minidl.tracefile.loaders import dataloaders, name_of
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, Sign, legend, paint
+from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, paint
 from minidl.views.scene import (
     FADING,
-    FATES,
     Fate,
     Scene,
     alarm,
     is_named,
-    letters,
+    legend_of,
     number_column,
     numbered,
     scene_of,
@@ -141,7 +140,11 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "headline": _headline(scene),
         "deaths": [{"lane": death.lane, "time": death.time, "words": death.words} for death in scene.deaths],
         "colours": {"actors": ACTORS, "batches": BATCHES, "hatched": HATCHED},
-        "legend": [asdict(sign) for sign in _legend(scene)],
+        "legend": [asdict(sign) for sign in legend_of(scene)],
+        "framed": None if scene.framed is None else asdict(scene.framed),
+        "cause": None if scene.cause is None else asdict(scene.cause),
+        "unended": scene.unended(),
+        "end_of_trace": f"end of the trace, {scene.unit.at(scene.last)}",
         "timeouts": [number for number, facts in trace.loaders.items() if facts.get("timeout_s")],
         "events": len(trace),
         "begin": scene.begin,
@@ -163,7 +166,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "runs": _runs(scene.bars, "lane", "row"),
         "markRuns": _runs(scene.marks, "lane"),
         "kinds": {code: _kind(code) for code in np.union1d(scene.bars["code"], scene.marks["code"]).tolist()},
-        "fates": {int(fate): words for fate, words in FATES.items()},
+        "fates": {int(fate): words for fate, words in scene.fates.items()},
         "live": None,
         "fading": [int(fate) for fate in FADING],
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
@@ -172,12 +175,6 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "ownEpochs": [n for n in trace.loaders if n not in scene.first_epochs] if len(trace.loaders) > 1 else [],
         "texts": list(_texts(scene)),
     }  # fmt: skip
-
-
-def _legend(scene: Scene) -> list[Sign]:
-    """Return the legend of what is drawn, and what the letters before numbers mean."""
-    codes, unended = np.unique(scene.bars["code"]).tolist(), bool(np.isin(scene.bars["fate"], FADING).any())
-    return legend(codes, simulated=bool(scene.bars["simulated"].any()), unended=unended, letters=letters(codes))
 
 
 def _dataloaders(scene: Scene) -> list[tuple[str, list[int]]]:
@@ -212,7 +209,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(of)}" for key, of in value.items())
+        return ", ".join(f"{key} {_plain(of)}" for key, of in value.items() if of not in ("", None))
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

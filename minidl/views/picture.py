@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -20,17 +21,17 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import counted, duration
+from minidl.tracefile.words import counted
 from minidl.views.colours import (
     ACTORS,
     BATCHES,
     RED,
     SOFT,
+    STATES,
     THEMES,
     Paint,
     Sign,
     is_light,
-    legend,
     mixed,
     on_paper,
     paint,
@@ -39,13 +40,13 @@ from minidl.views.colours import (
 from minidl.views.layout import LaneKind
 from minidl.views.scene import (
     FADING,
-    FATES,
+    IDLE,
     BatchName,
     Fate,
     Scene,
     alarm,
     caption,
-    letters,
+    legend_of,
     per_pixel,
     scene_of,
     title_of,
@@ -81,9 +82,6 @@ WAIT, DOTS = "////", "..."
 """Hatches of waits, and of what is simulated."""
 
 MARGIN: Final = 0.16  # of a row, above and below its bars
-
-STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
-"""Symbols of the marks of a loader's state: sent by a worker, counted, resumed from, taken."""
 
 STATE_LINES: Final = {ev.RESUMED: "resumed after {}", ev.STATE_TAKEN: "state taken: {}"}
 """Captions of the lines that these two draw through all lanes."""
@@ -141,12 +139,12 @@ class _Drawing:
         self.scene = scene
         self.width = width
         self.title = title
-        self.scale, self.unit = _unit(scene.end - scene.begin)
+        self.scale, self.unit = scene.unit.ns, scene.unit.name
         self.counters = [c for c in scene.counters if len(c.times)]
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
+        self.framed = scene.framed if headline else None
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        self.culprit = scene.culprit if headline else -1
         sentence = scene.headline.sentence if headline else ""
         self.sentence = textwrap.wrap(sentence, max(20, int(width * 10.5)))
         step = f"next step: {scene.headline.next_step}" if headline and scene.headline.next_step else ""
@@ -171,9 +169,11 @@ class _Drawing:
         self._bars(axes)
         self._deaths(axes)
         self._alarms(axes)
-        self._culprit(axes)
+        self._framed(axes)
+        self._cause(axes)
         self._states(axes)
         self._arrows(axes, batches)
+        self._end(axes)
         last = axes
         for name, unit in self.counted:
             last.tick_params(labelbottom=False)
@@ -194,6 +194,7 @@ class _Drawing:
         last = min(self.scene.last, self.scene.end) / self.scale
         places = AutoLocator().tick_values(self.scene.begin / self.scale, last)  # no number beyond the trace's end
         axes.set_xticks([place for place in places if self.scene.begin / self.scale <= place <= last])
+        axes.ticklabel_format(axis="x", useOffset=False)
         if self.scene.last < self.scene.end:
             axes.axvline(last, color=FAINT, linewidth=0.6, zorder=0)
         axes.grid(axis="x", color="#e3e6ea", linewidth=0.6)
@@ -239,18 +240,9 @@ class _Drawing:
         return 1
 
     def _legend(self) -> Iterator[Any]:
-        """Yield a handle for each sign of the legend, and the symbols of states."""
-        from matplotlib.lines import Line2D
-
-        bars = self.scene.bars
-        codes, unended = np.unique(bars["code"]).tolist(), bool(np.isin(bars["fate"], FADING).any())
-        for code, symbol in STATES.items():
-            if (self.scene.marks["code"] == code).any():
-                yield Line2D(
-                    [], [], marker=symbol, color=paint(code).colour, linestyle="", markersize=4, label=paint(code).label
-                )
+        """Yield a handle for each sign of the legend."""
         widest = max(12, int((self.width - 0.5) / 0.065))  # letters
-        for sign in legend(codes, simulated=bool(bars["simulated"].any()), unended=unended, letters=letters(codes)):
+        for sign in legend_of(self.scene, blames=self.framed is not None):
             yield _handle(replace(sign, label=textwrap.fill(sign.label, widest)))
 
     # --- lanes
@@ -385,7 +377,8 @@ class _Drawing:
         full, short = caption(self.scene, bar)
         size = self._letters(min(6.5, 11 * high))
         room = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels
-        said = (f"{full}: {FATES[Fate(bar['fate'])]}", full, short)
+        idle = int(bar["code"]) in IDLE  # may end at any time
+        said = (*(() if idle else (f"{full}: {self.scene.fates[Fate(bar['fate'])]}",)), full, short)
         words = next((each for each in said if each and _wide(each, size) < room), "")
         if words and not self._is_culprit(bar):
             axes.text(
@@ -464,34 +457,78 @@ class _Drawing:
         return all(left > end or left + wide < begin or abs(y - at) > 0.5 for begin, end, at in self.taken)
 
     def _is_culprit(self, bar: np.void) -> bool:
-        at = self.culprit
-        return at >= 0 and int(self.scene.bars["span"][at]) == int(bar["span"])
+        framed = self.framed
+        if framed is None or not framed.alone:
+            return False
+        return int(self.scene.bars["span"][framed.bar]) == int(bar["span"])
 
-    def _culprit(self, axes: Axes) -> None:
-        """Outline the bar that the headline points at, and name it at its beginning: in red if it went wrong."""
-        scene, at = self.scene, self.culprit
-        if at < 0:
+    def _end(self, axes: Axes) -> None:
+        """Say what the line at the trace's end is: what is drawn on its right is not in the trace."""
+        if self.scene.last < self.scene.end:
+            axes.annotate(
+                f"end of the trace, {self.scene.unit.at(self.scene.last)}", (self.scene.last / self.scale, -0.15),
+                (0, 1), textcoords="offset points", fontsize=6.5, color=FAINT, ha="right", va="bottom", zorder=9,
+            )  # fmt: skip
+
+    def _framed(self, axes: Axes) -> None:
+        """Outline what the headline blames, and name it at its beginning: in red if it went wrong."""
+        scene, framed = self.scene, self.framed
+        if framed is None:
             return
-        bar, colour = scene.bars[at], RED if scene.headline.kind.wrong else INK
-        lane, row = int(bar["lane"]), int(bar["row"])
-        begin, end = max(int(bar["begin"]), scene.begin), min(int(bar["end"]), scene.end)
-        self._rectangles(
-            axes, np.array([begin]) / self.scale, np.array([max(end, begin + 1)]) / self.scale, lane, row,
-            facecolors="none", edgecolors=colour, linewidths=1.6, zorder=8, gid="culprit",
-        )  # fmt: skip
-        said = [FATES[Fate(bar["fate"])]] if bar["fate"] else []
-        said += [duration(int(bar["known"] - bar["begin"]))] if bar["known"] > bar["begin"] else []
-        words = f"{caption(scene, bar)[0]}: {', '.join(said)}"
+        begin, end = max(framed.begin, scene.begin), max(min(framed.end, scene.end), framed.begin + 1)
+        if begin >= end:
+            return
+        for lane, row in framed.rows:
+            self._outline(axes, begin, end, lane, row)
+        lane, row = framed.rows[0]
         size = self._letters(7)
         ns = (scene.end - scene.begin) / self.pixels
-        fits, late = (end - begin) / ns > _wide(words, size), (scene.end - begin) / ns < _wide(words, size)
-        # A bar with no room for it has its label below its lane, where no other bar is covered.
-        y = self._middle(lane, row) if fits else self.scene.lanes[lane].bottom
+        fits = framed.alone and (end - begin) / ns > _wide(framed.words, size)
+        late = (scene.end - begin) / ns < _wide(framed.words, size)
+        # What has no room for it has its label below its lane, where no other bar is covered.
+        y = self._middle(lane, row) if fits else scene.lanes[lane].bottom
         axes.annotate(
-            words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else 1), textcoords="offset points",
-            fontsize=size, weight="bold", color=colour, ha="right" if late else "left",
+            framed.words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else 1), textcoords="offset points",
+            fontsize=size, weight="bold", color=self._blame, ha="right" if late else "left",
             va="center_baseline" if fits else "top", zorder=9,
             parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
+        )  # fmt: skip
+
+    @property
+    def _blame(self) -> str:
+        """The colour of what the headline blames."""
+        return RED if self.scene.headline.kind.wrong else INK
+
+    def _outline(self, axes: Axes, begin: int, end: int, lane: int, row: int) -> None:
+        from matplotlib.patches import Rectangle
+
+        place = self.scene.lanes[lane]
+        top, bottom = self._box(lane, row) if row >= 0 else (place.top, place.bottom)
+        axes.add_patch(
+            Rectangle(
+                (begin / self.scale, top), (end - begin) / self.scale, bottom - top, facecolor="none",
+                edgecolor=self._blame, linewidth=1.6, zorder=8, gid=f"framed {lane} {row}",
+            )
+        )  # fmt: skip
+
+    def _cause(self, axes: Axes) -> None:
+        """Draw the arrow from the wait to what it waits for."""
+        from matplotlib.patches import FancyArrowPatch
+        from matplotlib.patheffects import withStroke
+
+        cause = self.scene.cause if self.framed is not None else None
+        if cause is None or math.isnan(at := cause.at(self.scene.begin, self.scene.end)):
+            return
+        down = cause.from_lane < cause.to_lane
+        lane = self.scene.lanes[cause.to_lane]
+        reached = self._box(cause.to_lane, cause.to_row) if cause.to_row >= 0 else (lane.top, lane.bottom)
+        x = at / self.scale
+        axes.add_patch(
+            FancyArrowPatch(
+                (x, self._middle(cause.from_lane, cause.from_row)), (x, reached[0 if down else 1]),
+                arrowstyle="-|>", mutation_scale=11, color=self._blame, linewidth=1.8, shrinkA=0, shrinkB=0, zorder=8.5,
+                path_effects=[withStroke(linewidth=3.6, foreground=PAPER)], gid="cause",
+            )
         )  # fmt: skip
 
     def _states(self, axes: Axes) -> None:
@@ -589,7 +626,9 @@ class _Drawing:
             peak = max(peak, int(values.max()))
         factor, word = _bytes_unit(peak) if unit == "B" else (1, unit)
         axes.set_ylim(0, max(peak, 1) * 1.12)
-        axes.set_yticks(*zip(*{0: "0", peak: f"{peak / factor:.3g}"}.items(), strict=True))
+        most = peak / factor
+        top = f"{most:.3g}" if most < 999.5 else f"{most:,.0f}"
+        axes.set_yticks(*zip(*{0: "0", peak: top}.items(), strict=True))
         axes.tick_params(axis="y", labelsize=6.5)
         axes.yaxis.tick_right()
         axes.text(-0.09 / (self.width - LEFT - RIGHT), 0.5, f"{name}\n{word}", transform=axes.transAxes, fontsize=7,
@@ -606,23 +645,22 @@ def _handle(sign: Sign) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    marker: dict[str, dict[str, Any]] = {
+        "": {"linestyle": ""},
+        "state": {"linestyle": "", "marker": sign.marker, "color": sign.colour, "markersize": 4},
+        "failed": {"linestyle": "", "marker": "X", "color": sign.colour, "markeredgecolor": PAPER, "markersize": 7},
+        "cause": {"linestyle": "", "marker": r"$\downarrow$", "color": INK, "markersize": 8},
+    }
+    if sign.pattern in marker:
+        return Line2D([], [], label=sign.label, **marker[sign.pattern])
     style: dict[str, dict[str, Any]] = {
         "work": {"facecolor": sign.colour},
+        "around": {"facecolor": mixed(sign.colour or FAINT, SOFT)},
         "wait": {"facecolor": PAPER, "edgecolor": sign.colour, "linewidth": 0.5, "hatch": WAIT},
         "simulated": {"facecolor": FAINT, "edgecolor": PAPER, "linewidth": 0, "hatch": DOTS},
         "open": {"facecolor": THEMES["light"]["line"], "edgecolor": INK, "linestyle": ":", "linewidth": 0.8},
     }
-    if not sign.pattern:
-        return Line2D([], [], linestyle="", label=sign.label)
     return Patch(label=sign.label, **style[sign.pattern])
-
-
-def _unit(span: int) -> tuple[float, str]:
-    """Return the ns per unit, and the unit's name, for a window of `span` ns."""
-    for factor, name, least in ((1e9, "s", 10e9), (1e6, "ms", 1e6), (1e3, "µs", 1e3)):
-        if span >= least:
-            return factor, name
-    return 1.0, "ns"
 
 
 def _bytes_unit(most: int) -> tuple[int, str]:

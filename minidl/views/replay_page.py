@@ -15,6 +15,7 @@ import gzip
 import html as markup
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.loaders import in_words
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import size
-from minidl.views.colours import ACTORS, paint
+from minidl.views.colours import ACTORS, legend, paint
 from minidl.views.page import Page, as_json, framed
 
 LEAST_HEIGHT, BESIDE_WORKERS, WORKER_HEIGHT = 680, 530, 54
@@ -126,6 +127,7 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
     found = headline(at.trace)
     return {
         "headline": found.sentence,
+        "next": found.next_step,
         "wrong": found.kind.wrong,
         "title": f"{in_words(at.trace, at.loader)} of {at.trace.path.name}",
         "total": len(at),
@@ -152,6 +154,7 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
         "lanes": lanes,
         "spans": spans,
         "actors": ACTORS,
+        "legend": [asdict(sign) for sign in legend({span[-1] for span in spans}, unended=any(s[2] < 0 for s in spans))],
         "looks": {
             code: {"colour": paint(code).colour, "soft": paint(code).soft}
             for code in sorted({span[-1] for span in spans})

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from minidl.analysis.headline import Headline, headline
+from minidl.analysis.headline import Blamed, Headline, Spot, What, headline
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows, starts
+from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import POLLED, alive_until, left_alive
-from minidl.views.colours import paint
+from minidl.tracefile.words import Unit, unit_of
+from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,39 @@ class Death:
     lane: int
     time: int
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """What views frame since the headline blames it. begin, end: ns; words: what is said there.
+
+    rows: (lane, row) of each frame; row -1 = the lane from its top to its bottom. bar: the one to select, -1 = none;
+    alone: whether the frame is that bar's.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    begin: int
+    end: int
+    words: str
+    bar: int
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An arrow from a wait to what is waited for: lane and row of both ends, and when both are (ns)."""
+
+    from_lane: int
+    from_row: int
+    to_lane: int
+    to_row: int
+    begin: int
+    end: int
+
+    def at(self, begin: int, end: int) -> float:
+        """Return when it is drawn in a window: right of what is written at the begins of bars; NaN = not there."""
+        left, right = max(self.begin, begin), min(self.end, end)
+        return left + 0.75 * (right - left) if left < right else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +148,12 @@ COLUMN = np.dtype(
 )
 """The bars of one kind in one pixel that are narrower than it: how many, and their share of the pixel's time."""
 
+WAITS: Final = (
+    *(ev.NEXT[0], ev.RESULT_GET[0], ev.READY_GET[0], ev.RESULT_REBUILD[0], ev.WORKER_START[0], ev.SHUTDOWN[0]),
+    *(ev.JOIN[0],),
+)
+"""Spans of the loader's own thread in which it may need what another process does."""
+
 WAY: Final = (
     *(ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
     *(ev.READY_GET[0], ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
@@ -125,6 +165,9 @@ AT_END: Final = (ev.READY_GET[0], ev.DEVICE_WAIT[0])
 
 FADING: Final = (Fate.OPEN, Fate.UNSEEN, Fate.ALIVE)
 """Bars that are drawn to the edge."""
+
+IDLE: Final = (ev.INDEX_GET[0],)
+"""A worker's wait for a task."""
 
 FATES: Final = {
     Fate.OPEN: "did not end",
@@ -255,6 +298,20 @@ def title_of(trace: Trace) -> str:
     return trace.path.name.encode("utf-8", "backslashreplace").decode()
 
 
+def legend_of(scene: Scene, blames: bool = True) -> list[Sign]:
+    """Return the legend of what is drawn: one for all views. blames: whether what the headline blames is pointed at."""
+    bars, marks = scene.bars, scene.marks
+    return legend(
+        np.unique(bars["code"]).tolist(),
+        simulated=bool(bars["simulated"].any()),
+        unended=bool(np.isin(bars["fate"], FADING).any()),
+        letters=letters(np.unique(bars["code"]).tolist()),
+        cause=blames and scene.cause is not None,
+        failed=bool(marks["alarm"].any() or scene.deaths),
+        states=[code for code in STATES if (marks["code"] == code).any()],
+    )
+
+
 # --- The scene --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Scene:
@@ -298,6 +355,111 @@ class Scene:
         at = spot.span - self.start  # of a wait that polls: of one of the polls
         found = np.flatnonzero(same & (self.bars["begin"] <= at) & (self.bars["end"] >= at))
         return int(found[-1]) if len(found) else -1
+
+    @cached_property
+    def unit(self) -> Unit:
+        """The unit of all times that a picture of the scene shows."""
+        return unit_of(min(self.end, self.last))
+
+    @property
+    def fates(self) -> dict[Fate, str]:
+        """FATES of this trace: what did not end may still end while the run goes on."""
+        return FATES | ({Fate.OPEN: "not ended yet"} if self.trace.seen else {})
+
+    @cached_property
+    def framed(self) -> Framed | None:
+        """What the headline blames; None if that is not drawn."""
+        spot, at = self.headline.focus, self.culprit
+        if spot is None:
+            return None
+        if spot.frame is Blamed.PROCESS:
+            return self._standing_still(spot)
+        if at < 0:
+            return None
+        bar = self.bars[at]
+        begin, end = int(bar["begin"]), int(bar["end"])
+        full = caption(self, bar)[0]
+        if spot.frame is Blamed.ALIKE:
+            return self._alike(at)
+        if self.headline.kind is What.SLOW:
+            words = f"{full}: {self.unit.of(end - begin)}"
+        else:
+            words = f"{full}: {self.fates[Fate(bar['fate'])]}" if bar["fate"] else full
+        return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
+
+    def _standing_still(self, spot: Spot) -> Framed | None:
+        """Frame all of a process's lane since its last sign of life."""
+        mine = self.spans["process"][self.bars["span"]] == spot.process
+        kinds = np.array([lane.kind in (LaneKind.WORKER, LaneKind.LOADER) for lane in self.lanes], bool)
+        lanes = self.bars["lane"][mine]
+        lanes = lanes[kinds[lanes]]
+        if not len(lanes):
+            return None
+        wait = self.waiter
+        ended = wait >= 0 and self.bars["fate"][wait] == Fate.ENDED
+        end = spot.end - self.start if ended else self.end
+        return Framed(((int(lanes[-1]), -1),), spot.since - self.start, end, spot.words, self.culprit)
+
+    def _alike(self, at: int) -> Framed:
+        """Frame every row that has such steps, in all lanes of the same loader."""
+        bar, bars = self.bars[at], self.bars
+        slot = np.array([lane.slot for lane in self.lanes])
+        like = bars[(bars["code"] == bar["code"]) & (slot[bars["lane"]] == slot[bar["lane"]])]
+        like = like[like["fate"] == Fate.ENDED]
+        each = self.unit.of(float(np.median(like["end"] - like["begin"])))
+        words = f"{paint(int(bar['code'])).label}: {len(like):,} times, each about {each}"
+        rows = tuple((lane, row) for lane, row in distinct(like, "lane", "row"))
+        return Framed(rows, int(like["begin"].min()), int(like["end"].max()), words, at)
+
+    @cached_property
+    def waiter(self) -> int:
+        """The bar of the loader that waited for what the headline blames, the innermost one; -1 = none."""
+        spot = self.headline.focus
+        if spot is None:
+            return -1
+        begin, end = spot.begin - self.start, spot.end - self.start
+        there = np.flatnonzero(
+            np.isin(self.bars["code"], WAITS) & (self.bars["begin"] < end) & (self.bars["end"] > begin)
+        )
+        bars = self.bars[there]
+        mine = self.spans["loader"][bars["span"]] == spot.loader
+        mine &= np.array([lane.kind is LaneKind.LOADER for lane in self.lanes], bool)[bars["lane"]]
+        bars, there = bars[mine], there[mine]
+        if not len(bars):
+            return -1
+        overlap = np.minimum(bars["end"], end) - np.maximum(bars["begin"], begin)
+        return int(there[np.lexsort((bars["row"], overlap > 0.5 * overlap.max()))[-1]])
+
+    @cached_property
+    def cause(self) -> Pointer | None:
+        """The arrow from the wait to what the headline blames; None if one of them is not drawn, or both are one."""
+        framed, wait = self.framed, self.waiter
+        if framed is None or wait < 0:
+            return None
+        bar = self.bars[wait]
+        one = framed.rows[0] if framed.bar < 0 or len(framed.rows) == 1 else None
+        lane, row = one or (int(self.bars["lane"][framed.bar]), int(self.bars["row"][framed.bar]))
+        begin, end = framed.begin, framed.end
+        if one is None:
+            begin, end = int(self.bars["begin"][framed.bar]), int(self.bars["end"][framed.bar])
+        begin, end = max(begin, int(bar["begin"])), min(end, int(bar["end"]), max(self.last, 1))
+        if lane == bar["lane"] or begin >= end:
+            return None
+        return Pointer(int(bar["lane"]), int(bar["row"]), lane, row, begin, end)
+
+    def unended(self) -> list[int]:
+        """Return the bars that did not end, what is to blame first: then work, the innermost first, waits, an epoch.
+
+        An idle worker's wait for a task is none of them: it may end at any time.
+        """
+        bars = self.bars
+        blamed = self.framed.bar if self.framed is not None else -1
+        idle = np.isin(bars["code"], IDLE) & (np.arange(len(bars)) != blamed)
+        there = np.flatnonzero(np.isin(bars["fate"], FADING) & ~idle)
+        looks = [paint(code) for code in bars["code"][there].tolist()]
+        rank = np.array([2 * (look.label in FRAMES) + look.waits for look in looks], int) - 4 * (there == blamed)
+        found: list[int] = there[np.lexsort((-bars["begin"][there], rank))].tolist()
+        return found
 
     @property
     def opening(self) -> tuple[int, int]:

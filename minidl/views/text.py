@@ -23,10 +23,10 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.spans import nest
-from minidl.tracefile.words import duration, lacking, percent, plain
+from minidl.tracefile.words import duration, lacking, percent, plain, unit_of
 from minidl.views.colours import WAITING, is_light, nearest_256, paint, rgb_256
 from minidl.views.layout import LaneKind
-from minidl.views.scene import FADING, FATES, Fate, Scene, alarm, has_field, scene_of, window_of
+from minidl.views.scene import FADING, FATES, IDLE, Fate, Scene, alarm, has_field, scene_of, window_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -97,6 +97,8 @@ def render(
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if colour is None else colour
     out, shares, slot = [_ruler(window, label, drawn.last)], [], -1
     title = textwrap.wrap(drawn.headline.sentence, fits)
+    if step := drawn.headline.next_step:
+        title += textwrap.wrap(f"next step: {step}", fits, initial_indent="  ", subsequent_indent="  ")
     for number in shown:
         lane, mine = drawn.lanes[number], bars[bars["lane"] == number]
         if len(drawn.slots) > 1 and lane.slot != slot:
@@ -196,7 +198,8 @@ def _label_open(text: list[str], kinds: list[int], bars: Rows) -> None:
     hung = bars[np.isin(bars["fate"], FADING)]
     if len(hung):
         last = hung[hung["begin"].argmax()]
-        words = f" {paint(int(last['code'])).label} {FATES[Fate(last['fate'])]} "
+        label, idle = paint(int(last["code"])).label, int(last["code"]) in IDLE
+        words = f" {label} " if idle else f" {label} {FATES[Fate(last['fate'])]} "
         at = begin + 1 + len(str(hung["task"].max())) + 2
         if at + len(words) + 2 <= len(text):
             text[at : at + len(words)] = words
@@ -213,16 +216,16 @@ def _roomy(bars: Rows, window: _Window) -> Rows:
 def _ruler(window: _Window, label: int, last: int) -> str:
     """Return the line of times. What is drawn beyond `last`, the trace's end, has no number."""
     length = window.end - window.start
-    unit, name = (10**9, "s") if length >= 10**10 else (10**6, "ms")
+    unit = unit_of(min(window.end, last))
     least = 10 * length / window.cells  # ns between two marks
-    step = 1
+    step = max(1, unit.ns // 10**9)
     while step < least:
         step *= 10
     step = next((s for s in (step // 5, step // 2) if s >= least), step)
     text = [" "] * (label + window.cells)
     for n in range(-(-window.start // step), min(window.end, last) // step + 1):
         at = label + window.cell(n * step)
-        mark = f"|{n * step / unit:.12g}" + (f" {name}" if "|" not in text else "")
+        mark = f"|{n * step / unit.ns:.12g}" + (f" {unit.name}" if "|" not in text else "")
         if at + len(mark) <= len(text):
             text[at : at + len(mark)] = mark
     return "".join(text).rstrip()
@@ -252,9 +255,12 @@ def _wrapped(head: str, words: str, width: int) -> list[str]:
 
 
 def _open(drawn: Scene, bars: Rows, window: _Window) -> Iterator[str]:
-    """Yield a line for each bar whose end was not recorded, the innermost of its lane first."""
-    left = bars[bars["fate"] != Fate.ENDED]
-    for number, at in enumerate(np.lexsort((-np.arange(len(left)), -left["begin"], left["lane"])).tolist()):
+    """Yield a line for each bar whose end was not recorded, what is to blame first; idle workers have none."""
+    order = {int(drawn.bars["span"][at]): n for n, at in enumerate(drawn.unended())}
+    idle = np.isin(bars["code"], IDLE) & np.isin(bars["fate"], FADING) & ~np.isin(bars["span"], list(order))
+    left = bars[(bars["fate"] != Fate.ENDED) & ~idle]
+    rank = np.array([order.get(span, len(order)) for span in left["span"].tolist()], int)
+    for number, at in enumerate(np.lexsort((-left["begin"], left["lane"], rank)).tolist()):
         if number == 0:
             yield ""
         bar = left[at]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -444,3 +445,34 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "batch_size" in capsys.readouterr().err
     assert cli.main(["diff", "--force", "--workers", str(tmp_path / "a"), str(packed)]) == cli.OK
     assert "differs: batch_size 4 in A, 8 in B" in capsys.readouterr().out
+
+
+# --- Transports -------------------------------------------------------------------------------------------------------
+def test_two_transports_tell_what_they_did_to_each_batch(tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a"), made(tmp_path / "b", slabs=True)
+    describe(tmp_path / "a", LOADER_PID, 1, {})
+    facts = (
+        "its batches lay in 6 slabs, used 10 times each, instead of 60 new segments; the reader was handed memory and "
+        "mapped it 6 times instead of 60 times; the worker itself, without a feeder thread, wrote the messages; "
+        "1.0 MiB a batch were copied once in both"
+    )
+    told = diff(a, b).sentence()
+    assert told.startswith("arena instead of upstream: each batch took ")
+    assert facts in told
+    back = diff(b, a).sentence()
+    assert back.startswith("upstream instead of arena: each batch took ")
+    assert "60 new segments, instead of 6 slabs, used 10 times each" in back
+    assert "; a feeder thread wrote the messages; " in back
+    assert diff(a, a).sentence().startswith("no stage changed"), "of one transport, as ever"
+
+
+def test_the_recordings_of_both_transports_tell_their_story() -> None:
+    traces = Path(__file__).parents[2] / "traces"
+    a, b = (read_trace(traces / f"transport-{name}.minidl") for name in ("upstream", "arena"))
+    found = diff(a, b)
+    assert re.match(
+        r"arena instead of upstream: each batch took \S+ ms instead of \S+ ms, \S+ times as fast: its batches lay in "
+        r"\d slabs, used \S+ times each, instead of 200 new segments; ",
+        found.sentence(),
+    )
+    assert found.differences == ["transport 'upstream' in A, 'arena' in B"]

@@ -13,13 +13,15 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Headline, What, headline
+from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS
 from minidl.explore.model import Model
 from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
 from minidl.tracefile import events as ev
+from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
 
@@ -53,11 +55,11 @@ def focus_of(found: Headline, trace: Trace) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("stuck", "what", "helps"),
     [
-        (ev.SAMPLE, "waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s", "run dataset[38] alone"),
-        (ev.COLLATE, "waiting for worker 1 (pid 1101), collating task 9 for 30.0 s", "call collate_fn"),
+        (ev.SAMPLE, "waiting for worker 1 (pid 1101), in sample 38 (task 9)", "run dataset[38] alone"),
+        (ev.COLLATE, "waiting for worker 1 (pid 1101), collating task 9", "call collate_fn"),
         (
             ev.RESULT_PICKLE,
-            "worker 1 has put task 9 into the result queue; its feeder is pickling task 9 for 30.0 s",
+            "worker 1 has put task 9 into the result queue; its feeder is pickling task 9",
             "pickle that batch alone",
         ),
     ],
@@ -66,7 +68,7 @@ def test_a_hang_names_who_is_waited_for_and_in_which_step(
     tmp_path: Path, stuck: tuple[int, int], what: str, helps: str
 ) -> None:
     found = hung(tmp_path, stuck=stuck[0])
-    assert found.sentence == f"hung for 30.0 s: {what}; later batches that wait behind it: 2"
+    assert found.sentence == f"hung for 30.0 s, since 0.01 s: {what}; later batches that wait behind it: 2"
     assert found.next_step.startswith(helps)
     assert "py-spy dump --pid 1101" in found.next_step
     assert focus_of(found, read_trace(tmp_path / "t")) == ("worker 1 (pid 1101)", ev.EVENTS[stuck[0]].name)
@@ -80,10 +82,90 @@ def test_a_hang_names_who_is_waited_for_and_in_which_step(
 
 def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) -> None:
     found = hung(tmp_path, stuck=ev.INDEX_GET[0])
-    assert found.sentence == (
-        "hung for 30.0 s: worker 1 (pid 1101) has not taken task 9, and gave no sign of life for 30.0 s: is it stopped?"
-    )
+    assert found.sentence == ("hung for 30.0 s, since 0.01 s: worker 1 (pid 1101) has not taken task 9: is it stopped?")
     assert found.next_step.endswith("ps -o stat,wchan -p 1101")
+    assert found.focus is not None
+    assert (found.focus.frame, found.focus.words) == (Blamed.PROCESS, "stopped? no sign of life since 0.00 s")
+
+
+@pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Blamed.PROCESS), (HangCause.GIL, Blamed.STEP)])
+def test_what_the_evidence_shows_as_stopped_is_to_blame_and_not_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: Blamed
+) -> None:
+    said = Diagnosis(State.HUNG, cause, "hung for 30 s: the loop waits for worker 1: it is ...", who={"pid": 1101})
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    found = hung(tmp_path)
+    assert found.sentence == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
+    assert found.focus is not None
+    assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is Blamed.PROCESS)
+    if frame is Blamed.PROCESS:
+        events = read_trace(tmp_path / "t").events
+        assert found.focus.since == int(events["time"][events["pid"] == 1101].max())
+
+
+def test_a_worker_that_a_running_system_shows_as_stopped(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", **LONG)
+    trace.processes[2].life = ProcessLife.STOPPED
+    focus = headline(trace).focus
+    assert focus is not None
+    assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", Blamed.PROCESS)
+
+
+@pytest.mark.parametrize("stuck", [ev.SAMPLE, ev.INDEX_GET, ev.COLLATE, ev.RESULT_PICKLE])
+def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[int, int]) -> None:
+    sentence = hung(tmp_path, stuck=stuck[0]).sentence
+    assert re.findall(r"[\d.]+ (?:ns|µs|ms|s|min)\b", sentence) == ["30.0 s", "0.01 s"]
+    diagnosis = Diagnosis(
+        State.HUNG, HangCause.LOCK, "hung for 7.1 s: x, in sample 3 (f at a.py:2) for 3.9 s: y for 12 s"
+    )
+    assert diagnosis.title == "hung for 7.1 s: x, in sample 3 (f at a.py:2): y"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "cause"),
+    [
+        (
+            "hung for 11.0 s, since 0.35 s: the loop waits for batch 0 of worker 0, importing the main module in a "
+            "spawned worker (<module> at train.py:27): it is waiting in flock on /tmp/job-2d87/train.lock: a circle "
+            "of waiting (the loop -> worker 0 -> the loop)",
+            "it is waiting in flock on .../train.lock: a circle of waiting (the loop -> worker 0 -> the loop)",
+        ),
+        (
+            "hung for 12.0 s, since 0.35 s: waiting for worker 1 (pid 123456), making its fetcher (an iterable "
+            "dataset's __iter__); task 123 is still in its index queue; later batches that wait behind it: 12",
+            "making its fetcher (an iterable dataset's __iter__); task 123 is still in its index queue",
+        ),
+        ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
+    ],
+)
+def test_a_title_that_is_too_long_keeps_its_cause(sentence: str, cause: str) -> None:
+    short = titled(sentence)
+    assert len(short) <= LONGEST < len(sentence)
+    assert short.endswith(cause)
+    assert short.startswith(sentence[:30])
+    assert titled(short) == short
+
+
+def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    text = "no such file: " + "a long path " * 20 + "and its end"
+    trace = read_trace(path)
+    trace.manifest["explored"] = {"wrong": text}
+    trace.events = trace.events[: len(trace.events) // 2]
+    found = headline(trace)
+    assert found.sentence.endswith(text[-20:])
+    assert text in found.evidence[0]
+
+
+def test_of_steps_alike_none_is_blamed_alone(tmp_path: Path) -> None:
+    alike = headline(made(tmp_path / "t", batches=200, step=10_000)).focus
+    assert alike is not None
+    assert alike.frame is Blamed.ALIKE
+    late = headline(
+        made(tmp_path / "u", batches=40, step=10_000, cost=lambda t: 60_000_000 if t == 9 else 900_000)
+    ).focus
+    assert late is not None
+    assert (late.frame, late.task) == (Blamed.STEP, 9)
 
 
 def test_the_order_is_not_asked_for_a_hang_without_workers_in_turn(tmp_path: Path) -> None:
@@ -92,7 +174,7 @@ def test_the_order_is_not_asked_for_a_hang_without_workers_in_turn(tmp_path: Pat
     side = next(path.glob(f"{LOADER_PID}-*.jsonl"))
     side.write_text(side.read_text() + '{"kind": "loader", "loader": 1, "in_order": false}\n')
     found = headline(read_trace(path))
-    assert "waiting for a result; worker 0 (pid 1100), in sample 38 (task 9) for 30.0 s" in found.sentence
+    assert "waiting for a result; worker 0 (pid 1100), in sample 38 (task 9)" in found.sentence
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 1100)", "sample")
 
 
@@ -119,7 +201,7 @@ def test_a_worker_that_hangs_before_its_first_task(tmp_path: Path, step: tuple[i
     write_process(path, main, pid=100, role="loader", loader=1)
     write_process(path, [{"code": step[0], "time": 3, "worker": 0}], pid=200, role="worker", worker=0, loader=1)
     found = headline(read_trace(path))
-    assert found.sentence.startswith(f"hung for 7.00 s: waiting for worker 0 (pid 200), {words} for ")
+    assert found.sentence.startswith(f"hung for 7.00 s, since 0.00 s: waiting for worker 0 (pid 200), {words}; ")
     assert "; task 0 is still in its index queue" in found.sentence
     assert "forkserver" in found.next_step
     assert focus_of(found, read_trace(path)) == ("worker 0 (pid 200)", ev.EVENTS[step[0]].name)
@@ -154,11 +236,13 @@ def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp
     trace = read_trace(path)
     found = headline(trace)
     assert found.sentence == (
-        "hung for 9.00 s: worker 0 (pid 200) stands still in sample 7 (task 2); the loader needs it to hand over the "
-        "memory of task 0"
+        "hung for 9.00 s, since 0.00 s: worker 0 (pid 200) stands still: is it stopped? The loader needs it to hand "
+        "over the memory of task 0"
     )
     assert found.next_step.endswith("ps -o stat,wchan -p 200")
     assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
+    assert found.focus is not None
+    assert (found.focus.frame, found.focus.since) == (Blamed.PROCESS, 15), "its sample is not to blame"
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
@@ -184,7 +268,7 @@ def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
     put = {"code": ev.RESULT_PUT, "time": 11, "task": 0, "worker": 0}
     write_process(path, [ready, got, put, idle], pid=200, role="worker", worker=0, loader=1)
     found = headline(read_trace(path))
-    assert found.sentence == "hung for 7.00 s: task 0 has left worker 0: the pin thread has it"
+    assert found.sentence == "hung for 7.00 s, since 0.00 s: task 0 has left worker 0: the pin thread has it"
     assert focus_of(found, read_trace(path)) == ("loader (pid 100)", "pin")
     assert "pin_memory=False" in found.next_step
 
@@ -219,7 +303,7 @@ def test_a_loop_that_no_longer_calls_next(tmp_path: Path) -> None:
     found = headline(trace)
     assert found.kind is What.CUT  # an evaluation takes as long: without evidence it is no hang
     assert found.sentence.startswith("cut: the training loop's own code after task 4 has not called next")
-    assert found.sentence.endswith("for 20.0 s")
+    assert found.sentence.endswith("for 20.0 s, since 0.00 s")
     assert f"py-spy dump --pid {LOADER_PID}" in found.next_step
     assert focus_of(found, trace) == (f"loader (pid {LOADER_PID})", "consumer")
 
@@ -234,7 +318,9 @@ def test_of_two_ranks_the_one_whose_worker_hangs_is_named(tmp_path: Path) -> Non
         side = next(path.glob(f"{pid}-*.jsonl"))
         side.write_text(side.read_text() + f'{{"kind": "loader", "loader": {number}, "rank": {rank}}}\n')
     found = headline(read_trace(path))
-    assert found.sentence.startswith("hung for 30.0 s in rank 0: waiting for worker 1 (pid 3101), in sample 38")
+    assert found.sentence.startswith(
+        "hung for 30.0 s, since 0.01 s in rank 0: waiting for worker 1 (pid 3101), in sample 38"
+    )
     assert any(text.startswith("rank 1 loader") and "may wait for the other" in text for text in found.evidence)
 
 
@@ -260,8 +346,8 @@ def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
     trace = read_trace(path)
     found = headline(trace)
     assert found.sentence == (
-        "hung for 30.0 s, until it was interrupted: waiting for worker 1 (pid 1101), in sample 38 (task 9) for 30.0 s; "
-        "later batches that wait behind it: 2"
+        "hung for 30.0 s, since 0.01 s, until it was interrupted: waiting for worker 1 (pid 1101), in sample 38 "
+        "(task 9); later batches that wait behind it: 2"
     )
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
     assert "last events: worker 1 0.0" in found.evidence[-1], "while it hung, and not when it was interrupted"
@@ -288,7 +374,7 @@ def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path
     found = headline(read_trace(path))
     assert found.kind is What.CUT
     assert (
-        "interrupted (Ctrl-C?) after 7.70 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
+        "after waiting 7.70 ms, since 6.2 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
     )
 
 
@@ -306,7 +392,7 @@ def test_a_sampler_that_raises(tmp_path: Path) -> None:
 
 def test_a_hang_whose_processes_are_all_killed_is_one(tmp_path: Path) -> None:
     """SIGKILL to the group: nothing says that it was killed, and the last events say what hung."""
-    assert hung(tmp_path, polls=2).sentence.startswith("hung for 10.0 s: waiting for worker 1")
+    assert hung(tmp_path, polls=2).sentence.startswith("hung for 10.0 s, since 0.01 s: waiting for worker 1")
 
 
 def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
@@ -315,7 +401,9 @@ def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_p
     found_dead = {"code": ev.FOUND_DEAD, "loader": 1, "worker": 0, "tid": 1100, "x": ev.Actor.LOADER, "y": LOADER_PID}
     add(path, 1100, [found_dead | {"time": end + 5 * SECOND}])
     trace = read_trace(path)
-    assert headline(trace).sentence.startswith("hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38")
+    assert headline(trace).sentence.startswith(
+        "hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38"
+    )
     (line,) = (text for text in open_spans(trace) if text.startswith("loader"))
     assert line.endswith("for 30.0 s")
 
@@ -393,7 +481,7 @@ def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, 
     add(path, LOADER_PID, [dead | {"z": code, "time": end + 1}])
     trace = read_trace(path)
     found = headline(trace)
-    assert found.sentence == f"died: worker 1 (pid 1101) {how} while it was in sample 38 (task 9)"
+    assert found.sentence == f"died: worker 1 (pid 1101), last seen at 5.0 ms, {how} while it was in sample 38 (task 9)"
     assert helps in found.next_step
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
 
@@ -432,13 +520,19 @@ def test_real_runs(name: str, kind: What, words: str) -> None:
 
 # --- The recordings ---------------------------------------------------------------------------------------------------
 RECORDINGS: dict[str, tuple[What, str]] = {
-    "worker-sigkilled": (What.DIED, r"^died: worker 1 \(pid \d+\) was killed by SIGKILL while it was "),
+    "worker-sigkilled": (
+        What.DIED,
+        r"^died: worker 1 \(pid \d+\), last seen at [\d.]+ s, was killed by SIGKILL while it was ",
+    ),
     "torn-message-pin-thread": (
         What.DIED,
-        r"^died: worker 1 \(pid \d+\) was killed by SIGKILL while it was in sample 74",
+        r"^died: worker 1 \(pid \d+\), last seen at [\d.]+ s, was killed by SIGKILL while it was in sample 74",
     ),
     "worker-sigstopped": (What.HUNG, r"^hung for .*, until its timeout passed: worker 1 \(pid \d+\)"),
-    "shutdown-error": (What.ERROR, r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2$"),
+    "shutdown-error": (
+        What.ERROR,
+        r"^error: ValueError: image 50 is damaged in sample 50 \(task 6\), worker 2, at 63\.9 ms$",
+    ),
     "head-of-line-in-order": (What.SLOW, r"^slow: head-of-line blocking: .*task 9 of worker 1, sample 75\)$"),
     "head-of-line-out-of-order": (What.FINE, "^fine: not input-bound"),
     "respawn": (What.SLOW, "^slow: (start-up|shutdown)-bound"),  # half each, summed over its three iterators
@@ -498,7 +592,7 @@ def test_a_run_of_the_explorer_was_not_killed(tmp_path: Path) -> None:
     assert run.bad is not None
     found = headline(read_trace(explored(tmp_path / "explored", model, run)))
     assert found.kind is What.CUT
-    assert found.sentence.startswith("cut: minidl explore made this run, which ends where it goes wrong: no actor has")
+    assert found.sentence.startswith("cut: a run of minidl explore ends here: no actor has")
     assert not found.next_step
 
 

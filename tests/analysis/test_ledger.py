@@ -13,7 +13,7 @@ import torch
 from oracle_trace import write_process
 
 import minidl
-from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Why, ledger
+from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Slabs, Why, ledger
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.transport.message import dumps
@@ -401,3 +401,26 @@ def test_as_a_data_frame(tmp_path: Path) -> None:
     assert frame["kind"].tolist() == ["PICKLE", "FEEDER", "WRITE"]
     assert frame["why"].tolist() == ["NEEDED", "NOT_SHARED_YET", "NEEDED"]
     assert frame["bytes"].tolist() == [300, 5000, 400]
+
+
+# --- Slabs ------------------------------------------------------------------------------------------------------------
+def test_what_goes_in_slabs(tmp_path: Path) -> None:
+    """Collated into a slab, copied into it, or in no slab: each to the byte; what is inline is the message's."""
+    worker = [
+        event(ev.SLAB_TAKE, 0, 5, 0, 1 << 16, ev.SlabSource.NEW),
+        event(ev.RESULT_PUT, 0, 6, ev.Outcome.DATA),
+        event(ev.RESULT_PICKLE[0], 0, 7), event(ev.RESULT_PICKLE[1], 0, 8, 300, 40),
+        event(ev.SLAB_SEND, 0, 9, 0, 50_000, 20_000), event(ev.SLAB_FALLBACK, 0, 9, 2, 8000),
+        event(ev.RESULT_WRITE[0], 0, 10, 400), event(ev.RESULT_WRITE[1], 0, 11, 400),
+        event(ev.SLAB_TAKE, 1, 12, 40, 1 << 16, ev.SlabSource.ALONE),
+    ]  # fmt: skip
+    loader = [epoch(0, 1), *arrival(0, 20, 300, 400, 40, 58_064), event(ev.SLAB_RELEASE, 0, 30, 0, 1 << 16)]
+    found = ledger(made(tmp_path, loader, worker, loader_line(1, num_workers=1, transport="arena")))
+    assert [bytes_of(found, kind) for kind in (Copy.COLLATE, Copy.SLAB, Copy.FEEDER)] == [[30_000], [20_000], [0]]
+    assert found.batches["by_handle"].tolist() == [58_000]
+    assert found.batches["avoidable"].tolist() == [20_000], "that of many tensors each has its handle costs no segment"
+    assert found.slabs == Slabs(made=1, sent=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16)
+    text = found.text()
+    assert "feeder" not in text.replace("by an index feeder", "")
+    assert "into the worker's socket, by the worker" in text
+    assert "1 slab made, each used 1 times on average; at most 2 in use at once (128.0 KiB); 1 slab for" in text

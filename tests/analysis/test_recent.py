@@ -89,9 +89,11 @@ def test_the_headline_changes_as_time_passes(tmp_path: Path) -> None:
     assert [one.kind for one in found] == [What.RUNNING, What.RUNNING, What.HUNG, What.HUNG]
     assert found[0].sentence.startswith("running, so far ")
     assert found[1].sentence.startswith(
-        "running, but no batch for 3.00 s: waiting for worker 1 (pid 1101), in sample 38"
+        "running, but no batch for 3.00 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38"
     )
-    assert found[3].sentence.startswith("hung for 10.0 min: waiting for worker 1 (pid 1101), in sample 38 (task 9)")
+    assert found[3].sentence.startswith(
+        "hung for 10.0 min, since 0.00 min: waiting for worker 1 (pid 1101), in sample 38 (task 9)"
+    )
     assert (found[1].focus.code, found[0].focus) == (ev.SAMPLE[0], None)  # type: ignore[union-attr]
 
 

@@ -59,8 +59,8 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
     lives = {LOADER_PID: ProcessLife.ALIVE, LOADER_PID + 100: ProcessLife.ALIVE, LOADER_PID + 101: ProcessLife.DISK}
     shot = snapshot(trace, last_of(trace) + 12 * SECOND, lives)
     assert shot.text() == (
-        "iterator 1 stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 (task 9) "
-        "for 12.0 s; later batches that wait behind it: 2\n"
+        "iterator 1 stalled for 12.0 s: waiting for worker 1 (pid 1101), which waits for a disk, in sample 38 "
+        "(task 9); later batches that wait behind it: 2\n"
         f"{tmp_path / 't'}: running\n"
         "  train.py\n"
         "iterator 1: epoch 0, 9 yielded, waiting for task 9 of worker 1 for 12.0 s\n"
@@ -85,8 +85,8 @@ def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
     ("life", "words"),
     [
         (ProcessLife.GONE, "waiting for worker 1 (pid 1101), which is gone, last in sample 38 (task 9)"),
-        (ProcessLife.STOPPED, "worker 1 (pid 1101), which is stopped by a signal, in sample 38 (task 9) for"),
-        (ProcessLife.UNKNOWN, "waiting for worker 1 (pid 1101), in sample 38 (task 9) for"),
+        (ProcessLife.STOPPED, "worker 1 (pid 1101), which is stopped by a signal, in sample 38 (task 9)"),
+        (ProcessLife.UNKNOWN, "waiting for worker 1 (pid 1101), in sample 38 (task 9)"),
     ],
 )
 def test_a_stall_says_what_became_of_the_worker(tmp_path: Path, life: ProcessLife, words: str) -> None:
@@ -120,7 +120,7 @@ def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -
     shot = snapshot(trace, since + 30 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), ProcessLife.ALIVE))
     worker = only(shot).workers[1]
     assert (worker.doing.words, shot.state) == ("no longer recorded", "running")
-    assert "worker 1 (pid 1101), no longer recorded for" in only(shot).stalled
+    assert "worker 1 (pid 1101), no longer recorded" in only(shot).stalled
 
 
 def test_of_two_processes_with_the_same_id_the_one_that_lives_counts(tmp_path: Path) -> None:
@@ -312,15 +312,15 @@ def feeding(code: int, time_ns: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([IDLE], "waiting for worker 0 (pid 200), waiting for a task for 20.0 s; task 0 is still in its index queue"),
+        ([IDLE], "waiting for worker 0 (pid 200), waiting for a task; task 0 is still in its index queue"),
         (
             [GOT, {"code": ev.COLLATE[0], "time": 8, "task": 0, "worker": 0}],
-            "waiting for worker 0 (pid 200), collating task 0 for 20.0 s",
+            "waiting for worker 0 (pid 200), collating task 0",
         ),
         ([GOT, DONE, IDLE], "worker 0 has put task 0 into the result queue; its feeder has not begun to pickle it"),
         (
             [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9)],
-            "worker 0 has put task 0 into the result queue; its feeder is pickling task 0 for 20.0 s",
+            "worker 0 has put task 0 into the result queue; its feeder is pickling task 0",
         ),
         (
             [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9), feeding(ev.RESULT_PICKLE[1], 10)],
@@ -328,7 +328,7 @@ def feeding(code: int, time_ns: int) -> dict[str, int]:
         ),
         (
             [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11)],
-            "worker 0 has put task 0 into the result queue; its feeder is writing task 0 to the pipe for 20.0 s",
+            "worker 0 has put task 0 into the result queue; its feeder is writing task 0 to the pipe",
         ),
         (
             [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11), feeding(ev.RESULT_WRITE[1], 12)],
@@ -597,7 +597,7 @@ def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch:
             assert shot.state == "running"
             assert loader.yielded == 3
             assert stuck.life is ProcessLife.ALIVE
-            assert f"waiting for worker 1 (pid {stuck.pid}), in sample 7 (task 3) for" in loader.stalled
+            assert f"waiting for worker 1 (pid {stuck.pid}), in sample 7 (task 3)" in loader.stalled
             assert loader.stalled.endswith("later batches that wait behind it: 2") or loader.depths["worker"]
             os.kill(job.pid, signal.SIGKILL)
             job.wait()

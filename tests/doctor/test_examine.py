@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,36 @@ def test_the_command_prints_json_and_its_exit_code_says_whether_something_is_wro
     path = TRACES / "head-of-line-in-order.minidl"
     assert cli.main(["doctor", "--json", str(path)]) == cli.OK
     assert json.loads(capsys.readouterr().out)["state"] in ("slow", "fine")
+
+
+_AT_ITS_END = """
+import sys, threading
+import minidl
+if __name__ == "__main__":
+    with minidl.trace(sys.argv[1]):
+        list(minidl.DataLoader(range(4)))
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.live
+def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_AT_ITS_END)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "t")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            trace = read_trace(tmp_path / "t")
+            ended = trace.described("trace_end")[0]["monotonic_ns"]
+            time.sleep(max(0.0, 6 - (time.monotonic_ns() - ended) / 1e9))  # less is no hang
+            said = of_trace(trace, py_spy=False, seconds=0)
+        finally:
+            program.kill()
+    assert said.state is State.HUNG
+    assert said.who["pid"] == program.pid
+    assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
 
 
 def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ from course import (
     samplers,
     shutdown,
     tensors,
+    transport,
 )
 from minidl.analysis.verdict import Cause
 from minidl.dispatcher import STORED, Dispatcher
@@ -161,6 +162,32 @@ def endless(check: Callable[..., Any]) -> Any:
         always_right(self, next(self.indices), next(self.turn))
 
     return check(in_notebook("04_one_page.ipynb", "class InOrder")["InOrder"], method)
+
+
+def packed_tight(sizes: Any) -> list[int | None]:
+    places = itertools.accumulate(sizes, lambda end, size: end + size * (size > 1024), initial=0)
+    return [place if size > 1024 else None for place, size in zip(places, sizes, strict=False)]
+
+
+def all_in_the_slab(sizes: Any) -> list[int]:
+    return [64 * sum(-(-size // 64) for size in sizes[:place]) for place in range(len(sizes))]
+
+
+def one_upon_another(sizes: Any) -> list[int | None]:
+    return [0 if size > 1024 else None for size in sizes]
+
+
+def taken(*asked: str) -> Callable[[Any, int], int | None]:
+    """Take the first slab of which this is true, whatever else is."""
+
+    def choose(slabs: Any, size: int) -> int | None:
+        for number, (state, visible, has) in enumerate(slabs):
+            true = {"free": state == 0, "not taken": state != 1, "unseen": not visible, "large": has >= size}
+            if all(true[word] for word in asked):
+                return number
+        return None
+
+    return choose
 
 
 def always_right(self: Any, index: Any, worker: int) -> None:
@@ -426,6 +453,13 @@ PURE: list[Case] = [
     (many_workers.blocked, deepest_of_none, "returns <NA>"),
     (checkpointing.place_of, lambda batches, workers: ([batches // workers] * workers, 0), "the loader says"),
     (checkpointing.place_of, lambda batches, workers: ([batches] * workers, batches % workers), "the loader says"),
+    (transport.layout, packed_tight, "begins at the first multiple of 64"),
+    (transport.layout, all_in_the_slab, "travels in the message"),
+    (transport.layout, one_upon_another, "would overwrite them"),
+    (transport.take, taken("free", "large"), "still sees the last batch in it"),
+    (transport.take, taken("not taken", "unseen", "large"), "A forked process may see"),
+    (transport.take, taken("free", "unseen"), "has no room in it"),
+    (transport.take, lambda slabs, size: None, "A new one would cost its page faults again"),
     (checkpointing.place_of, lambda batches, workers: ([0] * workers, batches % workers), "the loader says"),
 ]  # fmt: skip
 
@@ -439,6 +473,9 @@ LIVE: list[Case] = [
     (tensors.small, tensors.unchanged, "640,000 bytes of shared memory"),
     (tensors.small, torch.Tensor.contiguous, "contiguous already"),
     (tensors.small, lambda row: row[:10].clone(), "other numbers"),
+    (transport.keep, lambda batch: batch["image"][0], "the worker has made 21 slabs"),
+    (transport.keep, lambda batch: batch["image"][0].contiguous(), "the whole batch is kept"),
+    (transport.keep, lambda batch: torch.from_numpy(batch["image"].numpy()[0]), "the whole batch is kept"),
     (first_look.wasteful, minidl.default_collate, "the shortcut is still taken"),
     (first_look.wasteful, lambda samples: torch.stack([image for image, _ in samples]), "(images, labels)"),
     (first_look.wasteful, unlike, "Your code has raised TypeError"),

@@ -15,7 +15,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 
-from notebooks import NOTEBOOKS, copied, together  # noqa: E402
+from notebooks import FOLDER, NOTEBOOKS, copied, together  # noqa: E402
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "00_first_look": {
@@ -67,6 +67,12 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "inside_next": (8, 0), "who_waits": {"starved": ("loop", "workers"), "healthy": ("workers", "loop")},
         "doing": ("a disk", "computing"), "fewest_workers": ("two", 12), "fastest": (2, 12),
         "greatest": ("starting workers", "samples"), "blocked_by": ("worker 1", 0), "helps": (True, "no"),
+    },
+    "11_transport": {
+        "segments": ("four", 8), "writer": ("main", "feeder"), "copies": ("none", 1),
+        "files": {"inlined": (2, 4), "in_one": (1, 2)}, "made": ("a few", "one for each"),
+        "saver": ("recycling", "inline"),
+        "held": {"views": ("one for each", "a few"), "clones": ("a few", "one for each")},
     },
     "12_checkpointing": {
         "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
@@ -142,6 +148,35 @@ def test_each_local_link_leads_somewhere(path: Path) -> None:
     links = [link for cell in notebook.cells for link in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source)]
     assert links
     assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+# --- What teachers are told -------------------------------------------------------------------------------------------
+def table(name: str) -> list[list[str]]:
+    """The rows of a table in notebooks/README.md, without its head."""
+    _, inside, _ = re.split(f"<!-- /?{name} -->\n", (FOLDER / "README.md").read_text())
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in inside.splitlines()[2:]]
+
+
+@by_name
+def test_the_teachers_tables_know_each_question_and_exercise(path: Path) -> None:
+    cells = code(nbformat.read(path, as_version=4))
+    asked, checked = ([m[1] for cell in cells if (m := kind.search(cell.source))] for kind in (ASKED, CHECKED))
+    (row,) = [row for row in table("order") if f"({path.name})" in row[0]]
+    assert row[3:5] == [str(len(asked)), str(len(checked))]
+    goals = [(which.split(", "), *cells) for _, which, *cells in table("goals")]
+    mine = [cells for which, *cells in goals if path.name[:2] in which]
+    questions, exercises = (set(re.findall(r"`(\w+)`", " ".join(column))) for column in zip(*mine, strict=True))
+    assert set(asked) <= questions
+    assert set(checked) <= exercises
+
+
+def test_each_goal_has_a_question_of_its_notebook() -> None:
+    known = {path.name[:2]: path.read_text() for path in NOTEBOOKS}
+    for goal, which, questions, exercises in table("goals"):
+        names = re.findall(r"`(\w+)`", questions)
+        assert names, goal
+        for name in names + re.findall(r"`(\w+)`", exercises):
+            assert any(f"ask.{name}(" in known[number] for number in which.split(", ")), (goal, name)
 
 
 # --- Running ----------------------------------------------------------------------------------------------------------

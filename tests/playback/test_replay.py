@@ -940,7 +940,7 @@ def test_a_replay_has_the_headline_as_title(tmp_path: Path, capsys: pytest.Captu
     made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
     assert cli.main(["replay", str(tmp_path / "t"), "--html", str(tmp_path / "page.html")]) == 0
     page = told((tmp_path / "page.html").read_text())
-    title = "hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38"
+    title = "hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38"
     assert page["headline"].startswith(title)
     assert page["wrong"]
     capsys.readouterr()

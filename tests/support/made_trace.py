@@ -68,6 +68,7 @@ class Run:
     cost(task): ns that its fetch takes, NEVER for one that hangs in its third sample. step: ns of a training step.
     cpu(ns): of a step of a worker that takes so long, its CPU time and, of a fetch, its wait for a CPU.
     stuck: the code of the step that hangs instead of the sample: INDEX_GET, COLLATE or RESULT_PICKLE, its begin.
+    slabs: batches travel in slabs, of which each worker has one more than tasks in advance.
     """
 
     batches: int
@@ -86,6 +87,7 @@ class Run:
     polls: int = 0  # empty waits of the loader before a hang's kill
     poll: int = 1_000_000  # ns of each of them
     stuck: int = ev.SAMPLE[0]
+    slabs: bool = False
 
     def __post_init__(self) -> None:
         pid = self.first_pid
@@ -96,7 +98,7 @@ class Run:
             self.main.threads[self.pin_tid] = "pin_memory"
         self.crew = [
             Process(pid + 100 + w, "worker", pid, w, self.loader,
-                    {pid + 100 + w: "MainThread", pid + 150 + w: "QueueFeederThread"})
+                    {pid + 100 + w: "MainThread"} | ({} if self.slabs else {pid + 150 + w: "QueueFeederThread"}))
             for w in range(self.workers)
         ]  # fmt: skip
         self.free = [0] * self.workers
@@ -156,8 +158,14 @@ class Run:
             self.say(ev.CONSUMER[0], rcvd, -1, rcvd + 1)
             self.now += self.step
             self.say(ev.CONSUMER[1], rcvd, -1)
+            if self.slabs:
+                self.say(ev.SLAB_RELEASE, rcvd, rcvd % self.workers, self.slab(rcvd), MIB, ev.SlabEnd.FREED)
         self.say(ev.EPOCH[1], -1, -1, number, self.batches)
         return True
+
+    def slab(self, task: int) -> int:
+        """The number of the slab that a task's batch lies in."""
+        return task // self.workers % (self.prefetch_factor + 1)
 
     def assign(self) -> None:
         if self.sent == self.batches:
@@ -192,12 +200,15 @@ class Run:
             return
         process.emit(end, process.pid, ev.FETCH[1], task, worker, (ev.Outcome.DATA, *self.cpu(end - t - 2_000)))
         process.emit(end + 4_000, process.pid, ev.RESULT_PUT, task, worker, (ev.Outcome.DATA,))
-        feeder, size = process.pid + 50, 900
+        feeder, size = process.pid + 50 * (not self.slabs), 900
         process.emit(end + 20_000, feeder, ev.RESULT_PICKLE[0], task, worker)
         if self.cost(task) >= NEVER:
             self.free[worker] = NEVER
             return
         process.emit(end + 60_000, feeder, ev.RESULT_PICKLE[1], task, worker, (size, 2, 0))
+        if self.slabs:
+            process.emit(end + 61_000, feeder, ev.SLAB_SEND, task, worker, (self.slab(task), MIB, 0))
+            self.free[worker] = end + 74_000
         process.emit(end + 62_000, feeder, ev.RESULT_WRITE[0], task, worker, (size,))
         process.emit(end + 72_000, feeder, ev.RESULT_WRITE[1], task, worker, (size,))
         self.done[task] = (end + 80_000, size)
@@ -218,8 +229,12 @@ class Run:
         process.emit(t, process.pid, ev.COLLATE[0], task, worker, (self.batch_size,))
         if hangs and self.stuck == ev.COLLATE[0]:
             return NEVER
-        where = (MIB, ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT)
-        process.emit(t + cost // 16, process.pid, ev.SHM_ALLOC, task, worker, where)
+        where: tuple[int, ...] = (MIB, ev.Place.COLLATE, ev.Reason.COLLATE_SHORTCUT)
+        if self.slabs:
+            new = task // self.workers == self.slab(task)
+            where = (self.slab(task), MIB, ev.SlabSource.NEW if new else ev.SlabSource.RECYCLED)
+        made = ev.SLAB_TAKE if self.slabs else ev.SHM_ALLOC
+        process.emit(t + cost // 16, process.pid, made, task, worker, where)
         t += cost // 4
         process.emit(t - 1_000, process.pid, ev.COLLATE[1], task, worker, self.cpu(cost // 4 - 1_000)[:1])
         return t
@@ -269,6 +284,8 @@ class Run:
             self.now += 1_000
 
         say(ev.RESULT_READ, -1, size)
+        if self.slabs:
+            say(ev.SLAB_MAP, task % self.workers, self.slab(task), MIB, int(task // self.workers == self.slab(task)))
         say(ev.RESULT_REBUILD[0], task % self.workers, size)
         self.now += 40_000
         say(ev.RESULT_REBUILD[1], task % self.workers, 2, MIB)
@@ -302,6 +319,10 @@ def write(directory: Path, *runs: Run) -> Path:
     for run in runs:
         for process in run.run():
             process.write(directory)
+        if run.slabs:
+            (side,) = directory.glob(f"{run.first_pid}-*.meta.jsonl")
+            with side.open("a") as file:
+                file.write(json.dumps({"kind": "loader", "loader": run.loader, "transport": "arena"}) + "\n")
     return directory
 
 
@@ -324,4 +345,5 @@ def made_killed(directory: Path, workers: int = 2, dead: int = 1) -> Trace:
 
 
 HEALTHY = {"batches": 12}
+SLABS: dict[str, Any] = HEALTHY | {"slabs": True}
 HUNG = {"batches": 30, "cost": lambda task: NEVER if task == 9 else 900_000 + 150_000 * (task % 3), "polls": 6}

@@ -16,6 +16,7 @@ from minidl.views.colours import (
     BATCHES,
     DARKEST,
     LIGHTEST,
+    NEAR,
     RED,
     THEMES,
     Paint,
@@ -119,10 +120,11 @@ def test_a_legend_names_work_once_and_then_the_patterns() -> None:
     codes = [ev.EPOCH[0], ev.INDEX_WRITE[0], ev.INDEX_GET[0], ev.FETCH[0], ev.RESULT_WRITE[0], ev.RESULT_GET[0]]
     said = [(sign.label, sign.pattern) for sign in legend(codes, simulated=True, unended=True, letters="t task")]
     assert said == [
-        ("write", "work"), ("fetch", "work"), ("waiting", "wait"), ("simulated", "simulated"),
+        ("write", "work"), ("fetch", "work"), ("epoch", "around"), ("waiting", "wait"), ("simulated", "simulated"),
         ("no end recorded", "open"), ("numbers: t task", ""),
     ]  # fmt: skip
-    assert legend([ev.EPOCH[0]], simulated=False, unended=False, letters="") == []
+    marks = [(sign.label, sign.pattern) for sign in legend([], cause=True, failed=True, states=[ev.RESUMED])]
+    assert marks == [("what is waited for", "cause"), ("failure", "failed"), ("resumed", "state")]
 
 
 # --- In the Perfetto UI -----------------------------------------------------------------------------------------------
@@ -134,9 +136,8 @@ def test_perfetto_draws_each_step_in_nearly_its_colour_and_waits_as_light_as_it_
         hue, lightness = hue_and_lightness(rgb(look.colour))
         word = perfettos_name(look.colour, lightest=look.waits)
         drawn = _perfettos_hash(word, 360), _perfettos_hash(word + "x", 40) + DARKEST
-        assert min((drawn[0] - hue) % 360, (hue - drawn[0]) % 360) <= 10, look
         expected = LIGHTEST if look.waits else min(LIGHTEST, max(DARKEST, lightness))
-        assert abs(drawn[1] - expected) <= 4, look
+        assert min((drawn[0] - hue) % 360, (hue - drawn[0]) % 360) + abs(drawn[1] - expected) <= NEAR, look
 
 
 @pytest.mark.parametrize(

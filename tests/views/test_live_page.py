@@ -66,7 +66,7 @@ def test_the_answers_follow_the_run_into_a_hang(run: Run) -> None:
     assert [(kind, wrong) for kind, wrong, *_ in said] == [("running", False)] * 2 + [("hung", True)] * 2
     assert [end for *_, end, _ in said] == [last for *_, last in said], "nothing is drawn beyond now"
     assert said[3][2] - said[2][2] == 10 * SECOND
-    assert words["headline"]["sentence"].startswith("hung for 22.2 s: waiting for worker 1 (pid 1101), in sample 38")
+    assert words["headline"]["sentence"].startswith("hung for 22.2 s, since 0.01 s: waiting for worker 1 (pid 1101)")
     assert "sample 38 (task 9)" in str(words["live"]["now"][0]["rows"])
     assert (words["live"]["over"], words["perfetto"], words["fates"]["1"]) == (False, "", "not ended yet")
 
@@ -87,7 +87,7 @@ def test_a_run_that_ends_is_shown_whole(run: Run) -> None:
     assert page.whole is not None
     assert (words["live"]["over"], words["live"]["ended"], words["perfetto"]) == (True, "read it again", "perfetto")
     assert words["events"] == len(page.whole)
-    assert words["headline"]["sentence"].startswith("died: loader (pid 1000) ended without a shutdown")
+    assert words["headline"]["sentence"].startswith("died: loader (pid 1000), last seen at 7.9 ms, ended without")
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -154,7 +154,7 @@ def test_a_browser_follows_the_run(run: Run, browser: Browser, monkeypatch: pyte
         assert browser.run(STATE)[0] == "running"
         run.goes_on(30)
         browser.until("return document.documentElement.dataset.kind === 'hung'")
-        assert browser.run(STATE)[1].startswith("hung for 30.0 s: waiting for worker 1 (pid 1101), in sample 38")
+        assert browser.run(STATE)[1].startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101)")
         browser.run("document.getElementById('open').click()")
         assert browser.run("return document.querySelector('#about h2').innerText").startswith("sample 38")
         looks = browser.run("return document.documentElement.dataset.looks")

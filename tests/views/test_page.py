@@ -29,6 +29,7 @@ from minidl.tracefile.format import FORMAT_VERSION
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.page import Page, html
 from minidl.views.picture import timeline
+from minidl.views.replay_page import describe, replay
 from minidl.views.scene import FADING, NEVER, Scene, scene_of
 
 RUNS = {
@@ -61,6 +62,42 @@ def test_polls_that_continue_one_wait_are_one_wait_without_a_timeout(tmp_path: P
     wanted = page["bar.wanted"][waits]
     assert np.count_nonzero((wanted == 9) & (page["bar.fate"][waits] > 0)) == 1
     assert page.words["timeouts"] == [], "the user has set none, so no wait tells one"
+
+
+def test_the_page_says_what_is_to_blame_as_the_figure_does(tmp_path: Path) -> None:
+    """The frame and the arrow, what did not end, the trace's end, the legend: all from the scene."""
+    trace = made(tmp_path, **made_trace.HUNG | {"poll": 5_000_000_000})
+    page, drawn = Read(html(trace)).words, scene_of(trace)
+    assert drawn.framed is not None
+    assert drawn.cause is not None
+    assert page["framed"]["rows"] == [list(row) for row in drawn.framed.rows]
+    assert (page["framed"]["words"], page["framed"]["bar"]) == (drawn.framed.words, drawn.framed.bar)
+    assert (page["cause"]["begin"], page["cause"]["end"]) == (drawn.cause.begin, drawn.cause.end)
+    assert page["unended"] == drawn.unended()
+    said = [text.get_text() for text in timeline(trace).axes[0].texts]
+    assert {page["framed"]["words"], page["end_of_trace"]} <= set(said)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_figure_page_and_replay_have_one_legend(tmp_path: Path, run: dict[str, object]) -> None:
+    trace = made(tmp_path, **run)
+    page = Read(html(trace)).words["legend"]
+    (shown,) = timeline(trace).legends
+    assert [sign["label"] for sign in page] == [text.get_text() for text in shown.get_texts()]
+    at = replay(trace)
+    signs = [(sign["label"], sign["colour"]) for sign in describe(at, 0, len(at))["legend"]]
+    assert signs
+    assert [sign for sign in signs if "next" not in sign[0]] == [
+        (sign["label"], sign["colour"]) for sign in page if (sign["label"], sign["colour"]) in signs
+    ], "the replay draws fewer steps: those have the same signs in the same order"
+
+
+def test_a_fact_that_is_empty_is_not_shown(tmp_path: Path) -> None:
+    path = made_trace.write(tmp_path / "t", made_trace.Run(batches=4))
+    trace = read_trace(path)
+    trace.loaders[1] = {"dataset": "Photos", "dataset_fingerprint": "", "timeout_s": 0, "sampler": None}
+    facts = dict(Read(html(trace)).words["facts"])
+    assert facts["iterator 1"] == "dataset Photos, timeout_s 0"
 
 
 # --- The same facts ---------------------------------------------------------------------------------------------------
@@ -305,7 +342,10 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
     assert root["data-lanes"] == str(len(drawn.lanes))
     assert "data-frame" in root
     fading = int(np.isin(drawn.bars["fate"], FADING).sum())
-    assert (f">{fading} not ended<" in dom) == bool(fading)
+    step = drawn.headline.next_step
+    assert f"<b>next step: </b>{markup.escape(step, quote=False)}</p>" in dom
+    idle = bool(fading)  # the other worker waits for a task: that is no step that did not end
+    assert (f">{fading - idle} not ended<" in dom) == bool(fading)
 
 
 @pytest.mark.live

@@ -20,7 +20,7 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import picture
 from minidl.views.colours import paint
 from minidl.views.picture import timeline
-from minidl.views.scene import Fate, per_pixel, scene_of
+from minidl.views.scene import Fate, legend_of, per_pixel, scene_of
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -46,12 +46,18 @@ def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(tmp_path: P
     for name, run in (("hung", LONG_HANG), ("slow", {"batches": 200, "step": 10_000})):
         figure = timeline(made(tmp_path / name, Run(**run)))
         drawn = scene_of(read_trace(tmp_path / name))
-        ((_, outline),) = artists(figure, "culprit")
-        red = matplotlib.colors.to_hex(outline.get_edgecolor()[0]) == picture.RED  # type: ignore[attr-defined]
-        assert red == (name == "hung")
+        frames = artists(figure, "framed")
+        ((_, arrow),) = artists(figure, "cause")
+        for shape in (arrow, *(outline for _, outline in frames)):
+            red = matplotlib.colors.to_hex(shape.get_edgecolor()) == picture.RED  # type: ignore[attr-defined]
+            assert red == (name == "hung")
+        assert {tuple(key) for key, _ in frames} == set(drawn.framed.rows)  # type: ignore[union-attr]
         assert drawn.headline.sentence in " ".join(texts(figure))
         said[name] = texts(figure)
-    assert "sample 38: did not end, 30.0 s" in said["hung"], "up to the last event, and not to the edge of the picture"
+    assert "sample 38: did not end" in said["hung"], "for how long is said once, in the title"
+    assert "end of the trace, 30.01 s" in said["hung"], "the line before what is not in the trace"
+    assert not any("end of the trace" in text for text in said["slow"])
+    assert "s since the first event" in said["hung"], "the title's unit"
 
 
 def test_a_death_is_marked_on_the_lane_that_died_and_weakly_where_it_was_found(killed: Trace) -> None:
@@ -167,8 +173,8 @@ def test_waits_and_nothing_else_are_hatched(tmp_path: Path) -> None:
 def test_without_its_headline_a_picture_tells_no_verdict(tmp_path: Path) -> None:
     trace = made(tmp_path / "trace", **made_trace.HUNG)
     told, silent = timeline(trace), timeline(trace, headline=False)
-    assert len(artists(told, "culprit")) == 1
-    assert not artists(silent, "culprit")
+    for part in ("framed", "cause"):
+        assert (len(artists(told, part)), len(artists(silent, part))) == (1, 0)
     assert [text.get_text() for text in silent.texts] == [text.get_text() for text in told.texts[-1:]]
     assert {text.get_weight() for text in told.texts} == {"bold", "normal"}
     assert silent.get_figheight() < told.get_figheight()
@@ -180,7 +186,10 @@ def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> N
     labels = [text.get_text() for text in legend.get_texts()]
     looks = [paint(code) for code in sorted(set(scene_of(healthy).bars["code"].tolist()))]
     work = list(dict.fromkeys(look.label for look in looks if not look.soft))
-    assert labels == [*work, "waiting", "numbers: t task, s sample, w worker, e epoch"]
+    drawn = scene_of(healthy)
+    assert labels == [sign.label for sign in legend_of(drawn)]
+    assert labels[: len(work)] == work
+    assert {"epoch, next", "waiting", "numbers: t task, s sample, w worker, e epoch"} < set(labels)
     assert "pin" not in labels
     assert "fetch" in labels
     colour = matplotlib.colors.to_hex(legend.get_patches()[labels.index("fetch")].get_facecolor())

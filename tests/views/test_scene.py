@@ -502,3 +502,79 @@ def test_a_window_without_the_step_that_the_headline_is_about_has_no_culprit(tmp
     assert scene_of(trace).culprit >= 0
     first = float(trace.select("yield")["time"][10] - trace.events["time"][0]) / 1e9
     assert scene_of(trace, until=first).culprit == -1
+
+
+# --- What the headline blames -----------------------------------------------------------------------------------------
+LONG_HANG = made_trace.HUNG | {"poll": 5_000_000_000}
+
+
+def lane_named(drawn: Scene, row: tuple[int, int]) -> tuple[str, int]:
+    return drawn.lanes[row[0]].title, row[1]
+
+
+def test_a_step_that_did_not_end_is_framed_and_the_wait_points_at_it(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path, **LONG_HANG))
+    framed, cause = drawn.framed, drawn.cause
+    assert framed is not None
+    assert cause is not None
+    assert (framed.words, framed.alone) == ("sample 38: did not end", True)
+    assert [lane_named(drawn, row) for row in framed.rows] == [("worker 1", 1)]
+    assert EVENTS[int(drawn.bars["code"][drawn.waiter])].name == "result_get"
+    assert lane_named(drawn, (cause.from_lane, cause.from_row)) == ("loader", 1)
+    assert (cause.to_lane, cause.to_row) == framed.rows[0]
+    (wait,) = (bar for bar in bars_of(drawn, "loader", "result_get") if bar["fate"])
+    assert (cause.begin, cause.end) == (int(wait["begin"]), drawn.last), "both are there, and nothing beyond the end"
+    assert cause.begin < cause.at(drawn.begin, drawn.end) < cause.end
+    assert np.isnan(cause.at(0, cause.begin)), "the window ends before it"
+
+
+def test_a_process_that_stands_still_is_framed_as_a_whole_since_its_last_event(tmp_path: Path) -> None:
+    trace = made(tmp_path, **LONG_HANG | {"stuck": ev.INDEX_GET[0]})
+    drawn = scene_of(trace)
+    framed, cause = drawn.framed, drawn.cause
+    assert framed is not None
+    assert cause is not None
+    assert [lane_named(drawn, row) for row in framed.rows] == [("worker 1", -1)]
+    assert framed.begin == int(trace.events["time"][trace.events["pid"] == 1101].max()) - trace.start
+    assert framed.words.startswith("stopped?")
+    assert not framed.alone, "the bar in it has its own name"
+    assert (cause.to_lane, cause.to_row) == framed.rows[0]
+
+
+def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path, batches=200, step=10_000, workers=3))
+    framed, cause = drawn.framed, drawn.cause
+    assert framed is not None
+    assert cause is not None
+    names = [lane_named(drawn, row)[0] for row in framed.rows]
+    assert names == ["worker 0", "worker 1", "worker 2"]
+    code = int(drawn.bars["code"][framed.bar])
+    like = drawn.bars[drawn.bars["code"] == code]
+    assert (framed.begin, framed.end) == (like["begin"].min(), like["end"].max())
+    assert framed.words.startswith(f"{EVENTS[code].name}: {len(like)} times, each about ")
+    bar = drawn.bars[framed.bar]
+    assert (cause.to_lane, cause.to_row) == (bar["lane"], bar["row"]), "one of them, as an example"
+    assert bar["begin"] <= cause.begin < cause.end <= bar["end"]
+
+
+def test_what_did_not_end_comes_with_what_is_to_blame_first_and_without_idle_workers(tmp_path: Path) -> None:
+    drawn = scene_of(made(tmp_path / "a", **LONG_HANG))
+    names = [EVENTS[int(code)].name for code in drawn.bars["code"][drawn.unended()]]
+    assert names == ["sample", "fetch", "result_get", "next", "epoch"]
+    stopped = scene_of(made(tmp_path / "b", **LONG_HANG | {"stuck": ev.INDEX_GET[0]}))
+    first, *rest = stopped.unended()
+    assert stopped.lanes[stopped.bars["lane"][first]].title == "worker 1"
+    assert ev.INDEX_GET[0] not in stopped.bars["code"][rest], "the other worker is only idle"
+
+
+def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
+    """That of its end: the title, the axis and the words in the frame use it."""
+    short, long = scene_of(made(tmp_path / "a", **made_trace.HUNG)), scene_of(made(tmp_path / "b", **LONG_HANG))
+    assert (short.unit.name, long.unit.name) == ("ms", "s")
+    assert "since 6.2 ms" in short.headline.sentence
+    late = scene_of(
+        made(tmp_path / "c", batches=60, step=1_000_000, cost=lambda t: 2_000_000_000 if t == 9 else 500_000)
+    )
+    assert late.framed is not None
+    assert late.unit.name == "s"
+    assert late.framed.words.endswith(" s")

@@ -54,14 +54,16 @@ recorded
 
 HUNG = """\
 cut: the recording ends after 9 batches, before the run's end (killed, or still
-running); loader (pid 1000) was waiting for task 9 of worker 1 for 6.78 ms
+running); loader (pid 1000) was waiting for task 9 of worker 1 since 6.2 ms
+  next step: if it was killed, nothing here had stopped: find who sent the
+  signal (scheduler, dmesg)
 
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
 consumer             TTTt  TTTt TTTTtTTTt tTt
 loader        ++-0---rr -3-rn -4rrr-- r -8- -10->9>> wait did not end >>>>>>>>>>
 queue feeders   w    w w   ww   w w  ww
-worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> idle did not end >>>>>>>>>
+worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> idle >>>>>>>>>>>>>>>>>>>>>
 feeder 0            p     p    pp   p     p    p
 worker 1        s1SSCC3SSCS5SSSCS7SSCS9>>> sample did not end >>>>>>>>>>>>>>>>>>
 feeder 1             pw   p     p    p
@@ -77,12 +79,11 @@ worker 1      busy 34% (sample 26%, collate 8%, fetch <1%), did not end 62%,
               idle <1%
 feeder 1      busy 2% (pickle 1%, write <1%)
 
-did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
-did not end: loader: wait (task 9, worker 1), since 0.006983000 s
-did not end: loader: next (rcvd_idx 9), since 0.006215000 s
-did not end: worker 0: idle, since 0.006866000 s
 did not end: worker 1: sample (task 9, position 2, index 38), since 0.005006000 s
 did not end: worker 1: fetch (task 9, count 4 samples), since 0.004804000 s
+did not end: loader: wait (task 9, worker 1), since 0.006983000 s
+did not end: loader: next (rcvd_idx 9), since 0.006215000 s
+did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
 
 + start  I sampling  . idle  F fetch  S sample  C collate  P pickle  W write
 - wait  R rebuild  N next  T consumer  > did not end, still waiting

@@ -1,0 +1,445 @@
+"""Questions and checks of 11_transport, its dataset, and transports that have only some ideas of the arena."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import queue
+import random
+import resource
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+import minidl
+from course import place, recorded
+from course.asking import Asked, Choice, Count, question, rows
+from course.checking import Wrong, exercise, whole
+from minidl.analysis.ledger import ledger
+from minidl.transport import arena, arena_queue
+from minidl.transport.arena import FREE, INLINE, KEPT, TAKEN, Arena, slab_storage
+from minidl.transport.arena_queue import ArenaWriter
+
+SIZE = 8
+"""Samples in a batch."""
+
+TIMES = 4
+"""Runs of which the least figure is taken."""
+
+BEGUN = 8
+"""Batches after which a run has made what it uses again."""
+
+
+class Scenes(minidl.Dataset[dict[str, Any]]):
+    """Samples without work: an image of 3 * side * side floats, a mask of side * side, a box of 4, and a label."""
+
+    def __init__(self, size: int, side: int = 128) -> None:
+        self.size = size
+        self.image = torch.arange(3.0 * side * side).reshape(3, side, side)
+        self.mask, self.box = torch.zeros(side, side), torch.zeros(4)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.image, "mask": self.mask, "box": self.box, "label": index}
+
+
+def loader(batches: int, side: int = 128, **options: Any) -> minidl.DataLoader[Any]:
+    """A loader of so many batches of scenes, with one worker."""
+    options = {"num_workers": 1, "multiprocessing_context": "fork"} | options
+    return minidl.DataLoader(Scenes(SIZE * batches, side), batch_size=SIZE, **options)
+
+
+def run(batches: int, keep: Callable[[Any], Any] | None = None, **options: Any) -> tuple[list[Any], minidl.Trace]:
+    """Record an epoch of scenes; what `keep` has kept of each batch, and the trace."""
+    directory, kept = place(options.get("transport", "upstream")), []
+    with minidl.trace(directory), loader(batches, **options) as batches_of:
+        for batch in batches_of:
+            kept.append(None if keep is None else keep(batch))
+            del batch
+    return kept, recorded(directory)
+
+
+def few(trace: minidl.Trace, seconds: float = 0) -> dict[str, float]:
+    """For `timeline`: from the tenth batch on, until the fourteenth, or for so many seconds."""
+    times = trace.to_pandas().time_ns
+    at = [(int(times[row]) - int(times.iloc[0])) / 1e9 for row in rows(trace, "yield")]
+    return {"since": at[9], "until": at[9] + seconds if seconds else at[13]}
+
+
+def statements(module: ModuleType) -> int:
+    """Lines of a module without comments, docstrings and blank lines."""
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return len([line for line in ast.unparse(tree).splitlines() if line.strip()])
+
+
+# --- An arena with some of its ideas ----------------------------------------------------------------------------------
+IDEAS = ("inline leaves", "one slab a batch", "recycling", "no feeder thread")
+
+
+class SomeIdeas(Arena):
+    """A worker's slabs, with only some of the ideas."""
+
+    ideas: Sequence[str] = IDEAS
+    made: torch.Tensor
+    """How many memory files the worker has made: one number, in shared memory."""
+
+    def __init__(self, states: memoryview) -> None:
+        self._mine = threading.local()  # the feeder thread sends one batch while the next one is collated
+        self._lock = threading.Lock()
+        super().__init__(states if "recycling" in self.ideas else states[:0])
+
+    @property
+    def _open(self) -> list[Any]:  # type: ignore[override]
+        return self._mine.__dict__.setdefault("slabs", [])
+
+    @_open.setter
+    def _open(self, slabs: list[Any]) -> None:
+        self._mine.slabs = slabs
+
+    def _room(self, size: int) -> tuple[int, int]:
+        if self._open and "one slab a batch" not in self.ideas:
+            self._open[-1].used = self._open[-1].slab.size  # full
+        return super()._room(size)
+
+    def _take(self, size: int) -> Any:
+        with self._lock:
+            slab = super()._take(size)
+        self.made[0] += not slab.announced
+        return slab
+
+
+class SomeIdeasWriter(ArenaWriter):
+    """A worker's end of the result queue; without "no feeder thread", another thread pickles and writes."""
+
+    arena: type[SomeIdeas]
+
+    def enter_worker(self, *_: Any) -> None:
+        if "inline leaves" not in self.arena.ideas:
+            arena.INLINE = -1  # in this process, the worker
+        super().enter_worker(self.arena)
+        if "no feeder thread" not in self.arena.ideas:
+            self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            threading.Thread(target=self._feed, daemon=True).start()
+
+    def put(self, message: Any) -> None:
+        if "no feeder thread" in self.arena.ideas:
+            super().put(message)
+        else:
+            opened, self._arena._open = self._arena._open, []
+            self._waiting.put((message, opened))
+
+    def _feed(self) -> None:
+        while True:
+            message, self._arena._open = self._waiting.get()
+            super().put(message)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of one transport. made, faults, ms: memory files, page faults of worker and loop, and time for a batch; of so many."""
+
+    name: str
+    made: float
+    faults: float
+    ms: float
+    batches: int
+
+
+def measured(*ideas: str, side: int = 128, batches: int = 48) -> Measured:
+    """Run a loader whose transport has these ideas of the arena."""
+    made = torch.zeros(1, dtype=torch.int64).share_memory_()
+    kind = type("Part", (SomeIdeas,), {"ideas": tuple(ideas), "made": made})
+    writer = type("Writer", (SomeIdeasWriter,), {"arena": kind})
+    with mock.patch.object(arena_queue, "ArenaWriter", writer), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of slabs that are used once, as is asked for here
+        faults, ms = _timed(batches, side, transport="arena")
+    return Measured(
+        f"+ {ideas[-1] if ideas else 'descriptors in the message'}",
+        int(made[0]) / (batches * TIMES + BEGUN),
+        faults,
+        ms,
+        batches,
+    )
+
+
+def upstream(side: int = 128, batches: int = 48) -> Measured:
+    """The same with the faithful transport."""
+    _, trace = run(8, side=side)
+    faults, ms = _timed(batches, side)
+    return Measured("as upstream", tensors(trace), faults, ms, batches)
+
+
+def tensors(trace: minidl.Trace) -> int:
+    """How many memory segments a batch's message names, in a trace of the faithful transport."""
+    return int(trace.to_pandas().tensors[rows(trace, "result_rebuild", "E")[0]])
+
+
+def _timed(batches: int, side: int, **options: Any) -> tuple[float, float]:
+    """Page faults and ms of a batch, once the run has begun: the least of some runs, for the machine may have other work."""
+    runs = [_epoch(batches, side, **options) for _ in range(TIMES)]
+    begun, _ = _epoch(BEGUN, side, **options)
+    return max(0, min(faults for faults, _ in runs) - begun) / (batches - BEGUN), min(ms for _, ms in runs)
+
+
+def _epoch(batches: int, side: int, **options: Any) -> tuple[int, float]:
+    """Page faults of an epoch, and ms of a batch."""
+    before = _faults()
+    with loader(batches, side, **options) as of:
+        iterator = iter(of)
+        next(iterator)
+        begin = time.perf_counter()
+        for _ in iterator:
+            pass
+        ms = (time.perf_counter() - begin) * 1e3 / (batches - 1)
+    return _faults() - before, ms
+
+
+def _faults() -> int:
+    """Page faults of this process, and of its children that have ended."""
+    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(resource.getrusage(each).ru_minflt for each in who)
+
+
+# --- Questions --------------------------------------------------------------------------------------------------------
+@question
+def segments(faithful: minidl.Trace) -> Asked:
+    """One for each tensor."""
+    number = tensors(faithful)
+    return Asked(
+        "The faithful transport. A batch is a dict of images, masks, boxes and labels. How many segments of shared memory does the worker make for it?",
+        Count(number),
+        "Each tensor of the batch has a storage of its own. See 06, section 3.",
+        f"{number}: one for each tensor, also for the {SIZE} labels of 8 bytes. For each: a file in memory, its size, its pages one by one, a descriptor that "
+        "the loader asks for through a socket, a mapping, and in the end the way back.",
+        rows(faithful, "result_rebuild", "E")[0],
+        {1: "Nobody has put the four tensors into one memory.", SIZE: "`default_collate` has stacked the samples: count tensors, not samples."},
+    )  # fmt: skip
+
+
+@question
+def writer(trace: minidl.Trace) -> Asked:
+    """Without a feeder thread."""
+    events = trace.to_pandas()
+    (row, *_) = rows(trace, "result_write", "B")
+    (fetch, *_) = rows(trace, "fetch", "B")
+    main = events.tid[row] == events.tid[fetch]
+    return Asked(
+        'With `transport="arena"`: which thread of the worker writes the message into the pipe, the main thread or a feeder thread?',
+        Choice("the main thread" if main else "a feeder thread", {
+            "the main thread": ("main", "worker's main thread"), "a feeder thread": ("feeder", "the feeder thread"),
+        }),
+        "The message is short: it names a slab. Can writing it take long?",
+        "The main thread, the one that fetches. A feeder thread is for a `put` that must not wait for a slow reader. This message has a few hundred bytes, "
+        "and the socket takes it at once; so nothing is handed from thread to thread, and nobody is woken for it. Only if the socket is full does the worker wait: "
+        "then the loop has more finished batches than it may have.",
+        row,
+    )  # fmt: skip
+
+
+@question
+def copies(faithful: minidl.Trace, slabs: minidl.Trace) -> Asked:
+    """Copies are not what is saved."""
+    a, b = (ledger(trace).copies_per_byte for trace in (faithful, slabs))
+    return Asked(
+        "How many copies fewer does each byte of a batch go through, between the collation and the loop, with slabs? (To the nearest whole number.)",
+        Count(round(a - b)),
+        "Where does `default_collate` stack images in a worker, with either transport?",
+        f"None: the ledger counts {a:.2f} copies of each byte after collation here, and {b:.2f} there. With either, the worker stacks straight into memory that the loop's "
+        "process sees. What differs is what it costs to get such memory.",
+        rows(slabs, "slab_send")[-1],
+        {1: "`default_collate` stacks into shared memory with either."},
+    )  # fmt: skip
+
+
+@question
+def files(step: Measured) -> Asked:
+    """What inline leaves, and one slab for a batch, save."""
+    number, together = round(step.made), step.name.endswith("a batch")
+    return Asked(
+        "Add: all leaves of a batch go into one slab. How many memory files does the worker make for a batch now?" if together else
+        f"Add: a leaf of at most {INLINE} bytes travels in the message itself. How many memory files does the worker still make for a batch?",
+        Count(number),
+        "What is left to be put together?" if together else
+        f"{SIZE} images of 3 * 128 * 128 floats, {SIZE} masks of 128 * 128, {SIZE} boxes of 4 floats, {SIZE} labels. Which of the four tensors is small?",
+        f"{number}: images and masks lie in the same file, one behind the other." if together else
+        f"{number}, for images and masks. The boxes ({SIZE * 16} bytes) and the labels ({SIZE * 8}) are part of the message: a copy of a few bytes is cheaper than "
+        "a file, a descriptor and a mapping.",
+    )  # fmt: skip
+
+
+@question
+def made(step: Measured) -> Asked:
+    """What recycling saves."""
+    few = step.made < 0.5
+    return Asked(
+        "Add: a slab is used again. The loop lets go of each batch before it takes the next one. Does the worker make a few files in an epoch of "
+        f"{step.batches} batches, or one "
+        "for each batch?",
+        Choice("a few" if few else "one for each batch", {
+            "a few": ("few", "some", "hardly any", "3", "4", "5", "6"), "one for each batch": ("one for each", "one each", str(step.batches)),
+        }),
+        "How many batches can be outstanding, and how many does the loop hold?",
+        f"A few: {step.made * step.batches:.0f} here. At most `prefetch_factor` batches are outstanding, and the loop holds one or two; a worker needs no more slabs than that. "
+        "The files of the first batches serve the whole epoch.",
+    )  # fmt: skip
+
+
+@question
+def saver(*steps: Measured) -> Asked:
+    """Which idea saves the page faults."""
+    saved = {after.name.removeprefix("+ "): before.faults - after.faults for before, after in itertools.pairwise(steps)}
+    most = max(saved, key=lambda name: saved[name])
+    first, last = steps[0].faults, steps[-1].faults
+    return Asked(
+        "When a process touches a page of new memory for the first time, the kernel stops it, finds a page, clears it, and maps it: a page fault. A page has 4,096 bytes. "
+        f"A batch here costs {first:.0f} page faults at the beginning, and {last:.0f} with all ideas. Which idea saves most of them?",
+        Choice(most, {
+            "inline leaves": ("inline",), "one slab a batch": ("one slab", "one segment a batch"), "recycling": ("recycled", "recycled slabs", "slabs that are used again"),
+            "no feeder thread": ("no feeder", "feeder"),
+        }),
+        "Images are 75 % of a batch's bytes. Which idea gives them memory that was touched before?",
+        f"Recycling: {saved['recycling']:.0f} of {first - last:.0f}. The slab's pages have been found, cleared and mapped for an earlier batch, in both processes. Putting the "
+        "leaves together saves files, not pages.",
+        slips={"one slab a batch": "One file of 300 pages has as many pages as two of 225 and 75."},
+    )  # fmt: skip
+
+
+@question
+def held(trace: minidl.Trace, batches: int, kept: str) -> Asked:
+    """A slab is in use as long as anything of its batch is."""
+    fresh = new_slabs(trace)
+    each = fresh >= batches
+    return Asked(
+        f"The loop goes through {batches} batches, and keeps {kept} of each in a list. Does the worker make a few slabs, or one for each batch?",
+        Choice("one for each batch" if each else "a few", {
+            "a few": ("few", "some"), "one for each batch": ("one for each", "one each", "20", "all"),
+        }),
+        "What does a view keep alive: its own numbers, or its storage? (06, section 4.)" if each else "Does a copy have anything to do with the slab?",
+        f"One for each batch ({fresh}; the first needed two). A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
+        "batch gets a new one. Nothing is overwritten, but the run is as slow as without recycling: a kept row keeps a whole batch's memory."
+        if each else f"A few: {fresh}. A clone has memory of its own; when the batch is gone, so is all that keeps the slab.",
+        rows(trace, "slab_take")[-1],
+    )  # fmt: skip
+
+
+def new_slabs(trace: minidl.Trace) -> int:
+    """How many slabs were made in the run."""
+    events = trace.to_pandas()
+    return int((events.source[rows(trace, "slab_take")] != "RECYCLED").sum())
+
+
+# --- Exercises --------------------------------------------------------------------------------------------------------
+@exercise
+def layout(function: Callable[[Sequence[int]], Sequence[int | None]]) -> str:
+    """Where leaves of these sizes lie, held against the package's arena."""
+    for sizes in ([4096], [100, 5000], [5000, 100, 70_000], [1024, 1025, 1100, 64, 3000], [2048, 2048, 2048]):
+        part = Arena(memoryview(bytearray(8)))
+        leaves = [torch.zeros(size, dtype=torch.uint8).untyped_storage() for size in sizes]
+        for _ in range(2):  # the second batch finds a slab that has room for all of it
+            wanted = [args[1] if make is slab_storage else None for make, args in map(part.reduce, leaves)]
+            part.seal()
+        given = list(function(list(sizes)))
+        if given == wanted:
+            continue
+        place = next((n for n, (a, b) in enumerate(zip(given, wanted, strict=False)) if a != b), -1)
+        about = f"Leaves of {sizes} bytes lie at {wanted}; yours at {given}."
+        if len(given) != len(wanted):
+            raise Wrong(about, "The step `reduce`: an answer for each leaf, in their order.")
+        if (given[place] is None) != (wanted[place] is None):
+            raise Wrong(
+                about, f"The step `reduce`, leaf {place}: a leaf of at most {INLINE} bytes travels in the message, and takes no room in the slab."
+            )  # fmt: skip
+        ends = [at + size for at, size in zip(given[:place], sizes, strict=False) if at is not None]
+        if any(given[place] < end for end in ends):
+            raise Wrong(
+                about,
+                f"The step `room`, leaf {place}: it lies in the bytes of a leaf before it, and would overwrite them.",
+            )
+        raise Wrong(
+            about, f"The step `room`, leaf {place}: it begins at the first multiple of 64 behind the last leaf. A tensor's numbers must be aligned, and a cache line is 64 "
+            "bytes.",
+        )  # fmt: skip
+    return "The same places as in the package's `Arena.reduce`: small leaves in the message, the others one behind the other, aligned."
+
+
+STATES = {FREE: "FREE", TAKEN: "TAKEN", KEPT: "KEPT"}
+
+
+@exercise
+def take(function: Callable[[Sequence[tuple[int, bool, int]], int], int | None]) -> str:
+    """Which slab may be written, in random states."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        slabs = [
+            (dice.choice([FREE, FREE, TAKEN, KEPT]), dice.random() < 0.4, dice.choice([1, 2, 4]) << 16)
+            for _ in range(dice.randint(0, 4))
+        ]
+        size = dice.choice([1, 2, 4]) << 16
+        given = function(tuple(slabs), size)
+        free = [n for n, (state, visible, has) in enumerate(slabs) if state == FREE and not visible and has >= size]
+        told = "\n".join(
+            f"slab {n}: {STATES[state]}, {has} bytes{', visible in the worker' if visible else ''}"
+            for n, (state, visible, has) in enumerate(slabs)
+        )
+        about = f"A batch of {size} bytes, {len(slabs)} slabs: you take {'a new one' if given is None else f'slab {given}'}."
+        if given is None and free:
+            raise Wrong(
+                about,
+                f"The step `slab_take`: slab {free[0]} is free, large enough, and visible to nobody. A new one would cost its page faults again.",
+                evidence=told,
+            )
+        if given is None or given in free:
+            continue
+        if (
+            not 0
+            <= whole(given, about, "The step `slab_take`: a slab's place in the list, or None for a new one.")
+            < len(slabs)
+        ):
+            raise Wrong(about, "The step `slab_take`: there is no such slab.", evidence=told)
+        state, visible, _ = slabs[given]
+        step = {
+            TAKEN: "The loader has a batch in it, or a message about it is on its way: the batch would change under the loop's hands.",
+            KEPT: "A forked process may see a batch in it, and nobody would ever tell when that has gone.",
+        }.get(
+            state,
+            "The worker's own process still sees the last batch in it: a `collate_fn` may keep one, too."
+            if visible
+            else "The batch has no room in it.",
+        )
+        raise Wrong(about, f"The step `slab_take`: {step}", evidence=told)
+    return "In 300 random states it never takes a slab that somebody may see, and always one that is free. The package's `Arena._take` does the same."
+
+
+@exercise
+def keep(function: Callable[[Any], Any]) -> str:
+    """Keep something of a batch, and let its slab go."""
+    image = Scenes(1).image
+    function(minidl.default_collate([Scenes(1)[0]]))  # an error of it is seen here, outside of a loop
+    kept, trace = run(20, keep=function, transport="arena")
+    if not all(isinstance(one, torch.Tensor) and one.shape == image.shape and torch.equal(one, image) for one in kept):
+        raise Wrong(
+            "Keep the first image of each batch: a tensor of 3 * 128 * 128 floats.",
+            "The step `consumer`: what the loop does with a batch.",
+            trace,
+        )
+    fresh = new_slabs(trace)
+    if fresh >= 20:
+        raise Wrong(
+            f"You have kept 20 images, and the worker has made {fresh} slabs: with each image, the whole batch is kept.",
+            "The step `slab_release`: a slab is free when nothing refers to its batch any more. A slice, a view, an array of NumPy, and what `contiguous` returns of a tensor "
+            "that is contiguous already, all have the storage of the batch.", trace, batches=[0],
+        )  # fmt: skip
+    return f"20 images are kept, and {fresh} slabs were enough for 20 batches."
