@@ -162,7 +162,7 @@ def perfettos_name(colour: str, lightest: bool = False) -> str:
     hue, lightness = hue_and_lightness(rgb(colour))
     lightness = LIGHTEST if lightest else min(LIGHTEST, max(DARKEST, lightness))
     nearest = math.inf
-    for number in range(2000):
+    for number in range(8000):
         turn = abs(_perfettos_hash(word := f"{number} {colour}", 360) - hue)
         apart = min(turn, 360 - turn) + abs(_perfettos_hash(word + "x", 40) + DARKEST - lightness)
         if apart < nearest:
