@@ -104,6 +104,9 @@ SAMPLED: Final = {
 CAUSE: Final = "cause"
 """Category of the flows from work to the wait for it."""
 
+NOTE, DEATH = "headline", "death"
+"""Categories of the notes on the lane that the headline points at, and on that of a process that died."""
+
 _CONSUMES: Final = [code for code, event in EVENTS.items() if event.track is Track.CONSUMER]
 
 Progress = Callable[[int, int], None]
@@ -295,6 +298,7 @@ class Export:
         yield from self._instants()
         for sheets in (
             self._note(),
+            self._deaths(),
             self._last_poll(),
             self._arrivals(),
             self._flows(),
@@ -447,8 +451,16 @@ class Export:
         (pid,), (tid,) = self._where(row)
         at = us(np.array([max(found.focus.begin, found.focus.span) - self.start]))
         args = {"evidence": "; ".join(found.evidence), "next step": found.next_step}
-        event = {"ph": "i", "s": "t", "cat": "headline", "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
+        event = {"ph": "i", "s": "t", "cat": NOTE, "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
         return [Sheet({**event, "args": args}, at)]
+
+    def _deaths(self) -> Iterator[Sheet]:
+        """Yield a note at the last sign of life of each process that was found dead."""
+        for death in self.scene.deaths:
+            bar = self.scene.bars[self.scene.bars["lane"] == death.lane][-1:]
+            (pid,), (tid,) = self._where(self.scene.spans[bar["span"]])
+            event = {"ph": "i", "s": "t", "cat": DEATH, "name": death.words, "pid": pid, "tid": tid, "ts": US}
+            yield Sheet(event, us(np.array([death.time])))
 
     def _last_poll(self) -> Iterator[Sheet]:
         """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""

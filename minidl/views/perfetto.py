@@ -5,8 +5,9 @@ Interface: `write_perfetto(trace, path)` writes the file; `GROUPS` are the track
 Each lane is a track of its own, not a thread: the UI then titles it as it is called, leaves it where the order puts it,
 and folds under it what belongs to it. The outermost track is the headline, and lasts as long as the trace. In it lie
 the lanes by role, or a group for each rank, by number. In a rank the worker that the headline points at comes before
-the other workers. A process has its feeder threads, the depths of its queues, its samples and other recorders' tracks
-folded under its lane. Batches in flight share as many rows as there are at once. An event's values are annotations.
+the other workers. Of several ranks, the lanes after the workers are folded. A process has its feeder threads, the
+depths of its queues, its samples and other recorders' tracks folded under its lane. Batches in flight share as many
+rows as there are at once. An event's values are annotations.
 
 The format is https://perfetto.dev/docs/reference/synthetic-track-event, encoded as
 https://protobuf.dev/programming-guides/encoding.
@@ -29,7 +30,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.files import whole
-from minidl.views.chrome import CAUSE, COUNTERS, SAMPLED, DrawnLane, Export, LaneRole, Progress
+from minidl.views.chrome import CAUSE, COUNTERS, DEATH, NOTE, SAMPLED, DrawnLane, Export, LaneRole, Progress
 from minidl.views.colours import BATCHES, RED, THEMES, paint, perfettos_name
 from minidl.views.scene import ALARMS
 from minidl.views.template import ANY, INT, US, Sheet
@@ -266,8 +267,12 @@ class _File:
         about: dict[str, object] = {f"evidence {n}": text for n, text in enumerate(found.evidence, 1)}
         about |= {"next step": found.next_step} if found.next_step else {}
         about |= {key: value for key, value in export.about().items() if key != "headline" and value}
-        mood = RED if found.kind.wrong else _MOODS.get(found.kind, THEMES["light"]["faint"])
-        body = number_field(9, BEGIN) + number_field(11, int(lane[0])) + bytes_field(23, found.sentence) + _colour(mood)
+        body = (
+            number_field(9, BEGIN)
+            + number_field(11, int(lane[0]))
+            + bytes_field(23, found.sentence)
+            + _colour(self._mood)
+        )
         body += b"".join(self._annotation(key, value) for key, value in about.items())
         self._put_slices(lane * 0, lane * 0 + export.scene.last, lane, [body])
 
@@ -278,7 +283,10 @@ class _File:
 
     def _bodies(self, kind: int, rows: _Filled, lanes: Ints) -> Iterable[bytes]:
         """Return the track events of a kind: type, track, category, name and annotations."""
-        head, tail = number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + _coloured(rows), b""
+        head, tail = (
+            number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + self._coloured(rows),
+            b"",
+        )
         tracks = {lane: number_field(11, lane) for lane in np.unique(lanes).tolist()}
         columns: list[Iterable[bytes]] = [map(tracks.__getitem__, lanes.tolist())]
         if "name" in rows.constants:
@@ -296,6 +304,26 @@ class _File:
             else:
                 columns.append(_encoded(rows[key], self._reader(name)))
         return map(b"".join, zip(repeat(head), *columns, repeat(tail)))
+
+    def _coloured(self, rows: _Filled) -> bytes:
+        """Return the correlation id of a kind of event, of which the UI makes its colour: that of the other views."""
+        category = rows.constants.get("cat")
+        if category in (NOTE, DEATH):
+            return _colour(RED if category == DEATH else self._mood)
+        event = BY_WORD.get(str(rows.constants.get("args.event", "")))
+        if event is None:
+            kind = str(rows["id2.local"][0]).strip('"').rstrip("0123456789") if "id2.local" in rows.keys else ""
+            return _colour(_ASYNC[kind], lightest=True) if kind in _ASYNC else b""
+        if rows.constants["ph"] == "i":
+            return _colour(RED if event.code in ALARMS else THEMES["light"]["faint"])
+        look = paint(event.code) if event.phase is Phase.BEGIN else None
+        return b"" if look is None else _colour(look.colour, lightest=look.waits)
+
+    @property
+    def _mood(self) -> str:
+        """The colour of the headline."""
+        kind = self.export.scene.headline.kind
+        return RED if kind.wrong else _MOODS.get(kind, THEMES["light"]["faint"])
 
     def _reader(self, name: str) -> Callable[[str], bytes]:
         return lambda text: b"" if text == "null" else self._annotation(name, json.loads(text))
@@ -329,18 +357,6 @@ class _File:
                 return b"".join(bytes_field(12, self._value(one)) for one in value)
             case _:
                 return bytes_field(6, str(value))
-
-
-def _coloured(rows: _Filled) -> bytes:
-    """Return the correlation id of a kind of event, of which the UI makes its colour: that of the other views."""
-    event = BY_WORD.get(str(rows.constants.get("args.event", "")))
-    if event is None:
-        kind = str(rows["id2.local"][0]).strip('"').rstrip("0123456789") if "id2.local" in rows.keys else ""
-        return _colour(_ASYNC[kind], lightest=True) if kind in _ASYNC else b""
-    if rows.constants["ph"] == "i":
-        return _colour(RED if event.code in ALARMS else THEMES["light"]["faint"])
-    look = paint(event.code) if event.phase is Phase.BEGIN else None
-    return b"" if look is None else _colour(look.colour, lightest=look.waits)
 
 
 def _colour(colour: str, lightest: bool = False) -> bytes:
@@ -432,6 +448,7 @@ class _Tracks:
         self._processes = {pid: index for index, pid in enumerate(export.pids)}
         self._guests = {pid: title for title, pid in export.attached.processes.items()}
         self._threads = {(pid, tid): title for pid, tid, title in export.attached.threads}
+        self._ranks = len({export.rank(index) for index in range(len(export.pids))})
         spot = export.scene.headline.focus
         self._first = -1 if spot is None else spot.process
         self._numbers: dict[object, int] = {}
@@ -467,6 +484,13 @@ class _Tracks:
         rank = self.export.rank(index)
         return self.root() if rank < 0 else self._track(("rank", rank), self.root(), (-1, rank), f"rank {rank}")
 
+    def _rest(self, index: int) -> int:
+        """Return what the lanes after the workers lie in: of several ranks, a group, so that more ranks can be seen."""
+        if self._ranks < 2:
+            return self._group(index)
+        key, title = ("rest", self.export.rank(index)), "pin thread, device, batches"
+        return self._track(key, self._group(index), (LaneRole.PIN_THREAD,), title)
+
     def _of_process(self, pid: int) -> int:
         """Return the lane of a process; that of a device that only an attachment knows."""
         if pid in self._guests:
@@ -483,7 +507,8 @@ class _Tracks:
         if lane.role is LaneRole.THREAD:
             return self._track((pid, tid), self._of_process(pid), (lane.role, place), lane.name)
         later = lane.role is LaneRole.WORKER and lane.process != self._first
-        return self._track((pid, tid), self._group(lane.process), (lane.role, later, place), self._title(lane))
+        inside = self._group(lane.process) if lane.role <= LaneRole.WORKER else self._rest(lane.process)
+        return self._track((pid, tid), inside, (lane.role, later, place), self._title(lane))
 
     def _title(self, lane: DrawnLane) -> str:
         pid = self.export.trace.processes[lane.process].pid
@@ -491,7 +516,7 @@ class _Tracks:
 
     def row(self, pid: int, title: str, number: int) -> int:
         """Return a row of slices that overlap. The UI stacks rows with one title."""
-        group = self._group(self._processes[pid])
+        group = self._rest(self._processes[pid])
         return self._track(("row", pid, title, number), group, (_ROWS, -("epoch" in title)), title)
 
     def counter(self, pid: int, name: str, unit: str) -> int:
@@ -499,7 +524,7 @@ class _Tracks:
         title, index = f"{name} {unit}".strip(), self._processes[pid]
         parent = self._of_process(pid)
         if self.export.trace.processes[index].worker < 0:
-            parent = self._track(("counters", index), self._group(index), (_COUNTERS, index), "counters")
+            parent = self._track(("counters", index), self._rest(index), (_COUNTERS, index), "counters")
         about = (COUNTERS | SAMPLED).get(title.rpartition(": ")[2], "")
         more = bytes_field(8, bytes_field(6, unit)) + (bytes_field(14, about) if about else b"")
         return self._track(("counter", pid, title), parent, (_COUNTERS, len(self._numbers)), title, more)

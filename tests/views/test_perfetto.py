@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import made_trace
@@ -21,12 +22,13 @@ from minidl.views.chrome import COUNTERS, to_chrome
 from minidl.views.perfetto import number_field, varint, write_perfetto
 
 
-def ranked(path: Path, ranks: int = 11) -> Trace:
-    """A trace of several ranks, as a rank's trace has them after `join`."""
+def ranked(path: Path, ranks: int = 11, then: Sequence[tuple[int, int]] = ()) -> Trace:
+    """A trace of several ranks. then: codes of more events of the loaders, each ns after the first."""
     for rank in range(ranks):
         for role, worker in (("loader", -1), ("worker", 1), ("worker", 0)):
             pid = 100 * (rank + 1) + worker + 1
             events = [{"code": ev.NEXT[0] if worker < 0 else ev.FETCH[0], "time": pid, "task": 0}]
+            events += [{"code": code, "time": pid + after, "task": 0} for code, after in then if worker < 0]
             write_process(path, events, pid=pid, start_ns=pid, role=role, worker=worker, loader=rank + 1, rank=rank)
     return read_trace(path)
 
@@ -164,3 +166,19 @@ def test_progress_reaches_the_end(hung: Trace, tmp_path: Path) -> None:
 def test_a_varint_has_seven_bits_in_a_byte(number: int) -> None:
     assert fields(number_field(5, number)) == {5: [number % 2**64]}
     assert len(varint(number)) == max(1, -(-(number % 2**64).bit_length() // 7))
+
+
+def test_of_several_ranks_the_lanes_after_the_workers_are_folded(tmp_path: Path) -> None:
+    file = PerfettoFile(ranked(tmp_path, 2, then=[(ev.INDEX_PUT, 7), (ev.TASK_ASSIGNED, 8)]), tmp_path)
+    assert file.titles("rank 1")[-1] == "pin thread, device, batches"
+    assert file.titles("pin thread, device, batches") == ["batch in flight", "counters"]
+
+
+def test_a_death_is_a_note_on_the_lane_that_died(tmp_path: Path) -> None:
+    gone = {"code": ev.WORKER_GONE, "worker": 0, "x": 101, "y": -9}
+    write_process(tmp_path, [{"code": ev.FETCH[0], "time": 5, "task": 0}], pid=101, role="worker", worker=0)
+    write_process(tmp_path, [{"code": ev.NEXT[0], "time": 1}, {"time": 90, **gone}], pid=100, role="loader")
+    file = PerfettoFile(read_trace(tmp_path), tmp_path)
+    (death,) = (one for one in file.instants if "last sign of life" in one.name)
+    assert (death.name, file.title(death.track)) == ("killed by SIGKILL; last sign of life", "worker 0, pid 101")
+    assert death.begin == 4
