@@ -5,9 +5,9 @@ Interface: `write_perfetto(trace, path)` writes the file; `GROUPS` are the track
 Each lane is a track of its own, not a thread: the UI then titles it as it is called, leaves it where the order puts it,
 and folds under it what belongs to it. The outermost track is the headline, and lasts as long as the trace. In it lie
 the lanes by role, or a group for each rank, by number. In a rank the worker that the headline points at comes before
-the other workers. Of several ranks, the lanes after the workers are folded. A process has its feeder threads, the
-depths of its queues, its samples and other recorders' tracks folded under its lane. Batches in flight share as many
-rows as there are at once. An event's values are annotations.
+the other workers, and those of its iterator before other iterators'. Of several ranks, the lanes after the workers are
+folded. A process has its feeder threads, the depths of its queues, its samples and other recorders' tracks folded under
+its lane. Batches in flight share as many rows as there are at once. An event's values are annotations.
 
 The format is https://perfetto.dev/docs/reference/synthetic-track-event, encoded as
 https://protobuf.dev/programming-guides/encoding.
@@ -450,7 +450,7 @@ class _Tracks:
         self._threads = {(pid, tid): title for pid, tid, title in export.attached.threads}
         self._ranks = len({export.rank(index) for index in range(len(export.pids))})
         spot = export.scene.headline.focus
-        self._first = -1 if spot is None else spot.process
+        self._first = (-1, -1) if spot is None else (spot.process, spot.loader)
         self._numbers: dict[object, int] = {}
         self._fields: dict[int, bytes] = {}  # of each track's descriptor, but for its place
         self._places: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)  # parent -> child -> place
@@ -484,6 +484,11 @@ class _Tracks:
         rank = self.export.rank(index)
         return self.root() if rank < 0 else self._track(("rank", rank), self.root(), (-1, rank), f"rank {rank}")
 
+    def _comes_later(self, worker: int) -> int:
+        """Return 0 for the worker that the headline points at, 1 for others of its iterator, 2 for the rest."""
+        process, loader = self._first
+        return (worker != process) + (self.export.trace.processes[worker].loader != loader)
+
     def _rest(self, index: int) -> int:
         """Return what the lanes after the workers lie in: of several ranks, a group, so that more ranks can be seen."""
         if self._ranks < 2:
@@ -506,7 +511,7 @@ class _Tracks:
             return self._track((pid, tid), self._of_process(pid), (_GUESTS, tid), title)
         if lane.role is LaneRole.THREAD:
             return self._track((pid, tid), self._of_process(pid), (lane.role, place), lane.name)
-        later = lane.role is LaneRole.WORKER and lane.process != self._first
+        later = self._comes_later(lane.process) if lane.role is LaneRole.WORKER else 0
         inside = self._group(lane.process) if lane.role <= LaneRole.WORKER else self._rest(lane.process)
         return self._track((pid, tid), inside, (lane.role, later, place), self._title(lane))
 

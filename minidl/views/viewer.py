@@ -62,8 +62,8 @@ LAST_WORDS = 3.0
 LONGEST_WINDOW = 2_000_000_000
 """Longest first window, ns: many batches, each still visible."""
 
-LEAST_SHARE = 0.02
-"""Share of the window from which on a wait is selected."""
+LEAST_SHARE = 0.1
+"""Share of the window from which on a wait is selected: the UI then shows five times as much."""
 
 _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".html": "text/html; charset=utf-8",

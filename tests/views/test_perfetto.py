@@ -51,6 +51,15 @@ def test_the_worker_that_the_headline_points_at_comes_first(hung: Trace, tmp_pat
     assert workers == ["worker 1, pid 1101", "worker 0, pid 1100"]
 
 
+def test_the_workers_of_the_headlines_iterator_come_before_others(tmp_path: Path) -> None:
+    long_poll = made_trace.HUNG | {"poll": 5_000_000_000}
+    trace = made(tmp_path / "t", Run(batches=3), Run(**long_poll, loader=2, first_pid=3000))
+    workers = [title for title in PerfettoFile(trace, tmp_path).titles("headline") if title.startswith("worker")]
+    assert [title.split(",")[0] for title in workers] == [
+        f"worker {worker} of iterator {number}" for worker, number in ((1, 2), (0, 2), (0, 1), (1, 1))
+    ]
+
+
 def test_each_rank_is_a_group_and_ranks_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     file = PerfettoFile(ranked(tmp_path), tmp_path)
     assert file.titles("headline") == [f"rank {rank}" for rank in range(11)]
