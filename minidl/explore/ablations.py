@@ -59,7 +59,9 @@ def _without_call(method: str, caller: str) -> Undo:
     plain = getattr(BoundedQueue, method)
 
     def unless(queue: Any, *arguments: Any) -> Any:
-        calling = sys._getframe(1)
+        calling: Any = sys._getframe(1)
+        while calling.f_code.co_name == method:  # of a recorded queue, which passes the call on
+            calling = calling.f_back
         return None if calling.f_code.co_name == caller else plain(queue, *arguments)
 
     return _replaced(BoundedQueue, method, unless)

@@ -110,7 +110,7 @@ def _started(program: str, guard: str, trace: Path | None) -> subprocess.Popen[s
     paths = [str(Path(minidl.__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     if trace is not None:
-        environment["MINIDL_TRACE"] = str(trace)
+        environment |= {"MINIDL_TRACE": str(trace), "MINIDL_HANG_AFTER": "2"}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, program, *([guard] if guard else [])]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True

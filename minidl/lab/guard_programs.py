@@ -461,7 +461,8 @@ def exits_while_a_lock_is_held() -> None:
     keep(iterator)
     next(iterator)
     until_idle(iterator)
-    iterator._index_queues[0]._sem = multiprocessing.Semaphore(0)
+    queue = iterator._index_queues[0]
+    getattr(queue, "inner", queue)._sem = multiprocessing.Semaphore(0)  # "inner": of a recorded queue
     multiprocessing.util.Finalize(None, vars(sys.modules["__main__"]).pop, ["iterator"], exitpriority=-100)
     waits(iterator)
     print("well", flush=True)

@@ -24,6 +24,8 @@ A slab is in use for two processes, and each tells only about itself.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
+6. Slabs are not page-locked. So a copy to a device has read the slab when it returns, also with `non_blocking=True`;
+   with `pin_memory=True` the pin thread has copied the batch before.
 """
 
 from __future__ import annotations
@@ -57,6 +59,12 @@ INLINE = 8192
 
 SMALL = 1 << 15
 """Bytes of such storages in one message; what is beyond goes into a slab."""
+
+SPARE = 2
+"""Free slabs of a worker that keep their memory. Others give it back: the loader holds fewer batches than before."""
+
+_LEFT_OVER = 1 << 20
+"""Bytes that a slab may keep beyond twice what batches need now."""
 
 _ALIGNED = 64
 _ROUNDED = 1 << 16
@@ -139,12 +147,20 @@ class Slab:
             os.close(self.fd)
             raise
         self.announced = False
+        self.touched = 0  # bytes from the beginning on that have memory
         self.inherited = False  # by a process that the worker has forked, which may see what is in it
         self.root: weakref.ref[Any] | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
             os.close(self.fd)
+
+    def give_back(self, size: int) -> None:
+        """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
+        begin = _round_up(size, mmap.PAGESIZE)
+        if begin < self.touched:
+            self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)
+            self.touched = begin
 
     @property
     def visible(self) -> bool:
@@ -193,8 +209,9 @@ class Arena:
         self._slabs: dict[int, Slab] = {}
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
-        self._sent: dict[int, torch.Tensor | None] = {}  # address -> the tensor that its storage was sent with
+        self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
         self._expected = 0  # bytes of the largest batch so far
+        self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
         self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
@@ -224,13 +241,13 @@ class Arena:
         """A tensor that fills its storage, in one step; None if the storage is to be reduced by itself."""
         storage = tensor.untyped_storage()
         size, address = storage.nbytes(), storage.data_ptr()
-        first = self._sent.setdefault(address, tensor)
+        first = self._sent.setdefault(storage._cdata, tensor)  # storages of arrays may begin at one address
         if first is not tensor:
             return None if first is None or _is_lazy(tensor) else reduce_view(tensor, first)
         whole = tensor.nbytes == size > 0 and tensor.is_contiguous() and not storage.is_shared()
         if whole and not _is_lazy(tensor) and (place := self._placed(address, size)) is not None:
             return slab_tensor, (*place, NAMES[tensor.dtype], tensor.numel(), tuple(tensor.shape))
-        self._sent[address] = None
+        self._sent[storage._cdata] = None
         return None
 
     def reduce(self, storage: torch.UntypedStorage) -> Reduced:
@@ -238,7 +255,7 @@ class Arena:
         size, address = storage.nbytes(), storage.data_ptr()
         if size == 0:
             return torch.UntypedStorage, ()
-        first = self._sent.setdefault(address, None)
+        first = self._sent.setdefault(storage._cdata, None)
         if first is not None:
             return storage_of, (first,)
         place = self._placed(address, size)
@@ -313,8 +330,21 @@ class Arena:
         if not self._open:
             return [], small
         opened, self._open = self._open, []
-        self._expected = max(self._expected, sum(_round_up(one.used, _ALIGNED) for one in opened))
+        self._give_back(opened)
         return [one.slab for one in opened], small
+
+    def _give_back(self, opened: list[_Filling]) -> None:
+        """Give memory back that batches need no more: of an unusually large one, and of slabs that stay free."""
+        used = sum(_round_up(one.used, _ALIGNED) for one in opened)
+        self._expected, self._recent = max(self._expected, used), max(self._recent // 2, used)
+        for one in opened:
+            one.slab.touched = max(one.slab.touched, one.used)
+            if one.slab.touched > 2 * self._recent + _LEFT_OVER:
+                one.slab.give_back(self._recent)
+        if len(self._slabs) > SPARE:
+            spare = [n for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
+            if len(spare) > SPARE and not (last := self._slabs[spare[-1]]).visible:
+                last.give_back(0)
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:

@@ -25,7 +25,7 @@ from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
 from minidl.analysis.ledger import ledger
 from minidl.transport import arena, arena_queue
-from minidl.transport.arena import FREE, INLINE, KEPT, TAKEN, Arena, slab_storage
+from minidl.transport.arena import FREE, INLINE, KEPT, TAKEN, Arena
 from minidl.transport.arena_queue import ArenaWriter
 
 SIZE = 8
@@ -110,9 +110,12 @@ class SomeIdeas(Arena):
         self._mine.slabs = slabs
 
     def _room(self, size: int) -> tuple[int, int]:
-        if self._open and "one slab a batch" not in self.ideas:
-            self._open[-1].used = self._open[-1].slab.size  # full
-        return super()._room(size)
+        if "one slab a batch" in self.ideas:
+            return super()._room(size)
+        others, self._open, self._expected = self._open, [], 0
+        super()._room(size)  # takes a slab for these bytes
+        self._open = [*others, *self._open]
+        return len(others), 0
 
     def _take(self, size: int) -> Any:
         with self._lock:
@@ -328,7 +331,7 @@ def held(trace: minidl.Trace, batches: int, kept: str) -> Asked:
             "a few": ("few", "some"), "one for each batch": ("one for each", "one each", "20", "all"),
         }),
         "What does a view keep alive: its own numbers, or its storage? (06, section 4.)" if each else "Does a copy have anything to do with the slab?",
-        f"One for each batch ({fresh}; the first needed two). A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
+        f"One for each batch: {fresh}. A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
         "batch gets a new one. Nothing is overwritten, but the run is as slow as without recycling: a kept row keeps a whole batch's memory."
         if each else f"A few: {fresh}. A clone has memory of its own; when the batch is gone, so is all that keeps the slab.",
         rows(trace, "slab_take")[-1],
@@ -343,15 +346,22 @@ def new_slabs(trace: minidl.Trace) -> int:
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
 @exercise
-def layout(function: Callable[[Sequence[int]], Sequence[int | None]]) -> str:
+def layout(function: Callable[[Sequence[int], int], Sequence[int | None]]) -> str:
     """Where leaves of these sizes lie, held against the package's arena."""
-    for sizes in ([4096], [100, 5000], [5000, 100, 70_000], [1024, 1025, 1100, 64, 3000], [2048, 2048, 2048]):
+    large = INLINE + 1
+    for sizes in (
+        [large],
+        [100, large],
+        [large, 100, 9 * large],
+        [INLINE, large, large + 75, 64, 3 * large],
+        [2 * INLINE] * 3,
+    ):
         part = Arena(memoryview(bytearray(8)))
         leaves = [torch.zeros(size, dtype=torch.uint8).untyped_storage() for size in sizes]
         for _ in range(2):  # the second batch finds a slab that has room for all of it
-            wanted = [args[1] if make is slab_storage else None for make, args in map(part.reduce, leaves)]
+            wanted = [None if place < 0 else begin for _, (place, begin, _) in map(part.reduce, leaves)]
             part.seal()
-        given = list(function(list(sizes)))
+        given = list(function(list(sizes), INLINE))
         if given == wanted:
             continue
         place = next((n for n, (a, b) in enumerate(zip(given, wanted, strict=False)) if a != b), -1)

@@ -46,6 +46,7 @@ class Everything(torch.utils.data.Dataset[Any]):
         small = torch.arange(6.0) + index
         fixed = np.arange(SIZE) + index
         fixed.flags.writeable = False
+        plain = fixed.copy()
         masked = base * (base > 100)
         return {
             "views": [base, base, base[1], base[:, ::3], base.t(), base[:, :1].expand(2, SIZE)],
@@ -65,6 +66,7 @@ class Everything(torch.utils.data.Dataset[Any]):
                 np.ma.masked_array(np.arange(SIZE), mask=False),
                 np.zeros((90, 90)).view(np.matrix),
             ],
+            "of arrays": [torch.from_numpy(one) for one in (plain[:9], plain, plain[:500], plain[9:])],
             "shapes": [np.zeros((0, SIZE)), np.float32(index), np.array(7), np.broadcast_to(np.arange(3), (SIZE, 3))],
             "mapped": [self.mapped, self.mapped[3:9]],
             "values": ["x" * index, b"b" * SIZE, bytearray(b"q" * SIZE), "y" * 40_000, None, {1, 2}, 1.5, range(index)],

@@ -127,6 +127,38 @@ def test_a_slab_that_is_too_small_by_now_is_given_up(pair: Pair) -> None:
     assert len(pair.arena._slabs) == 1
 
 
+def memory_of(pair: Pair) -> list[int]:
+    """Bytes of memory that each of the worker's slabs has."""
+    return [os.fstat(slab.fd).st_blocks * 512 for slab in pair.arena._slabs.values()]
+
+
+def test_a_slab_gives_back_what_an_unusual_batch_has_needed(pair: Pair) -> None:
+    pair.sent(torch.ones(1 << 22))
+    assert memory_of(pair) == [1 << 24]
+    for number in range(6):
+        assert pair.sent(torch.full((1 << 13,), float(number))).eq(number).all()
+    assert sum(memory_of(pair)) <= 1 << 20
+
+
+def test_batches_of_usual_sizes_give_nothing_back(pair: Pair) -> None:
+    """A page that is given back costs a fault when it is written again, as each page of a new segment does."""
+    for size in (300_000, 500_000, 300_000, 300_000, 500_000):
+        pair.sent(torch.ones(size))
+    assert sum(memory_of(pair)) >= 2_000_000
+
+
+def test_slabs_that_a_loader_needs_no_more_give_their_memory_back(pair: Pair) -> None:
+    kept = [pair.sent(torch.ones(1 << 18)) for _ in range(9)]
+    assert sum(memory_of(pair)) == 9 << 20
+    del kept
+    for _ in range(9):
+        assert pair.sent(torch.ones(1 << 18)).eq(1).all()
+    assert sum(memory_of(pair)) == (1 + module.SPARE) << 20
+    again = [pair.sent(torch.full((1 << 18,), float(number))) for number in range(9)]
+    assert [batch.unique().item() for batch in again] == list(range(9))
+    del again
+
+
 def test_small_storages_travel_in_the_message(pair: Pair) -> None:
     batch = {"a": torch.arange(5), "b": torch.zeros(0), "c": torch.ones(INLINE, dtype=torch.uint8)}
     message = pair.pickled(batch)
