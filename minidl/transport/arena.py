@@ -24,6 +24,8 @@ A slab is in use for two processes, and each tells only about itself.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
+6. Slabs are not page-locked. So a copy to a device has read the slab when it returns, also with `non_blocking=True`;
+   with `pin_memory=True` the pin thread has copied the batch before.
 """
 
 from __future__ import annotations
