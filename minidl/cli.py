@@ -294,7 +294,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "keep and convert": (
-        Command(commands.export, "write a trace as JSON for Perfetto or chrome://tracing", f"export {_RUN}",
+        Command(commands.export, "write a trace as JSON (chrome://tracing) or .pftrace (Perfetto)", f"export {_RUN}",
                 (_TRACE, _DATALOADER, _OUTPUT)),
         Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
         Command(

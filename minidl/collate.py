@@ -107,6 +107,10 @@ def new_shared(elem: Tensor, shape: Sequence[int]) -> Tensor:
     return elem.new_empty(0).set_(storage, 0, tuple(shape))  # type: ignore[call-overload, no-any-return]
 
 
+shared_from = 0
+"""Bytes from which a worker collates into shared memory. A transport raises it, if it sends small batches otherwise."""
+
+
 def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Tensor:
     """Stack tensors of shape (...) into (len(batch), ...); in a worker, into shared memory.
 
@@ -119,7 +123,7 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None)
                 f"Batches of {kind} tensors are not currently supported by the default collate_fn; "
                 "please provide a custom collate_fn to handle them appropriately."
             )
-    if worker_info.get_worker_info() is None:
+    if worker_info.get_worker_info() is None or elem.nbytes * len(batch) < shared_from:
         return torch.stack(batch, 0)
     # Room for all elements, not for len(batch) times the first: different shapes then fail as in torch.
     out = new_shared(elem, [sum(tensor.numel() for tensor in batch)]).resize_(len(batch), *elem.size())

@@ -365,9 +365,11 @@ def audit(arguments: Namespace) -> int:
 # --- Keep and convert -------------------------------------------------------------------------------------------------
 def export(arguments: Namespace) -> int:
     from minidl.views.chrome import write_chrome
+    from minidl.views.perfetto import write_perfetto
 
     target = arguments.output or _beside(arguments.trace, ".json")
-    write_chrome(_read(arguments.trace, arguments.dataloader), target, terminal.counting("events written"))
+    write = write_perfetto if target.suffix == ".pftrace" else write_chrome
+    write(_read(arguments.trace, arguments.dataloader), target, terminal.counting("events written"))
     print(target)
     return OK
 

@@ -224,12 +224,15 @@ def _run(program: _Program, arguments: list[str]) -> int:
     main.__loader__ = program.spec.loader if program.spec is not None else None
     main.__package__ = program.spec.parent if program.spec is not None else None
     main.__dict__["__builtins__"] = builtins
-    before = sys.modules["__main__"], sys.argv
-    sys.modules["__main__"], sys.argv = main, [program.name, *arguments]
+    names = "__main__", "__mp_main__"  # the second is what its definitions are called in a spawned worker
+    before = {name: sys.modules[name] for name in names if name in sys.modules}, sys.argv
+    sys.modules.update(dict.fromkeys(names, main))
+    sys.argv = [program.name, *arguments]
     try:
         return _execute(program.code, main)
     finally:
-        sys.modules["__main__"], sys.argv = before
+        sys.modules.update(before[0])
+        sys.argv = before[1]
 
 
 def _execute(code: types.CodeType, main: types.ModuleType) -> int:

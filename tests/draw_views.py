@@ -33,7 +33,7 @@ from minidl.views.viewer import Viewer  # noqa: E402
 
 VIEWS = ("figure", "page", "replay", "perfetto")
 SCREENS = ("1920x1080", "1366x768")
-SETTLED = "return document.body.innerText.includes('minidl')"  # Perfetto shows the link's workspace
+SETTLED = "return document.body.innerText.includes('loader, pid')"  # Perfetto has unfolded the lanes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -54,7 +54,7 @@ ORDER = (
     ("doctor", "examine"),
     (
         "views",
-        "colours layout scene template attached chrome text page picture queries live_page viewer replay_page "
+        "colours layout scene template attached chrome perfetto text page picture queries live_page viewer replay_page "
         "replay_terminal",
     ),
     ("", "merge __init__ run demo"),

@@ -22,7 +22,9 @@ from minidl.check import RULES
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import HEADER_BYTES, RECORD
+from minidl.tracefile.reader import read_trace
 from minidl.views import viewer
+from minidl.views.perfetto import write_perfetto
 
 ROOT = Path(__file__).parent.parent
 
@@ -205,6 +207,14 @@ def test_a_default_path_is_beside_the_trace_and_relative_if_the_traces_is(
 def test_export_writes_json_beside_the_trace(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     assert output(capsys, "export", trace).strip() == str(trace.with_suffix(".json"))
     assert json.loads(trace.with_suffix(".json").read_text())["traceEvents"]
+
+
+def test_export_writes_perfettos_format_to_a_file_of_its_suffix(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    written = tmp_path / "kept.pftrace"
+    assert output(capsys, "export", trace, "-o", written).strip() == str(written)
+    assert written.read_bytes() == write_perfetto(read_trace(trace), tmp_path / "again").read_bytes()
 
 
 @pytest.mark.live

@@ -12,12 +12,15 @@ from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.evidence.model import EvidenceError, RunEvidence
 from minidl.tracefile.reader import Trace
 
+_APART_NS = 3_000_000_000
+"""Between two looks that are compared. The first of all is too early: what stands still now may have moved then."""
+
 _EARLY_NS = 1_000_000_000
 """A look's wait and the trace's may differ by so much: a watchdog reads events once a second."""
 
 
 def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
-    """What a watchdog saw of a wait: the first and the last look at it. Damaged ones are left out."""
+    """What a watchdog saw of a wait: its last look, and the one to compare it with. Damaged ones are left out."""
     until = told.since + int(told.seconds * 1e9) + _EARLY_NS
     found = [one for one in trace.watched.looks if told.since - _EARLY_NS <= one.at <= until]
     found = [one for one in found if one.stall.pid == told.pid] or found
@@ -27,7 +30,10 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
             out.append(one.seen())
         except EvidenceError:
             continue
-    return [*out[:1], *out[1:][-1:]]
+    if not out:
+        return []
+    earlier = [one for one in out if out[-1].moment - one.moment >= _APART_NS] or out[:-1]
+    return [*earlier[-1:], out[-1]]
 
 
 def second_opinion(trace: Trace, told: Told) -> Diagnosis | None:

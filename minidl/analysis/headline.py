@@ -364,11 +364,8 @@ class _Inquiry:
             seconds = (max(looks[-1].at, self.trace.watched.until) - since) / 1e9
             told = Told(hung=seconds * 1e9 >= LONG, since=since, seconds=seconds, pid=pid, tid=pid, own_code=True)
             found = second_opinion(self.trace, told)
-            if (
-                found is not None
-                and found.state is State.HUNG
-                and found.where.get("step") == LoaderStep.EXIT.name.lower()
-            ):
+            exits = found is not None and any(LoaderStep.EXIT.value in link for link in found.chain[:1])
+            if found is not None and found.state is State.HUNG and exits:
                 chain = (*found.chain, *(fact.line() for fact in found.evidence))
                 helps = "; ".join(filter(None, (found.next_step, found.fix)))
                 head = f"hung for {self.unit.of(seconds * 1e9)}, since {self._at(since)}"
@@ -512,6 +509,11 @@ class _Inquiry:
         process = self._process_of(loader, worker, pid)
         of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
         step = self._step_at(process, self.until[process])
+        if step is not None and int(step["tid"]) != pid:  # its feeder thread sends, and its main thread is at work
+            spans = self.spans
+            own = spans[(spans["process"] == process) & (spans["end"] < 0) & (spans["tid"] == pid)]
+            own = own[np.isin(own["code"], [ev.SAMPLE[0], ev.FETCH[0], ev.COLLATE[0]])]
+            step = own[-1] if len(own) else step
         last = self.until[process]
         what = f"{of}worker {worker} (pid {pid}), last seen at {self._at(last)}, {_exit(code)}"
         if step is not None:

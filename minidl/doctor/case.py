@@ -97,9 +97,9 @@ class RunFacts:
     @cached_property
     def loops(self) -> list[LoopThread]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
-        out, homes = [], {self.processes[pid].ppid for pid in self.workers}
+        out, homes = [], {self._home_of(pid) for pid in self.workers}
         for process in self.now.processes:
-            if process.pid in self.workers or self._below_worker(process) or process.ended:
+            if process.pid in self.workers or self._below_worker(process) or process.ended or _is_server(process):
                 continue
             mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
             inside = [one for one in mine if self._at_home(one)]
@@ -158,7 +158,7 @@ class RunFacts:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
         parent = self.processes[worker].ppid
         server = self.processes.get(parent)
-        if server is not None and any("forkserver" in word for word in server.command):
+        if server is not None and _is_server(server):
             return server.ppid
         return parent
 
@@ -242,6 +242,12 @@ class RunFacts:
     def apart(self) -> float:
         """Seconds between the first look and the last."""
         return (self.now.moment - self.looks[0].moment) / 1e9 + self.now.interval
+
+
+def _is_server(process: SeenProcess) -> bool:
+    """Whether it is the fork server of multiprocessing, which starts workers and waits for none; no child of it is."""
+    code = " ".join(process.command)
+    return "multiprocessing.forkserver" in code and not is_worker(process)
 
 
 def _polls(thread: SeenThread) -> bool:

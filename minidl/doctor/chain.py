@@ -94,6 +94,8 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         number = _awaited(case, link)
         pid = case.workers_of(link.pid).get(number, 0)
         slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
+        if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
+            slow = [worker for worker in case.workers_of(link.pid).values() if _works(case, worker)]
         chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
@@ -105,10 +107,13 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     ):  # fmt: skip
         if found:
             return found, False
+    if any(frame.function.rpartition(".")[2] == "_run_once" for frame in link.place.inside[:3]):
+        return [], False  # an event loop: its selector's own descriptors are no wait for anybody
     if link.wait.kind in TWO_ENDS:
         return _at_the_other_end(case, link, links), False
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    only = len({pid for pid, _, _ in holders}) == 1 and link.wait.kind is not Blocked.FILE_LOCK
+    shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # who shares one need not hold it
+    only = len({pid for pid, _, _ in holders}) == 1 and not shared
     if link.wait.certain or only:
         return holders[:1], False
     return [], False
@@ -128,7 +133,11 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if theirs.about == BACKLOG and any(pid == one.pid for one in links):
+    kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
+        theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
+        for one in case.processes[link.pid].descriptors
+    )
+    if (theirs.about == BACKLOG or kept) and any(pid == one.pid for one in links):
         return []
     for thread in process.threads:
         fds = thread.syscall.fds if thread.syscall is not None else ()
@@ -233,6 +242,11 @@ def _pin_thread(case: RunFacts, pid: int) -> int | None:
             if not polls and not (wait is not None and wait.kind is Blocked.MOVES):
                 return thread.tid
     return None
+
+
+def _works(case: RunFacts, pid: int) -> bool:
+    wait = case.wait(pid, pid)
+    return wait is not None and wait.kind in (Blocked.COMPUTES, Blocked.READY)
 
 
 def _cannot_answer(case: RunFacts, pid: int) -> bool:

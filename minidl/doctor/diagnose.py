@@ -104,7 +104,11 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
         return State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
-    if asked or _will_be_ended(case, chain):
+    if asked or found.helped or _will_be_ended(case, chain):
+        return State.MAYBE_HUNG
+    if told is not None and told.hung and chain.end.wait.kind is Blocked.MOVES:
+        return State.MAYBE_HUNG
+    if chain.missing and case.apart < LONG:  # it may just have been sent
         return State.MAYBE_HUNG
     if told is not None and told.hung:
         return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
@@ -142,8 +146,10 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
     own = told.own_code
     if _computes(chain):
         return own or not told.past or told.seconds < max(PATIENCE, ENDLESS_WORK * told.past)
+    if own and found.cause is HangCause.UNKNOWN:
+        return True
     if chain.end.wait.kind is Blocked.SLEEPS:
-        return own and not _is_endless(case, chain.end)
+        return (own or not told.past) and not _is_endless(case, chain.end)
     return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,17 +46,24 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diag
     return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
 
 
-def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float) -> Diagnosis:
-    """Look at a process and its children, once or twice."""
+def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float, others: Sequence[int] = ()) -> Diagnosis:
+    """Look at a process, its children and some others: once, twice, or three times.
+
+    What moved between the first two looks may stand still since: a worker that starts hangs at the end of its start.
+    """
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
-    looks: list[RunEvidence] = [collect(pid, interval=INTERVAL, py_spy=py_spy)]
+    looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
     found = diagnose(looks, _until(told, looks[-1].moment))
     if found.state is State.HUNG or not seconds:
         return found
-    time.sleep(seconds)
-    looks.append(collect(pid, interval=INTERVAL, py_spy=py_spy))
-    return diagnose(looks, _until(told, looks[-1].moment))
+    for _ in range(2):
+        time.sleep(seconds)
+        looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
+        found = diagnose(looks[-2:], _until(told, looks[-1].moment))
+        if found.state is not State.MOVES:
+            break
+    return found
 
 
 def _until(told: Told | None, moment: int) -> Told | None:
@@ -75,8 +83,10 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     if running and found.kind not in (What.DIED, What.ERROR):
         told = found.told or Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
         pid = told.pid if told.pid in running else running[0]
-        now = look_at(pid, told, py_spy=py_spy, seconds=seconds)
-        if not ended or now.state is State.HUNG:  # of a program that goes on after its trace, the trace is asked for
+        others = [one for one in running if one != pid]
+        now = look_at(pid, told, py_spy=py_spy, seconds=seconds, others=others)
+        blocked = now.state is State.HUNG or (now.state is State.MAYBE_HUNG and now.cause is not HangCause.COMPUTING)
+        if not ended or blocked:  # of a program that goes on after its trace, the trace is asked for
             return now
     diagnosis = found.diagnosis or of_headline(found, trace)
     return replace(diagnosis, evidence=(*diagnosis.evidence, *_broken_rules(trace, found)))

@@ -24,10 +24,16 @@ from minidl.evidence.model import Frame
 SOON: Final = 5.0
 """Seconds: a sleep that ends within them is no hang."""
 
+NAP: Final = 60.0
+"""Seconds: who sleeps for less may still answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rule found. what: for the sentence, after the name and the place of the chain's end."""
+    """What a rule found. what: for the sentence, after the name and the place of the chain's end.
+
+    moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
+    """
 
     cause: HangCause
     what: str
@@ -36,6 +42,7 @@ class Judgement:
     also: tuple[str, ...] = ()
     fix: str = ""
     moves: bool = False
+    helped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +347,7 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
             cause, f"waits in {waiting}", Sure.POSSIBLE,
             (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
             ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
+            helped=any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
     also = ("a signal handler is to end it",)
     fork = case.forked(end.pid)
@@ -393,6 +401,7 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
             (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
             ("one of these threads holds it", "it holds it itself"),
             "see which of them is inside of the lock; hold it for as short as possible",
+            helped=any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
     alone = EvidenceLine(
         "no other thread of its process runs the program's code, so none can release it", f"threads of {end.pid}"
@@ -465,6 +474,7 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
             Sure.POSSIBLE if could else Sure.LIKELY, tuple(facts),
             () if event else ("the notify came before the wait",),
             "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
+            helped=any(_at_work(case, pid, pid) for pid in could),
         )  # fmt: skip
     if could:
         facts += [
@@ -475,7 +485,7 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
             HangCause.SEMAPHORE,
             f"waits for a lock of several processes; {listed([case.name(p) for p in could])} may hold it",
             Sure.POSSIBLE, tuple(facts), ("a permit was never given back",),
-            "see whether that process is inside of the lock",
+            "see whether that process is inside of the lock", helped=any(_at_work(case, pid, pid) for pid in could),
         )  # fmt: skip
     unseen = [pid for pid in sharers if not case.place(pid, pid).seen]
     if unseen:
@@ -493,6 +503,15 @@ def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
         ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
     )  # fmt: skip
+
+
+def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
+    """Whether a thread gets on: it computes, runs now and then, or sleeps for a while."""
+    wait, thread = case.wait(pid, tid), case.thread(pid, tid)
+    if wait is None or thread is None:
+        return False
+    naps = wait.kind is Blocked.SLEEPS and thread.syscall is not None and 0 <= thread.syscall.timeout < NAP
+    return naps or wait.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
 
 
 def _who_could(case: RunFacts, pids: list[int]) -> str:
@@ -590,10 +609,33 @@ def _fifo(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
+    """An event loop of asyncio's that has nothing to run: which coroutine waits for what, no stack tells."""
+    end = chain.end
+    names = [f.function.rpartition(".")[2] for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
+    if "_run_once" not in names:
+        return None
+    frame = end.place.users
+    asked = f" that {frame.function} runs" if frame is not None else ""
+    return Judgement(
+        HangCause.NOBODY, f"waits in the event loop of asyncio{asked}, which has nothing to run", Sure.POSSIBLE,
+        (EvidenceLine(end.wait.words, _call(case, end)),),
+        ("a coroutine waits for the network, or for what nobody sets",),
+        "print asyncio.all_tasks() from a signal handler (faulthandler can't); give awaits a timeout",
+        moves=end.pid not in case.workers,
+    )  # fmt: skip
+
+
 def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.SOCKET:
         return None
+    if _calls_accept(case, end):
+        return Judgement(
+            HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
+            (EvidenceLine(end.wait.words, _call(case, end)),), ("no client comes, and none is meant to",),
+            "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
+        )  # fmt: skip
     who = listed([case.name(one.pid) for one in end.wait.holders])
     own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
     other = "which it has itself" if own else (who or "a server that is not among these processes")
@@ -602,7 +644,8 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.SOCKET, f"is {end.wait.words}; the other end: {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
-        "give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
+        helped=any(_at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
+        fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
     )  # fmt: skip
 
 
@@ -621,6 +664,11 @@ def _debugger(case: RunFacts, chain: Chain) -> Judgement | None:
         (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
         fix="answer it, or remove the breakpoint",
     )  # fmt: skip
+
+
+def _calls_accept(case: RunFacts, link: Link) -> bool:
+    thread = case.thread(link.pid, link.tid)
+    return thread is not None and thread.syscall is not None and thread.syscall.name.startswith("accept")
 
 
 def _terminal(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -709,6 +757,7 @@ RULES: Final = (
     CauseRule(_keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
     CauseRule(_cycle, "each waits for the next", "one link of the circle has a timeout"),
     CauseRule(_file_lock, "a file lock is held", "the lock is free in /proc/locks"),
+    CauseRule(_event_loop, "an event loop has nothing to run", "it runs no event loop"),
     CauseRule(_mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
     CauseRule(_debugger, "a debugger waits for its user", "it has no debugger's frame"),
     CauseRule(_child, "a child does not end", "the child has ended"),

@@ -24,11 +24,12 @@ A slab is in use for two processes, and each tells only about itself.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
+6. Slabs are not page-locked. So a copy to a device has read the slab when it returns, also with `non_blocking=True`;
+   with `pin_memory=True` the pin thread has copied the batch before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import itertools
@@ -36,7 +37,6 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import Any
@@ -217,6 +217,7 @@ class Arena:
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
+        self.inline = INLINE
         self._expected = 0  # bytes of the largest batch so far
         self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
@@ -235,7 +236,7 @@ class Arena:
         """
         if threading.get_ident() != self._thread:
             return None
-        if size <= INLINE:
+        if size <= self.inline:
             return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
         try:
             number, begin = self._room(size)
@@ -280,7 +281,7 @@ class Arena:
         if number >= 0:
             return number, address - self._open[number].address
         begin = _round_up(len(self._small), _ALIGNED)
-        if size <= INLINE and begin + size <= SMALL:
+        if size <= self.inline and begin + size <= SMALL:
             self._small += bytes(begin - len(self._small))
             self._small += ctypes.string_at(address, size)
             return -1, begin
@@ -297,7 +298,7 @@ class Arena:
 
         None also for another byte order, which pickle turns into this machine's.
         """
-        if array.nbytes <= INLINE or array.dtype.hasobject or not array.dtype.isnative:
+        if array.nbytes <= self.inline or array.dtype.hasobject or not array.dtype.isnative:
             return None
         try:
             number, begin = self._room(array.nbytes)
@@ -474,14 +475,18 @@ def _let_queues_copy() -> None:
 _reading = threading.local()
 
 
-@contextlib.contextmanager
-def reading(roots: list[Any]) -> Iterator[None]:
+class reading:  # noqa: N801  # entered for each batch: contextlib's way costs a µs
     """In this thread and block, the functions below find these slabs, and the small storages at the end."""
-    _reading.roots = roots
-    try:
-        yield
-    finally:
+
+    def __init__(self, roots: list[Any]) -> None:
+        self._roots = roots
+
+    def __enter__(self) -> None:
+        _reading.roots = self._roots
+
+    def __exit__(self, *error: object) -> None:
         _reading.roots = None
+        self._roots = []
 
 
 def _root_of(number: int) -> Any:

@@ -12,7 +12,6 @@ import array
 import contextlib
 import errno
 import os
-import pickle
 import queue
 import select
 import socket
@@ -25,9 +24,10 @@ from typing import Any
 import torch
 import torch._utils
 
+from minidl import collate
 from minidl.live_repr import LiveRepr, counted
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
-from minidl.transport.message import Envelope, dumps
+from minidl.transport.message import packed, unpacked
 from minidl.transport.packets import Readable, socket_pair
 from minidl.transport.tensors import filling
 
@@ -77,6 +77,7 @@ class ArenaWriter(LiveRepr):
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
             return make(size, device=device) if made is None else made
 
+        collate.shared_from = arena.inline + 1
         make: Callable[..., Any] = torch.UntypedStorage._new_shared
         torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[assignment]
 
@@ -86,7 +87,7 @@ class ArenaWriter(LiveRepr):
         assert arena is not None, "enter_worker() comes first"
         try:
             with filling(arena):
-                data = _pickled(message)
+                data = packed(message)
         except Exception as error:  # of torch's loader: an Envelope does not fail
             self._on_queue_feeder_error(error, message)
             return
@@ -144,17 +145,6 @@ class ArenaWriter(LiveRepr):
     def close(self) -> None:
         """Close the worker's end."""
         self._socket.close()
-
-
-def _pickled(message: Any) -> bytes:
-    """An Envelope is pickled as what it becomes, which has no tensors: those are in its payload, pickled already."""
-    if isinstance(message, Envelope):
-        return pickle.dumps(message.__reduce__(), pickle.HIGHEST_PROTOCOL)
-    return dumps((_itself, (message,)))[0]
-
-
-def _itself(message: Any) -> Any:
-    return message
 
 
 def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
@@ -230,7 +220,7 @@ class ArenaQueue(LiveRepr):
 
     def put(self, message: Any) -> None:
         """Let the reader get this message of the loader itself. If the socket is full, other messages wake it."""
-        data = _HEAD.pack(0, 0, -1, 0, 0) + pickle.dumps((_itself, (message,)))
+        data = _HEAD.pack(0, 0, -1, 0, 0) + packed(message)
         with contextlib.suppress(BlockingIOError):
             self._sender.send(data, socket.MSG_DONTWAIT)
 
@@ -256,11 +246,10 @@ class ArenaQueue(LiveRepr):
         if place >= 0:
             if isinstance(roots[place], OSError):
                 raise roots[place]
-            data = memoryview(roots[place])[offset : offset + int.from_bytes(data, "big")]
+            data = memoryview(roots[place]).cast("B")[offset : offset + int.from_bytes(data, "big")]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
-            function, arguments = pickle.loads(data)
-            return function(*arguments)
+            return unpacked(data)
 
     def _roots(self, packet: memoryview, worker_id: int, count: int) -> list[Any]:
         """A root for each slab of a packet, or the error for which there is none; maps those that are new."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import pickle
 import queue
 import select
 import socket
@@ -24,7 +23,7 @@ from typing import Any
 
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
-from minidl.transport.message import dumps
+from minidl.transport.message import packed, unpacked
 from minidl.transport.queues import NoThreadError
 
 PACKET = 1 << 15
@@ -36,8 +35,11 @@ _WHOLE, _PART = b"\0", b"\1"
 _STEP = 0.1
 """Seconds after which a thread that waits for room looks whether the queue is closed."""
 
-_SOON = 50e-6
-"""Seconds for which a reader looks again and again before it sleeps: to be woken costs both sides more than that."""
+_SOON = 30e-6
+"""Seconds for which a reader looks again and again before it sleeps: to be woken costs both sides as much."""
+
+_FEWEST, _MOST = 1, 64
+"""Waits in which a reader sleeps at once, after it has looked in vain."""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -48,14 +50,15 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 class Readable:
     """Waits until a socket has something to read.
 
-    It looks a few times before it sleeps, but only as long as messages come that soon: a reader whose messages take
-    longer sleeps at once.
+    It looks for a short time before it sleeps. Where that is in vain, because messages take longer or other processes
+    need the cores, it does so more and more rarely.
     """
 
     def __init__(self, receiver: socket.socket) -> None:
         self._poll = select.poll()
         self._poll.register(receiver, select.POLLIN)
-        self._soon = True
+        self._rests = 0  # waits that are left in which it sleeps at once
+        self._rest = _FEWEST
 
     @signal_handling.wait
     def wait(self, seconds: float | None) -> bool:
@@ -65,15 +68,16 @@ class Readable:
         look = self._poll.poll
         if look(0):
             return True
-        began = time.perf_counter()
-        if self._soon and seconds != 0:
-            while time.perf_counter() - began < _SOON:
-                os.sched_yield()
+        if self._rests:
+            self._rests -= 1
+        elif seconds != 0:
+            end = time.perf_counter() + _SOON
+            while time.perf_counter() < end:
                 if look(0):
+                    self._rest = max(_FEWEST, self._rest // 2)
                     return True
-        came = bool(look(None if seconds is None else seconds * 1e3))
-        self._soon = time.perf_counter() - began < 2 * _SOON
-        return came
+            self._rests = self._rest = min(_MOST, 4 * self._rest)
+        return bool(look(None if seconds is None else seconds * 1e3))
 
 
 _queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
@@ -125,7 +129,7 @@ class TaskQueue(LiveRepr):
         """Pickle and write a message. Raises NoThreadError if it can't be written yet, and no thread can be started."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        self._send_bytes(dumps(message)[0])
+        self._send_bytes(packed(message))
 
     def _send_bytes(self, data: bytes) -> None:
         last = (len(data) - 1) // PACKET * PACKET
@@ -202,6 +206,6 @@ class TaskQueue(LiveRepr):
             self._parts.append(packet[1:])
             if packet[:1] == _WHOLE:
                 data, self._parts = b"".join(self._parts), []
-                return pickle.loads(data)
+                return unpacked(memoryview(data))
             seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
         raise queue.Empty

@@ -62,19 +62,18 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
-                return self._reduce_in_arena(obj) or reduce_tensor(obj)
+                arena = getattr(_filling, "arena", None)
+                return reduce_tensor(obj) if arena is None else self._reduce_in_arena(obj, arena)
         if kind is np.ndarray:
             return self.reduce_array(obj)
         return NotImplemented
 
-    def _reduce_in_arena(self, tensor: torch.Tensor) -> Reduced | None:
-        arena = getattr(_filling, "arena", None)
-        if arena is None:
-            return None
+    def _reduce_in_arena(self, tensor: torch.Tensor, arena: Any) -> Reduced:
         reduced: Reduced | None = arena.reduce_tensor(tensor)
         if reduced is None:
             _share_if_small_part(tensor, arena)
-        elif reduced[0] is not view_of:
+            return reduce_tensor(tensor)
+        if reduced[0] is not view_of:
             self.shared_bytes += tensor.nbytes
         return reduced
 
@@ -109,13 +108,16 @@ class TensorPickler(pickle.Pickler):
 _filling = threading.local()
 
 
-@contextlib.contextmanager
-def filling(arena: Any) -> Iterator[None]:
+class filling:  # noqa: N801  # entered for each batch: contextlib's way costs a µs
     """In this thread and block, storages that are not in shared memory are put into slabs (see `arena.Arena`)."""
-    _filling.arena = arena
-    try:
-        yield
-    finally:
+
+    def __init__(self, arena: Any) -> None:
+        self._arena = arena
+
+    def __enter__(self) -> None:
+        _filling.arena = self._arena
+
+    def __exit__(self, *error: object) -> None:
         _filling.arena = None
 
 

@@ -1,6 +1,6 @@
 """The records of other recorders (`Trace.attachments`), on tracks of their own in the Chrome document.
 
-Interface: `Attached(trace, pids, start)`: `processes` and `threads` that its tracks belong to, `lines()` with slices,
+Interface: `Attached(trace, pids, start)`: `processes` and `threads` that its tracks belong to, `sheets()` with slices,
 arrows and instants, `problems` in words. A track of a process that the trace knows is drawn in that process.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, Name, Slices, SliceTrack, places
 from minidl.tracefile.spans import stack
-from minidl.views.template import ANY, AT, US, compact, filled, us
+from minidl.views.template import ANY, AT, INT, US, Sheet, compact, us
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -63,7 +63,7 @@ class Attached:
         self.problems = [problem for one in trace.attachments for problem in one.problems]
         self._drawn = [self._draw(kind, slices, homes[kind]) for kind, slices in joined.items()]
 
-    def lines(self) -> Iterator[str]:
+    def sheets(self) -> Iterator[Sheet]:
         """Yield the slices, their arrows, and an instant at the end of an incomplete attachment."""
         for drawn in self._drawn:
             yield from self._slices(drawn)
@@ -104,7 +104,7 @@ class Attached:
         what = "" if track.group else f"{_WORDS.get(kind, (kind, ''))[0]}: "
         return f"{what}{known or track.title}{f' ({row + 1})' if row else ''}"
 
-    def _slices(self, drawn: _Drawn) -> Iterator[str]:
+    def _slices(self, drawn: _Drawn) -> Iterator[Sheet]:
         about = _WORDS.get(drawn.kind, ("", "about"))[1]
         slices = drawn.slices
         names = [compact(name.name) for name in slices.names]
@@ -117,19 +117,25 @@ class Attached:
         columns = [[names[n] for n in which], drawn.pids.tolist(), drawn.tids.tolist()]
         times = [*us(drawn.begin), *us(drawn.end - drawn.begin)]
         event = {"ph": "X", "name": ANY, "cat": drawn.kind, **AT, "dur": US, "args": ANY}
-        yield from filled(event, *columns, *times, args)
+        yield Sheet(event, [*columns, *times, args])
 
-    def _arrows(self, drawn: _Drawn) -> Iterator[str]:
+    def _arrows(self, drawn: _Drawn) -> Iterator[Sheet]:
         """Yield arrows from a request to what it requested, as from a launch to its kernel."""
         place = {row: n for n, row in enumerate(drawn.rows.tolist())} if drawn.slices.arrows else {}
-        for number, ends in enumerate(drawn.slices.arrows):
-            if ends[0] in place and ends[1] in place:
-                for phase, n in zip("sf", (place[ends[0]], place[ends[1]]), strict=True):
-                    at = {"pid": int(drawn.pids[n]), "tid": int(drawn.tids[n]), "ts": int(drawn.begin[n]) / 1000}
-                    what = {"ph": phase, "bp": "e", "cat": drawn.kind, "name": "launch", "id": ATTACHED_IDS + number}
-                    yield compact({**what, **at})
+        known = [
+            (number, place[one], place[other])
+            for number, (one, other) in enumerate(drawn.slices.arrows)
+            if one in place and other in place
+        ]
+        if not known:
+            return
+        numbers = np.array(known, np.int64)
+        rows, ids = numbers[:, 1:].reshape(-1), ATTACHED_IDS + np.repeat(numbers[:, 0], 2)
+        event = {"ph": ANY, "bp": "e", "cat": drawn.kind, "name": "launch", "id": INT, **AT}
+        at = [column[rows].tolist() for column in (drawn.pids, drawn.tids)]
+        yield Sheet(event, [['"s"', '"f"'] * len(known), ids.tolist(), *at, *us(drawn.begin[rows])])
 
-    def _ends(self) -> Iterator[str]:
+    def _ends(self) -> Iterator[Sheet]:
         """Yield an instant after the last slice of each incomplete attachment."""
         for one in self.trace.attachments:
             rows = one.slices.rows
@@ -139,9 +145,9 @@ class Attached:
             track = one.slices.tracks[int(rows["track"][last])]
             tid = self._tids.get((one.kind, track, 0))
             if tid is not None:
-                at = {"pid": self._pid(one.kind, track), "tid": tid, "ts": int(rows["end"][last] - self.start) / 1000}
-                what = {"ph": "i", "s": "t", "name": f"{one.kind} lost", "cat": one.kind}
-                yield compact({**what, **at, "args": {"lacks": one.problems}})
+                at = {"pid": self._pid(one.kind, track), "tid": tid, "ts": US, "args": {"lacks": one.problems}}
+                event = {"ph": "i", "s": "t", "name": f"{one.kind} lost", "cat": one.kind, **at}
+                yield Sheet(event, us(rows["end"][[last]] - self.start))
 
 
 def _joined(parts: list[Attachment]) -> Slices:

@@ -1,7 +1,8 @@
 """A trace as Chrome trace JSON, the format of the Perfetto UI, chrome://tracing and viztracer's --combine.
 
-Interface: `write_chrome(trace, path)` streams the document to a file; `to_chrome(trace)` returns it as a dict;
-`Export` does both, and lists the lanes as the Perfetto UI titles them, in the order of their roles.
+Interface: `write_chrome(trace, path)` streams the document to a file; `to_chrome(trace)` returns it as a dict. `Export`
+is what is drawn: `lanes` in the order of their roles, and `groups` of sheets. `perfetto` writes the same in the
+Perfetto UI's own format.
 
 A span with an end is an X slice with the caption of every view: "fetch 4", "wait for task 9". A span without one is a B
 without E, which fades to the right in the UI. An instant is an i, but `index_put` and `yield` are slices of at most
@@ -17,9 +18,10 @@ Times are microseconds since the first event, exact to the nanosecond. The UI pi
 
 from __future__ import annotations
 
+import enum
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
@@ -46,6 +48,7 @@ from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached
 from minidl.views.colours import paint
+from minidl.views.layout import LaneKind
 from minidl.views.scene import (
     AT_END,
     FATES,
@@ -57,7 +60,7 @@ from minidl.views.scene import (
     scene_of,
     simulated_column,
 )
-from minidl.views.template import ANY, AT, INT, US, compact, filled, us
+from minidl.views.template import ANY, AT, INT, US, Sheet, compact, us
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from minidl.tracefile.process import Process
     from minidl.tracefile.reader import Trace
 
-Lines = Iterable[str]
+Sheets = Iterable[Sheet]
 
 ANCHOR_NS: Final = 2_000
 """Longest slice that an instant is drawn as for arrows to start from; shorter if the thread's next event is near."""
@@ -98,6 +101,12 @@ SAMPLED: Final = {
 }
 """Each counter that a watchdog has sampled."""
 
+CAUSE: Final = "cause"
+"""Category of the flows from work to the wait for it."""
+
+NOTE, DEATH = "headline", "death"
+"""Categories of the notes on the lane that the headline points at, and on that of a process that died."""
+
 _CONSUMES: Final = [code for code, event in EVENTS.items() if event.track is Track.CONSUMER]
 
 Progress = Callable[[int, int], None]
@@ -121,13 +130,24 @@ def write_chrome(trace: Trace, path: str | PathLike[str], progress: Progress | N
     return Export(trace).write(path, progress)
 
 
-class _Lane(NamedTuple):
-    """A lane in the process with that index. role: its place in `Export.titles`; -1 = it has none."""
+class LaneRole(enum.IntEnum):
+    """Actor of a lane, in the order in which the lanes of a rank stand."""
+
+    CONSUMER = 0
+    LOADER = 1
+    WORKER = 2
+    PIN_THREAD = 3
+    STREAM = 4  # of a device
+    THREAD = 5  # another thread of a process: it belongs to the lane of the process
+
+
+class DrawnLane(NamedTuple):
+    """A lane in the process with that index. tid: of its thread, or the number of a track that is not a thread."""
 
     process: int
     tid: int
     name: str
-    role: int
+    role: LaneRole
 
 
 def _rank(process: Process) -> tuple[int, bool, int, int]:
@@ -136,10 +156,11 @@ def _rank(process: Process) -> tuple[int, bool, int, int]:
 
 
 class Export:
-    """One document in the making."""
+    """All that is drawn, for a document in the making. ranked: whether names say whose rank they are of."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, ranked: bool = True) -> None:
         self.trace = trace
+        self.ranked = ranked
         self.events: Rows = trace.events
         self.start = trace.start
         self.pids: list[int] = []
@@ -180,20 +201,6 @@ class Export:
         rows: Rows = self.scene.bars[np.argsort(self.scene.bars["span"])]
         return rows
 
-    def titles(self) -> list[str]:
-        """Return the UI's titles of the lanes, by rank and role, and of processes that only an attachment knows.
-
-        Roles: consumer, loader, worker, pin thread, stream of a device. A process has the title of its first thread.
-        """
-        order = sorted(range(len(self.pids)), key=lambda i: (*_rank(self.trace.processes[i]), i))
-        places = {
-            (self.trace.processes[lane.process].rank, lane.role, order.index(lane.process), lane.tid): lane
-            for lane in self.lanes
-            if lane.role >= 0
-        }
-        lanes = [f"{lane.name.removeprefix('/')} {lane.tid}" for _, lane in sorted(places.items())]
-        return lanes + [f"{title} {pid}" for title, pid in self.attached.processes.items()]
-
     def named(self, what: str, loader: int) -> str:
         """Return `what`, with its rank and, if the rank has several iterators, the iterator's number before it."""
         process = self.home.get(loader, 0)
@@ -201,9 +208,15 @@ class Export:
         return self.of_rank(of, process)
 
     def of_rank(self, what: str, index: int) -> str:
-        """Return `what` of a process, with the process's rank before it if the trace has several."""
-        rank = self.trace.processes[index].rank if self.trace.processes else -1
-        return f"rank {rank} {what}" if rank >= 0 else what  # short: the UI cuts long titles in their middle
+        """Return `what` of a process, with the process's rank before it if names say it."""
+        rank = self.rank(index)
+        return f"rank {rank} {what}" if rank >= 0 and self.ranked else what
+
+    def rank(self, index: int) -> int:
+        """Return the rank of a process; -1 = the job has one rank."""
+        own = self.trace.processes[index].rank if self.trace.processes else -1
+        known = self.trace.manifest.get("rank")
+        return known if own < 0 and isinstance(known, int) else own
 
     def _is_one_of_several(self, process: int) -> bool:
         return bool(self.trace.processes) and self._iterators[self.trace.processes[process].rank] > 1
@@ -223,41 +236,37 @@ class Export:
         return self._tracks[process, what]
 
     @cached_property
-    def lanes(self) -> list[_Lane]:
-        """The lanes of threads, and of pseudo-threads: the consumers and the streams of devices."""
+    def lanes(self) -> list[DrawnLane]:
+        """The lanes of threads, and of pseudo-threads: the consumers and the streams of devices. By rank and role."""
         consuming = self.spans[np.isin(self.spans["code"], _CONSUMES)]
         found = {(index, self._slot_of.get(loader, 0)) for index, loader in distinct(consuming, "process", "loader")}
         out = []
         for index, slot in sorted(found):
             several = sum(process == index for process, _ in found) > 1
             name = f"{self._line_of(slot) if several else ''} consumer".strip()
-            out.append(_Lane(index, self._track(index, slot), self._lane(index, name), 0))
+            out.append(DrawnLane(index, self._track(index, slot), name, LaneRole.CONSUMER))
         feeders = self._index_feeders()
         for index, process in enumerate(self.trace.processes):
-            out.append(_Lane(index, process.pid, f"/{self.process_name(index)}", 2 if process.worker >= 0 else 1))
+            role = LaneRole.WORKER if process.worker >= 0 else LaneRole.LOADER
+            out.append(DrawnLane(index, process.pid, self.actor(index), role))
             for (owner, tid), thread in self.trace.threads.items():
                 if owner != process.pid or tid == owner:
                     continue
                 if tid >= ev.DEVICE_TID:
-                    out.append(_Lane(index, self._track(index, tid), self._lane(index, thread), 4))
+                    out.append(DrawnLane(index, self._track(index, tid), thread, LaneRole.STREAM))
                 elif thread == "pin_memory":
-                    out.append(_Lane(index, tid, self._lane(index, "pin thread"), 3))
+                    out.append(DrawnLane(index, tid, "pin thread", LaneRole.PIN_THREAD))
                 else:
-                    out.append(_Lane(index, tid, feeders.get((index, tid), thread), -1))
-        return out
+                    known = "feeder" if thread == "QueueFeederThread" else thread
+                    out.append(DrawnLane(index, tid, feeders.get((index, tid), known), LaneRole.THREAD))
+        processes = self.trace.processes
+        place = {index: n for n, index in enumerate(sorted(range(len(processes)), key=lambda i: _rank(processes[i])))}
+        return sorted(out, key=lambda lane: (processes[lane.process].rank, lane.role, place[lane.process], lane.tid))
 
     def _line_of(self, slot: int) -> str:
         """Return the line of code that made the DataLoader of a slot, "train.py:12"; "" if it is not known."""
         made_at = self.trace.loaders.get(self.scene.slots[slot].loaders[0], {}).get("made_at")
         return str(made_at or "").rpartition("/")[2]
-
-    def _lane(self, index: int, name: str) -> str:
-        """Return the name of a lane that the link puts in order.
-
-        The UI has a track for each thread, in a group of its own. It takes a name for a path, and gives the group the
-        path's last part: without the slash, a link that asks for the group would get the track a second time.
-        """
-        return f"/{self.of_rank(name, index)}"
 
     @cached_property
     def attached(self) -> Attached:
@@ -269,25 +278,27 @@ class Export:
 
     def document(self, progress: Progress | None) -> Iterator[str]:
         """Yield the JSON text, piece by piece."""
-        yield f'{{"displayTimeUnit":"ns","otherData":{compact(self._other_data())},\n"traceEvents":[\n'
+        yield f'{{"displayTimeUnit":"ns","otherData":{compact(self.about())},\n"traceEvents":[\n'
         yield ",\n".join(self._metadata())
         done = 0
-        for written, lines in self._groups():
-            rest = iter(lines)
-            while chunk := list(islice(rest, CHUNK)):
-                yield ",\n" + ",\n".join(chunk)
+        for written, sheets in self.groups():
+            for sheet in sheets:
+                rest = iter(sheet.lines())
+                while chunk := list(islice(rest, CHUNK)):
+                    yield ",\n" + ",\n".join(chunk)
             done += written
             if progress is not None and written:
                 progress(done, len(self.events))
         yield "\n]}\n"
 
-    def _groups(self) -> Iterator[tuple[int, Lines]]:
-        """Yield all lines but the metadata, in groups: how many of the trace's events a group writes first, lines."""
+    def groups(self) -> Iterator[tuple[int, Sheets]]:
+        """Yield all that is drawn, in groups: how many of the trace's events a group draws, and the sheets."""
         yield 2 * (len(self.scene.spans) - len(self.spans)), ()
         yield from self._slices()
         yield from self._instants()
-        for lines in (
+        for sheets in (
             self._note(),
+            self._deaths(),
             self._last_poll(),
             self._arrivals(),
             self._flows(),
@@ -295,12 +306,12 @@ class Export:
             self._in_flight(),
             self._counters(),
             self._sampled(),
-            self.attached.lines(),
+            self.attached.sheets(),
         ):
-            yield 0, lines
+            yield 0, sheets
 
-    def _other_data(self) -> dict[str, Any]:
-        """Return what the document says about itself: where it comes from, and what is missing."""
+    def about(self) -> dict[str, Any]:
+        """Return what a document says about itself: where it comes from, and what is missing."""
         return {
             "source": str(self.trace.path),
             "clock": "CLOCK_MONOTONIC minus first_event_ns",
@@ -322,27 +333,25 @@ class Export:
 
         ranks = sorted({_rank(process) for process in self.trace.processes})
         for index, (pid, process) in enumerate(zip(self.pids, self.trace.processes, strict=True)):
-            name("process_name", pid, 0, name=self.process_name(index))
+            name("process_name", pid, 0, name=self.of_rank(self.actor(index), index))
             name("process_sort_index", pid, 0, sort_index=ranks.index(_rank(process)))
             if process.note:
                 name("process_labels", pid, 0, labels=process.note)
         for lane in self.lanes:
-            name("thread_name", self.pids[lane.process], lane.tid, name=lane.name)
+            name("thread_name", self.pids[lane.process], lane.tid, name=self.of_rank(lane.name, lane.process))
         for title, pid in self.attached.processes.items():
             name("process_name", pid, 0, name=title)
         for pid, tid, title in self.attached.threads:
             name("thread_name", pid, tid, name=title)
         return out
 
-    def process_name(self, index: int) -> str:
-        process, rank = self.trace.processes[index], self.trace.manifest.get("rank")
-        what, several = process.role, self._is_one_of_several(index)
-        if process.worker >= 0:  # short where more follows: the UI cuts long titles in their middle
-            what = f"w{process.worker}" if several or process.rank >= 0 else f"{process.role} {process.worker}"
-            what += f" of iterator {process.loader}" if several else ""
-        if process.rank >= 0:
-            return self.of_rank(what, index)
-        return what if rank is None else f"{what} (rank {rank})"
+    def actor(self, index: int) -> str:
+        """Return what a process does: "loader", "worker 1", "worker 1 of iterator 3"."""
+        process = self.trace.processes[index]
+        if process.worker < 0:
+            return process.role
+        of = f" of iterator {process.loader}" if self._is_one_of_several(index) else ""
+        return f"{process.role} {process.worker}{of}"
 
     def _spans_of(self, code: int) -> Rows:
         rows: Rows = self.spans[self.spans["code"] == code]
@@ -358,7 +367,7 @@ class Export:
         }
 
     # --- Slices and instants
-    def _slices(self) -> Iterator[tuple[int, Lines]]:
+    def _slices(self) -> Iterator[tuple[int, Sheets]]:
         """Yield every span: as an X slice, or as a B if it is open at the trace's end. An open one's name says so."""
         fates, drawn = self.bars["fate"], self._drawn_ends()
         for code in np.unique(self.spans["code"]).tolist():
@@ -404,17 +413,17 @@ class Export:
         until: Ints | None,
         which: Bools,
         end: Event | None = None,
-    ) -> Lines:
+    ) -> Sheets:
         """Return those `which` of the spans that begin with `event`: X slices up to `until`, or B events."""
         rows = rows[which]
         args = _Args(self, event)
         args.add_span(rows, end)
         columns = [names[which].tolist(), *self._where(rows), *us(rows["begin"] - self.start)]
         if until is None:
-            return args.lines({"ph": "B", "name": ANY, **AT}, columns)
-        return args.lines({"ph": "X", "name": ANY, **AT, "dur": US}, columns + us(until[which] - rows["begin"]))
+            return [args.sheet({"ph": "B", "name": ANY, **AT}, columns)]
+        return [args.sheet({"ph": "X", "name": ANY, **AT, "dur": US}, columns + us(until[which] - rows["begin"]))]
 
-    def _instants(self) -> Iterator[tuple[int, Lines]]:
+    def _instants(self) -> Iterator[tuple[int, Sheets]]:
         """Yield every instant; those that a batch's arrows start from or end at as short slices."""
         codes = self.events["code"]
         length = _room(self.events)
@@ -428,12 +437,13 @@ class Export:
                 args.add_fields(rows, event, "xyz")
                 columns = [*self._where(rows), *us(rows["time"] - self.start)]
                 if code in (ev.INDEX_PUT, ev.YIELD):
-                    yield len(rows), args.lines({"ph": "X", "name": name, **AT, "dur": US}, columns + us(length[mine]))
+                    event_of = {"ph": "X", "name": name, **AT, "dur": US}
+                    yield len(rows), [args.sheet(event_of, columns + us(length[mine]))]
                 else:
-                    yield len(rows), args.lines({"ph": "i", "s": "t", "name": name, **AT}, columns)
+                    yield len(rows), [args.sheet({"ph": "i", "s": "t", "name": name, **AT}, columns)]
 
-    def _note(self) -> Lines:
-        """Return the headline as a note on the lane that it points at, or on the loader's if it points nowhere."""
+    def _note(self) -> Sheets:
+        """Return the headline as a note on the lane that it points at; none if it points nowhere."""
         found = self.scene.headline
         if found.focus is None or self.scene.culprit < 0:
             return []
@@ -441,18 +451,26 @@ class Export:
         (pid,), (tid,) = self._where(row)
         at = us(np.array([max(found.focus.begin, found.focus.span) - self.start]))
         args = {"evidence": "; ".join(found.evidence), "next step": found.next_step}
-        event = {"ph": "i", "s": "p", "cat": "headline", "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
-        return filled({**event, "args": args}, *at)
+        event = {"ph": "i", "s": "t", "cat": NOTE, "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
+        return [Sheet({**event, "args": args}, at)]
 
-    def _last_poll(self) -> Iterator[str]:
+    def _deaths(self) -> Iterator[Sheet]:
+        """Yield a note at the last sign of life of each process that was found dead."""
+        for death in self.scene.deaths:
+            bar = self.scene.bars[self.scene.bars["lane"] == death.lane][-1:]
+            (pid,), (tid,) = self._where(self.scene.spans[bar["span"]])
+            event = {"ph": "i", "s": "t", "cat": DEATH, "name": death.words, "pid": pid, "tid": tid, "ts": US}
+            yield Sheet(event, us(np.array([death.time])))
+
+    def _last_poll(self) -> Iterator[Sheet]:
         """Yield the trace's last event if it is a poll that continues a wait: the UI's trace ends at its last line."""
         if len(self.spans) < len(self.scene.spans):
             row = self.events[-1:]
             (pid,), (tid,) = self._where(row)
-            at = (int(row["time"][0]) - self.start) / 1000
-            yield compact({"ph": "i", "s": "t", "name": "last event", "pid": pid, "tid": tid, "ts": at})
+            event = {"ph": "i", "s": "t", "name": "last event", "pid": pid, "tid": tid, "ts": US}
+            yield Sheet(event, us(row["time"] - self.start))
 
-    def _arrivals(self) -> Lines:
+    def _arrivals(self) -> Sheets:
         """Return the last moments of the waits that bring a pinned batch: slices for the batch's arrow to point at.
 
         The wait itself begins before its batch is pinned, and the UI lets no arrow point backwards in time.
@@ -464,7 +482,7 @@ class Export:
         args.add_span(spans, event)
         length = np.minimum(spans["end"] - spans["begin"], ANCHOR_NS)
         columns = [*self._where(spans), *us(spans["end"] - length - self.start), *us(length)]
-        return args.lines({"ph": "X", "name": "arrived", **AT, "dur": US}, columns)
+        return [args.sheet({"ph": "X", "name": "arrived", **AT, "dur": US}, columns)]
 
     def _where(self, rows: Rows) -> list[list[int]]:
         """Return the columns pid and tid."""
@@ -484,25 +502,35 @@ class Export:
     # --- Async slices: epochs and batches
     def _async(
         self, track: str, kind: str, rows: Rows, begin: Ints, end: Ints, args: Iterable[tuple[int, dict[str, object]]]
-    ) -> Iterator[str]:
+    ) -> Iterator[Sheet]:
         """Yield an async slice of a kind for each row. end: absolute ns as begin, NEVER = open; args: with its number.
 
         The UI names a track by what comes first on it, and shows the tracks of one name as one: so an instant with the
         track's name comes first, and the slice has its number in its name.
         """
-        columns = (rows["process"].tolist(), rows["loader"].tolist(), begin.tolist(), end.tolist(), args)
-        for at, (process, loader, left, right, (number, words)) in enumerate(zip(*columns, strict=True)):
-            where = {"pid": self.pids[process], "tid": self.pids[process]}
-            what = {"cat": "loader", "id2": {"local": f"{kind}{at}"}, **where}
-            begin_us = (left - self.start) / 1000
-            yield compact({"ph": "n", "name": self.named(track, loader), **what, "ts": begin_us})
-            what["name"] = f"{kind} {number}{'' if right < NEVER else f' ({FATES[Fate.OPEN]})'}"
-            yield compact({"ph": "b", **what, "ts": begin_us, "args": words})
-            # The UI leaves an async slice without an end out: an open one ends with the trace, and its name says so.
-            last = right if right < NEVER else int(self.events["time"][-1])
-            yield compact({"ph": "e", **what, "ts": (last - self.start) / 1000, "args": {}})
+        if not len(rows):
+            return
+        is_open = (end >= NEVER).tolist()
+        numbered_args = list(args)
+        names = [
+            compact(f"{kind} {number}{f' ({FATES[Fate.OPEN]})' if lasts else ''}")
+            for (number, _), lasts in zip(numbered_args, is_open, strict=True)
+        ]
+        tracks = [compact(self.named(track, loader)) for loader in rows["loader"].tolist()]
+        pids = np.array(self.pids, np.int64)[rows["process"]].tolist()
+        where = [[compact(f"{kind}{at}") for at in range(len(rows))], pids, pids]
+        texts = [compact(words) for _, words in numbered_args]
+        # The UI leaves an async slice without an end out: an open one ends with the trace, and its name says so.
+        until = np.where(end < NEVER, end, int(self.events["time"][-1]))
+        for phase, called, at, about in (
+            ("n", tracks, begin, []),
+            ("b", names, begin, [texts]),
+            ("e", names, until, []),
+        ):
+            event = {"ph": phase, "name": ANY, "cat": "loader", "id2": {"local": ANY}, **AT}
+            yield Sheet(event | ({"args": ANY} if about else {}), [called, *where, *us(at - self.start), *about])
 
-    def _epochs(self, rows: Rows) -> Iterator[str]:
+    def _epochs(self, rows: Rows) -> Iterator[Sheet]:
         event, end = EVENTS[ev.EPOCH[0]], EVENTS[ev.EPOCH[1]]
         args = []
         for row in rows:
@@ -514,7 +542,7 @@ class Export:
         until = np.where(rows["end"] < 0, NEVER, rows["end"])
         return self._async("epoch", "epoch", rows, rows["begin"], until, args)
 
-    def _in_flight(self) -> Iterator[str]:
+    def _in_flight(self) -> Iterator[Sheet]:
         """Yield a slice for each batch from index_put to yield: in as many rows as there are batches at once."""
         sent = self.batches.table
         ended = {0: "did not end", ev.EPOCH[1]: "given up: the epoch ended"}
@@ -526,8 +554,8 @@ class Export:
         return self._async("batch in flight", "batch", self.pick(ev.INDEX_PUT), sent["put"], sent["end"], args)
 
     # --- Flows: a batch's path through the processes
-    def _flows(self) -> Lines:
-        """Return a flow for each batch, over the scene's stops: to its yield, or to the device that waits for it."""
+    def _flows(self) -> Iterator[Sheet]:
+        """Yield a flow for each batch, over the scene's stops: to its yield, or to the device that waits for it."""
         batch, time, process, tid = self._stops()
         order = np.lexsort((time, batch))
         order = order[batch[order] >= 0]
@@ -540,7 +568,7 @@ class Export:
         pids = np.array(self.pids, np.int64)[process[joined]].tolist()
         columns = [batch[joined].tolist(), pids, tid[joined].tolist(), *us(time[joined] - self.start)]
         event = {"ph": ANY, "bp": "e", "cat": "batch", "name": "batch", "id": INT, **AT}
-        return filled(event, phase, *columns)
+        yield Sheet(event, [phase, *columns])
 
     def _stops(self) -> list[Ints]:
         """Return batch, time, process and tid of the stops on the batches' paths."""
@@ -554,30 +582,48 @@ class Export:
             parts.append((stops["batch"], time, mine["process"], self._tids(mine)))
         return [np.concatenate([np.asarray(part, np.int64) for part in column]) for column in zip(*parts, strict=True)]
 
-    def _causes(self) -> Lines:
-        """Return two flows for each wait for a batch: from the batch's fetch, and from its slowest sample, to the wait.
+    def _causes(self) -> Iterator[Sheet]:
+        """Yield flows to waits from what was waited for: the batch's fetch and slowest sample, the headline's step.
 
         Only where the fetch did not end before the wait: else the batch was there. A flow's end is bound to the step
         that began last, so it lies at the wait's begin, or later if the work had not begun then.
         """
-        bars = self.scene.bars[self.scene.bars["batch"] >= 0]
-        fetches, samples, waits = (bars[bars["code"] == code] for code in (ev.FETCH[0], ev.SAMPLE[0], ev.NEXT[0]))
+        all_bars = self.scene.bars
+        bars = all_bars[all_bars["batch"] >= 0]
+        fetches, samples = (bars[bars["code"] == code] for code in (ev.FETCH[0], ev.SAMPLE[0]))
         samples = samples[np.lexsort((samples["end"] - samples["begin"], samples["batch"]))]
         slowest = dict(zip(samples["batch"].tolist(), samples, strict=True))
         fetched = dict(zip(fetches["batch"].tolist(), fetches, strict=True))
+        # A `next` that did not end has no batch: the wait in it says which one is awaited.
+        awaits = np.isin(bars["code"], (ev.RESULT_GET[0], ev.READY_GET[0])) & (bars["fate"] != Fate.ENDED)
+        awaits &= np.array([lane.kind is LaneKind.LOADER for lane in self.scene.lanes], bool)[bars["lane"]]
         ends: list[tuple[np.void, np.void]] = []  # work, wait
-        for wait in waits:
+        for wait in bars[(bars["code"] == ev.NEXT[0]) | awaits]:
             fetch, sample = fetched.get(int(wait["batch"])), slowest.get(int(wait["batch"]))
             if fetch is not None and wait["begin"] < fetch["end"]:
                 ends += [(work, wait) for work in (fetch, sample) if work is not None]
+        ends += self._headline_cause({int(work["span"]) for work, _ in ends})
         times = [(int(work["begin"]), max(int(work["begin"]), int(wait["begin"]))) for work, wait in ends]
         spans = self.scene.spans[np.array([bar["span"] for pair in ends for bar in pair], np.int64)]
-        event = {"ph": ANY, "bp": "e", "cat": "cause", "name": "waited for", "id": INT, **AT}
+        event = {"ph": ANY, "bp": "e", "cat": CAUSE, "name": "waited for", "id": INT, **AT}
         phases, numbers = ['"s"', '"f"'] * len(ends), np.arange(len(spans)) // 2
-        return filled(event, phases, numbers.tolist(), *self._where(spans), *us(np.array(times, np.int64).reshape(-1)))
+        at = us(np.array(times, np.int64).reshape(-1))
+        yield Sheet(event, [phases, numbers.tolist(), *self._where(spans), *at])
+
+    def _headline_cause(self, known: set[int]) -> list[tuple[np.void, np.void]]:
+        """Return the step that the headline points at, if it is not known, and the loop's longest wait meanwhile."""
+        bars, spot, culprit = self.scene.bars, self.scene.headline.focus, self.scene.culprit
+        if spot is None or culprit < 0 or int(bars["span"][culprit]) in known:
+            return []
+        waits = bars[bars["code"] == ev.NEXT[0]]
+        begin, end = spot.begin - self.start, spot.end - self.start
+        together = np.minimum(waits["end"], end) - np.maximum(waits["begin"], begin)
+        if bars["code"][culprit] == ev.NEXT[0] or not (together > 0).any():
+            return []
+        return [(bars[culprit], waits[int(together.argmax())])]
 
     # --- Counters
-    def _counters(self) -> Iterator[str]:
+    def _counters(self) -> Iterator[Sheet]:
         for loader, process in self.home.items():
             events = self.events[self.events["loader"] == loader]
             for name, unit, steps in (
@@ -587,18 +633,18 @@ class Export:
                 ("reorder buffer", "batches", reorder_depth(events)),
                 ("in flight", "bytes", bytes_in_flight(self.batches, self.batches.table["loader"] == loader)),
             ):
-                yield from self._count(process, self.named(name, loader), unit, steps)
+                yield self._count(process, self.named(name, loader), unit, steps)
         yield from self._queues("index queue", "tasks", ev.INDEX_PUT, ev.INDEX_GET[1], Message.TASK)
         yield from self._queues("result queue", "batches", ev.RESULT_PUT, ev.RESULT_GET[1], Message.RESULT)
 
-    def _count(self, process: int, name: str, unit: str, steps: Steps) -> Lines:
-        """Return a counter's lines; the UI shows it as "name unit"."""
+    def _count(self, process: int, name: str, unit: str, steps: Steps) -> Sheet:
+        """Return a counter's values; the UI shows it as "name unit"."""
         times, values = steps
         pid = self.pids[process]
         event = {"ph": "C", "cat": "loader", "name": name, "pid": pid, "tid": pid, "ts": US}
-        return filled({**event, "args": {unit: INT}}, *us(times - self.start), values.tolist())
+        return Sheet({**event, "args": {unit: INT}}, [*us(times - self.start), values.tolist()])
 
-    def _queues(self, name: str, unit: str, put: int, got: int, message: Message) -> Iterator[str]:
+    def _queues(self, name: str, unit: str, put: int, got: int, message: Message) -> Iterator[Sheet]:
         """Yield a counter for each worker: what was put, and not yet received."""
         puts, gets = self.pick(put), self.pick(got)
         gets = gets[gets["x"] == message]
@@ -608,9 +654,9 @@ class Export:
             mine = (rows["loader"] == loader) & (rows["worker"] == worker)
             process = self._process_of(loader, worker)
             title = name if process != self.home.get(loader) else f"{name} of worker {worker}"
-            yield from self._count(process, self.named(title, loader), unit, sums(rows["time"][mine], changes[mine]))
+            yield self._count(process, self.named(title, loader), unit, sums(rows["time"][mine], changes[mine]))
 
-    def _sampled(self) -> Iterator[str]:
+    def _sampled(self) -> Iterator[Sheet]:
         """Yield what a watchdog has sampled, a counter for each process."""
         samples = self.trace.watched.samples
         for index, process in enumerate(self.trace.processes):
@@ -625,10 +671,10 @@ class Export:
                 ("descriptors", "open", np.array([one.fds for _, one in mine], np.int64)),
             ):
                 seen = (values >= 0) & (at > self.start)
-                yield from self._count(index, self.of_rank(name, index), unit, (at[seen], values[seen]))
+                yield self._count(index, self.of_rank(name, index), unit, (at[seen], values[seen]))
         free = np.array([(one.at, one.shm_free) for one in samples if one.shm_free >= 0], np.int64).reshape(-1, 2)
         for index in list(self.home.values())[:1]:
-            yield from self._count(index, "/dev/shm", "bytes free", (free[:, 0], free[:, 1]))
+            yield self._count(index, "/dev/shm", "bytes free", (free[:, 0], free[:, 1]))
 
     def _process_of(self, loader: int, worker: int) -> int:
         """Return the process of an iterator's worker, or the iterator's own if the worker left no trace."""
@@ -755,7 +801,7 @@ class _Args:
         words = {v: compact(value_of(field, v)) for v in set(values)}
         return [words[v] for v in values]
 
-    def lines(self, event: dict[str, object], columns: list[list[int]]) -> Lines:
-        """Return one JSON object an event: `event` with its holes filled from `columns`, then the args."""
+    def sheet(self, event: Mapping[str, object], columns: list[list[Any]]) -> Sheet:
+        """Return the events: `event` with its holes filled from `columns`, then the args."""
         args = {**dict.fromkeys(self.columns, ANY), **_about(self.event)}
-        return filled({**event, "cat": self.event.track.value, "args": args}, *columns, *self.columns.values())
+        return Sheet({**event, "cat": self.event.track.value, "args": args}, [*columns, *self.columns.values()])

@@ -2,8 +2,8 @@
 
 Interface: `paint(code)` -> `Paint`, of a kind of step; `legend` lists what is drawn; `BATCHES` are colours for the ways
 of batches, `ACTORS` for ranks and workers; `RED` means that something went wrong, and nothing else is red; `THEMES` are
-the colours of paper and ink. `rgb`, `mixed`, `on_paper`, `is_light` and `nearest_256` adapt a colour "#rrggbb" to what
-it is drawn on.
+the colours of paper and ink. `rgb`, `mixed`, `on_paper`, `is_light`, `nearest_256` and `perfettos_name` adapt a colour
+"#rrggbb" to what it is drawn on.
 
 Work is filled, a wait is hatched, a step around others is pale, what is simulated is dotted: they differ without
 colour. Two kinds of work that share a lane differ by a CIEDE2000 of at least 20; as seen without one kind of cones, of
@@ -13,6 +13,7 @@ kind of cones. `tests/views/test_colours.py` measures this and names how it simu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -142,3 +143,57 @@ def rgb_256(code: int) -> tuple[int, int, int]:
 
 def _distance(one: Iterable[int], other: Iterable[int]) -> int:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+
+
+# --- In the Perfetto UI -----------------------------------------------------------------------------------------------
+DARKEST, LIGHTEST = 40, 79
+"""Lightness, in percent, of what the UI draws; its saturation is always 80 %."""
+
+NEAR: Final = 6
+"""Degrees of hue and percent of lightness, together, that nobody sees."""
+
+
+@cache
+def perfettos_name(colour: str, lightest: bool = False) -> str:
+    """Return a word that the Perfetto UI draws in nearly the colour, if it is an event's correlation id.
+
+    The UI takes hue and lightness (HSLuv) from two hashes of the word. lightest: of the hue alone, as light as can be.
+    """
+    hue, lightness = hue_and_lightness(rgb(colour))
+    lightness = LIGHTEST if lightest else min(LIGHTEST, max(DARKEST, lightness))
+    nearest = math.inf
+    for number in range(8000):
+        turn = abs(_perfettos_hash(word := f"{number} {colour}", 360) - hue)
+        apart = min(turn, 360 - turn) + abs(_perfettos_hash(word + "x", 40) + DARKEST - lightness)
+        if apart < nearest:
+            best, nearest = word, apart
+        if nearest <= NEAR:
+            break
+    return best
+
+
+def _perfettos_hash(text: str, below: int) -> int:
+    """Return the UI's hash: FNV-1a in 32 bits, whose products are rounded to doubles."""
+    number = 18652613
+    for unit in text:
+        number = int(16777619.0 * (number ^ ord(unit))) & 0xFFFFFFFF
+        number -= (number >> 31) << 32
+    return abs(number) % below
+
+
+def hue_and_lightness(colour: tuple[int, int, int]) -> tuple[float, float]:
+    """Return hue, degrees, and lightness, percent, of red, green and blue, as in HSLuv: those of CIELUV under D65."""
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in colour)
+    ]
+    x, y, z = (sum(a * b for a, b in zip(row, linear, strict=True)) for row in _XYZ)
+    lightness = 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
+    whole = x + 15 * y + 3 * z
+    if not whole:
+        return 0.0, lightness
+    u, v = 4 * x / whole - 0.19783, 9 * y / whole - 0.46832
+    return math.degrees(math.atan2(v, u)) % 360, lightness
+
+
+_XYZ: Final = ((0.41239, 0.35758, 0.18048), (0.21264, 0.71517, 0.07219), (0.01933, 0.11919, 0.95053))
+"""Red, green and blue to X, Y and Z, of sRGB."""

@@ -384,7 +384,8 @@ class Scene:
         if self.headline.kind is What.SLOW:
             words = f"{full}: {self.unit.of(end - begin)}"
         else:
-            words = f"{full}: {self.fates[Fate(bar['fate'])]}" if bar["fate"] else full
+            said = bar["fate"] and int(bar["code"]) not in IDLE
+            words = f"{full}: {self.fates[Fate(bar['fate'])]}" if said else full
         return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
 
     def _standing_still(self, spot: Spot) -> Framed | None:
@@ -442,6 +443,8 @@ class Scene:
         begin, end = framed.begin, framed.end
         if one is None:
             begin, end = int(self.bars["begin"][framed.bar]), int(self.bars["end"][framed.bar])
+        if self.headline.kind is What.DIED:  # it is waited for after its death too
+            begin, end = self.begin, self.end
         begin, end = max(begin, int(bar["begin"])), min(end, int(bar["end"]), max(self.last, 1))
         if lane == bar["lane"] or begin >= end:
             return None
@@ -454,7 +457,8 @@ class Scene:
         """
         bars = self.bars
         blamed = self.framed.bar if self.framed is not None else -1
-        idle = np.isin(bars["code"], IDLE) & (np.arange(len(bars)) != blamed)
+        still = self.framed is not None and not self.framed.alone
+        idle = np.isin(bars["code"], IDLE) & ((np.arange(len(bars)) != blamed) | (not still))
         there = np.flatnonzero(np.isin(bars["fate"], FADING) & ~idle)
         looks = [paint(code) for code in bars["code"][there].tolist()]
         rank = np.array([2 * (look.label in FRAMES) + look.waits for look in looks], int) - 4 * (there == blamed)

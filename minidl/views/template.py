@@ -1,14 +1,14 @@
-"""JSON lines written from columns of numbers: a template for each kind of line, filled row by row.
+"""Events that differ only in some values: a `Sheet` is one event with holes, and columns that fill them row by row.
 
-A template is built once with `template`; `INT`, `US` and `ANY` mark its holes. Formatting with "%" is several times
-faster than `json.dumps` of an object for each event.
+`INT`, `US` and `ANY` mark the holes. `Sheet.lines` writes the rows as JSON: formatting with "%" is several times faster
+than `json.dumps` of an object for each event.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from minidl.tracefile.arrays import Ints
 
@@ -34,9 +34,17 @@ def template(event: Mapping[str, object]) -> str:
     return text
 
 
-def filled(event: Mapping[str, object], *columns: Iterable[Any]) -> Iterable[str]:
-    """Yield the event's JSON for each row of the columns, which fill its holes in order."""
-    return map(template(event).__mod__, zip(*columns, strict=True))
+class Sheet(NamedTuple):
+    """Rows of one event. columns: fill its holes in order, two for US; without any, the event is one row."""
+
+    event: Mapping[str, object]
+    columns: list[list[Any]]
+
+    def lines(self) -> Iterable[str]:
+        """Return the rows as JSON."""
+        if not self.columns:
+            return [compact(self.event)]
+        return map(template(self.event).__mod__, zip(*self.columns, strict=True))
 
 
 def us(ns: Ints) -> list[list[int]]:

@@ -19,7 +19,6 @@ import getpass
 import importlib.util
 import json
 import os
-import re
 import secrets
 import select
 import shutil
@@ -44,9 +43,10 @@ from minidl.analysis.headline import headline
 from minidl.analysis.live import find_trace
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST
-from minidl.views.chrome import Export, Progress
+from minidl.views.chrome import Progress
 from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import html
+from minidl.views.perfetto import GROUPS, write_perfetto
 from minidl.views.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -62,17 +62,8 @@ LAST_WORDS = 3.0
 LONGEST_WINDOW = 2_000_000_000
 """Longest first window, ns: many batches, each still visible."""
 
-LEAST_SHARE = 0.02
-"""Share of the window from which on a wait is selected."""
-
-WORKSPACE = "minidl"
-"""Name of the UI's list of processes that the link creates."""
-
-COUNTS = "(batch in flight|epoch|tasks outstanding|reorder buffer batches|in flight bytes)$"
-"""The tracks that come after the lanes."""
-
-MOST_LISTED = 200
-"""Most lanes that a link puts in order: with more, the address would be too long."""
+LEAST_SHARE = 0.1
+"""Share of the window from which on a wait is selected: the UI then shows five times as much."""
 
 _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".html": "text/html; charset=utf-8",
@@ -130,7 +121,7 @@ class Viewer:
             return self.url
         self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
         try:
-            server = self._server = _listen(self.port, self._served(Path(self._folder.name) / "trace.json"))
+            server = self._server = _listen(self.port, self._served(Path(self._folder.name) / "trace.pftrace"))
             self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
@@ -274,22 +265,20 @@ def tunnel(url: str) -> str:
 class Focus:
     """What the UI opens on. Times are ns since the trace's first event.
 
-    begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES. lane:
-    title of the worker's lane that stands above the other workers', or "".
+    begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES.
     """
 
     begin: int
     end: int
     step: tuple[int, int] | None
     queries: tuple[str, ...]
-    lane: str = ""
 
 
 def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     """Return a window around what the trace's headline is about.
 
-    queries: those that are asked for. Without any, the UI's lower half is free for the lanes. The worker that hangs, or
-    was waited for, comes first: the UI does not scroll to what is selected. Raises ViewerError for an unknown query.
+    queries: those that are asked for. Without any, the UI's lower half is free for the lanes. Raises ViewerError for an
+    unknown query.
     """
     for name in queries or ():
         if name not in QUERIES:
@@ -297,10 +286,10 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
     if not len(trace.events):
         return Focus(0, 1, None, tuple(queries or ()))
     start, end = trace.start, int(trace.events["time"][-1])
-    middle, step, lane = _telling_moment(trace, start)
+    middle, step = _telling_moment(trace, start)
     size = _window(trace, 0 if step is None else step[1])
     first = max(0, min(middle - size // 2, end - start - size))
-    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()), lane)
+    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()))
 
 
 def _window(trace: Trace, step: int) -> int:
@@ -318,29 +307,21 @@ def _window(trace: Trace, step: int) -> int:
     return min(LONGEST_WINDOW, max(int(max(typical, default=LONGEST_WINDOW)), step * 5 // 4, 1))
 
 
-def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None, str]:
-    """Return a moment, the step around it, and the worker's lane that it is about: those of the headline."""
+def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None]:
+    """Return a moment and the step around it: those of the headline."""
     spans = trace.spans()
     spot = headline(trace, spans).focus
     if spot is None:
-        return 0, None, ""
+        return 0, None
     there = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (spans["code"] == spot.code)
     rows = spans[there & (spans["begin"] == spot.span)]
-    begin, lane = spot.span - start, _lane(trace, spot.process)
+    begin = spot.span - start
     if len(rows) and rows["end"][-1] < 0:
-        return begin, (begin, -1), lane
+        return begin, (begin, -1)
     took = int(rows["end"][-1]) - spot.span if len(rows) else 0
     # The UI zooms in on what is selected, and a short wait alone is not worth a window.
     shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took // 2, (begin, took) if took >= LEAST_SHARE * shown else None, lane
-
-
-def _lane(trace: Trace, process: int) -> str:
-    """Return the title of a worker's lane in the UI; "" for another process's, which is on top anyway."""
-    if trace.processes[process].worker < 0:
-        return ""
-    export = Export(trace)
-    return f"{export.process_name(process)} {trace.processes[process].pid}"
+    return begin + took // 2, (begin, took) if took >= LEAST_SHARE * shown else None
 
 
 @functools.cache
@@ -358,23 +339,9 @@ def web_files() -> Path:
     )
 
 
-def deep_link(document: str, titles: list[str], shown: Focus) -> str:
-    """Return the path with which Perfetto's UI opens `document` on `shown`.
-
-    titles: of the lanes, in order. The UI lists the process with most slices first and ignores sort indices; so the
-    link creates a workspace, and copies the lanes into it. A process with the title of a lane is copied as well, with
-    all its threads, and comes, folded, after the lanes and the counters.
-    """
-    if shown.lane in titles:
-        titles = [title for title in titles if title != shown.lane]
-        titles.insert(
-            next((n for n, title in enumerate(titles) if re.search(r"\bw(orker )?\d", title)), len(titles)), shown.lane
-        )
-    patterns = [*(f"^{re.escape(title)}$" for title in titles), COUNTS]
-    commands = [["CopyTracksToWorkspaceByRegex", pattern, WORKSPACE] for pattern in patterns]
-    commands.append(["SwitchWorkspace", WORKSPACE])
-    if len(patterns) > MOST_LISTED:
-        commands.clear()
+def deep_link(document: str, shown: Focus) -> str:
+    """Return the path with which Perfetto's UI opens `document` on `shown`, with its groups of lanes unfolded."""
+    commands = [["ExpandTracksByRegex", GROUPS]]
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
     text = json.dumps([{"id": f"dev.perfetto.{name}", "args": args} for name, *args in commands])
     step = "" if shown.step is None else f"&ts={shown.step[0]}"
@@ -392,7 +359,6 @@ class _Document:
         self.trace = trace
         self.path = path
         self.shown = shown
-        self.titles: list[str] = []
         self.error = ""
         self.written, self.all = 0, len(trace)
         self._lock = threading.Lock()
@@ -400,9 +366,7 @@ class _Document:
         self._stopped = False
 
     def write(self, progress: Progress | None = None) -> None:
-        document = Export(self.trace)
-        self.titles = document.titles()
-        document.write(self.path, progress)
+        write_perfetto(self.trace, self.path, progress)
 
     def is_there(self) -> bool:
         """Tell whether the file is there; if it is not, a thread writes it from the first call on."""
@@ -573,7 +537,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, str(error))
             return
         if document.is_there():
-            self._lead(deep_link(f"{self.server.base}/{self.server.secret}/localtrace", document.titles, shown))
+            self._lead(deep_link(f"{self.server.base}/{self.server.secret}/localtrace", shown))
         elif document.error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, document.error)
         else:

@@ -9,7 +9,6 @@ import queue
 import random
 import resource
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from minidl.transport.arena_queue import ArenaWriter
 SIZE = 8
 """Samples in a batch."""
 
-TIMES = 4
+TIMES = 3
 """Runs of which the least figure is taken."""
 
 BEGUN = 8
@@ -152,37 +151,31 @@ class SomeIdeasWriter(ArenaWriter):
 
 @dataclass(frozen=True)
 class Measured:
-    """A run of one transport. made, faults, ms: memory files, page faults of worker and loop, and time for a batch; of so many."""
+    """A run of one transport. Of one of its `batches`: memory files; page faults and CPU ms of worker and loop."""
 
     name: str
+    batches: int
     made: float
     faults: float
-    ms: float
-    batches: int
+    cpu: float
 
 
-def measured(*ideas: str, side: int = 128, batches: int = 48) -> Measured:
+def measured(*ideas: str, side: int = 128, batches: int = 120) -> Measured:
     """Run a loader whose transport has these ideas of the arena."""
     made = torch.zeros(1, dtype=torch.int64).share_memory_()
     kind = type("Part", (SomeIdeas,), {"ideas": tuple(ideas), "made": made})
     writer = type("Writer", (SomeIdeasWriter,), {"arena": kind})
     with mock.patch.object(arena_queue, "ArenaWriter", writer), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of slabs that are used once, as is asked for here
-        faults, ms = _timed(batches, side, transport="arena")
-    return Measured(
-        f"+ {ideas[-1] if ideas else 'descriptors in the message'}",
-        int(made[0]) / (batches * TIMES + BEGUN),
-        faults,
-        ms,
-        batches,
-    )
+        spent = _spent(batches, side, transport="arena")
+    name = f"+ {ideas[-1] if ideas else 'descriptors in the message'}"
+    return Measured(name, batches, int(made[0]) / (batches * TIMES + BEGUN * TIMES), *spent)
 
 
-def upstream(side: int = 128, batches: int = 48) -> Measured:
+def upstream(side: int = 128, batches: int = 120) -> Measured:
     """The same with the faithful transport."""
-    _, trace = run(8, side=side)
-    faults, ms = _timed(batches, side)
-    return Measured("as upstream", tensors(trace), faults, ms, batches)
+    _, trace = run(BEGUN, side=side)
+    return Measured("as upstream", batches, tensors(trace), *_spent(batches, side))
 
 
 def tensors(trace: minidl.Trace) -> int:
@@ -190,30 +183,29 @@ def tensors(trace: minidl.Trace) -> int:
     return int(trace.to_pandas().tensors[rows(trace, "result_rebuild", "E")[0]])
 
 
-def _timed(batches: int, side: int, **options: Any) -> tuple[float, float]:
-    """Page faults and ms of a batch, once the run has begun: the least of some runs, for the machine may have other work."""
-    runs = [_epoch(batches, side, **options) for _ in range(TIMES)]
-    begun, _ = _epoch(BEGUN, side, **options)
-    return max(0, min(faults for faults, _ in runs) - begun) / (batches - BEGUN), min(ms for _, ms in runs)
+def _spent(batches: int, side: int, **options: Any) -> list[float]:
+    """Page faults and CPU ms of a batch, once the run has begun: the least of some runs, for the machine may be busy."""
+    long, short = (
+        [min(runs) for runs in zip(*(_epoch(number, side, **options) for _ in range(TIMES)), strict=True)]
+        for number in (batches, BEGUN)
+    )
+    return [max(0, a - b) / (batches - BEGUN) for a, b in zip(long, short, strict=True)]
 
 
-def _epoch(batches: int, side: int, **options: Any) -> tuple[int, float]:
-    """Page faults of an epoch, and ms of a batch."""
-    before = _faults()
+def _epoch(batches: int, side: int, **options: Any) -> tuple[float, float]:
+    """Page faults and CPU ms of an epoch."""
+    faults, cpu = _used()
     with loader(batches, side, **options) as of:
-        iterator = iter(of)
-        next(iterator)
-        begin = time.perf_counter()
-        for _ in iterator:
+        for _ in of:
             pass
-        ms = (time.perf_counter() - begin) * 1e3 / (batches - 1)
-    return _faults() - before, ms
+    faults_after, cpu_after = _used()
+    return faults_after - faults, cpu_after - cpu
 
 
-def _faults() -> int:
-    """Page faults of this process, and of its children that have ended."""
-    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    return sum(resource.getrusage(each).ru_minflt for each in who)
+def _used() -> tuple[int, float]:
+    """Page faults and CPU ms of this process, and of its children that have ended."""
+    each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_minflt for one in each), sum(one.ru_utime + one.ru_stime for one in each) * 1e3
 
 
 # --- Questions --------------------------------------------------------------------------------------------------------

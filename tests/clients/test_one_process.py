@@ -20,6 +20,14 @@ def test_a_clients_run_is_recorded_and_keeps_the_protocol(client: Client, mode: 
     client_checks.is_recorded(client, mode, ran)
 
 
+@pytest.mark.parametrize(("name", "mode"), [("webdataset", "run arena"), ("torchdata", "observe arena")])
+def test_a_client_sees_the_same_samples_with_slabs(name: str, mode: str, ran: Ran) -> None:
+    """By minidl's loader, and by a loader of torch's kind; `client_runs` has these modes for all of them."""
+    client = next(client for client in ONE_PROCESS if client.name == name)
+    client_checks.sees_torchs_samples(client, mode, ran)
+    client_checks.is_recorded(client, mode, ran)
+
+
 @pytest.mark.parametrize("client", ONE_PROCESS, ids=str)
 def test_the_readme_says_what_came(client: Client, ran: Ran) -> None:
     client_checks.is_told(client, ran)

@@ -105,6 +105,19 @@ def ones(count: int) -> Iterator[torch.Tensor]:
         yield torch.full((4,), float(number))
 
 
+class Blocks(minidl.Dataset[torch.Tensor]):
+    """i -> as many i as fill a slab."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((50_000,), float(index))
+
+
 # --- Batches ----------------------------------------------------------------------------------------------------------
 class Pair(NamedTuple):
     a: torch.Tensor
@@ -128,6 +141,20 @@ def test_batches_are_the_loaders_own_in_its_order(prefetch: int, workers: int) -
         assert len(loader) == 10
         for _ in range(2):
             assert numbers(loader) == [2.0 * n for n in range(10)]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_slab_is_not_written_again_before_it_was_copied(pin: bool) -> None:
+    """The consumer drops each batch at once, and the device copies what is pinned only when it is woken."""
+    copies = []
+    if pin:
+        hold(sim.current_stream())
+    for batch in minidl.DataLoader(Blocks(30), 1, num_workers=2, pin_memory=pin, transport="arena"):
+        copies.append(batch.to(SIMULATED, non_blocking=True))
+        del batch
+    sim.wake()
+    assert [copy.cpu().unique().tolist() for copy in copies] == [[number] for number in range(30)]
 
 
 def test_torchs_loader_and_plain_iterables_are_taken() -> None:
@@ -804,6 +831,18 @@ def test_gpu_batches_are_the_loaders_own(cuda: torch.device, pin: bool, workers:
             batches = list(loader)
             assert {batch.device for batch in batches} == {cuda}
             assert numbers(batches) == [2.0 * n + 1 for n in range(10)]
+
+
+@gpu
+@pytest.mark.parametrize("pin", [True, False])
+def test_gpu_a_slab_is_not_written_again_before_it_was_copied(cuda: torch.device, pin: bool) -> None:
+    """Slabs are not page-locked: a copy from one has read it when it returns, also if it does not block."""
+    copies = []
+    for batch in minidl.DataLoader(Blocks(200), 1, num_workers=2, pin_memory=pin, transport="arena"):
+        busy(cuda, 1)
+        copies.append(batch.to(cuda, non_blocking=True))
+        del batch
+    assert [copy.unique().tolist() for copy in copies] == [[number] for number in range(200)]
 
 
 @gpu

@@ -9,6 +9,7 @@ import pytest
 from made_evidence import (
     LOCKED,
     LOOP,
+    MAIN,
     QUEUES,
     SLEEPS,
     feeder,
@@ -27,7 +28,7 @@ from made_evidence import (
 from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
-from minidl.evidence.model import Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
+from minidl.evidence.model import BACKLOG, Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
 
 OPENS = Syscall("openat", "opens /data/a.fifo")
 FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
@@ -406,3 +407,96 @@ def test_json_has_what_the_text_has_and_escapes_control_characters() -> None:
     assert (data["cause"], data["sure"], data["state"]) == ("sleep", "certain", "hung")
     assert "\x1b" not in said.text()
     assert said.title.startswith("hung: the loop waits for worker 1, in sample 37")
+
+
+# --- What may still be answered ---------------------------------------------------------------------------------------
+RECEIVES = Syscall("recvfrom", "", (9,), (9,), timeout=-1.0)
+ACCEPTS = Syscall("accept4", "", (6,), (6,), timeout=-1.0)
+OUR_WORKER = "/home/a/minidl/worker.py"
+
+
+def connection(fd: int, inode: int, peer: int, about: str = "") -> Descriptor:
+    return Descriptor(fd, "socket", f"socket:[{inode}]", inode, mode="rw", peer=peer, about=about)
+
+
+def test_the_other_end_of_a_socket_is_a_thread_and_no_circle() -> None:
+    """The loop's process serves the worker from a thread, which sleeps: its main thread has nothing to do with it."""
+    serve = thread(190, (user("time.sleep(990)", "serve"),), SLEEPS, name="server")
+    served = loop(1, serve, descriptors=(connection(8, 91, 90),))
+    stuck = worker(1, user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
+    said = found(served, IDLE, stuck)
+    assert said.cause is not HangCause.CYCLE
+    assert said.who["thread"] == 190
+
+
+def test_who_receives_bytes_between_two_looks_moves() -> None:
+    def at(switches: int) -> SeenProcess:
+        return worker(1, user("sock.recv(1)"), call=RECEIVES, switches=switches, descriptors=(connection(9, 90, 0),))
+
+    assert diagnose(later(loop(1), IDLE, at(3))).state is State.MOVES
+    assert diagnose(later(loop(1), IDLE, at(0))).state is State.HUNG
+
+
+def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
+    stuck = worker(1, user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 70, BACKLOG),))
+    stopped = process(
+        300, LOOP, thread(300, None, ACCEPTS, state="T"), name="server", descriptors=(connection(6, 70, 0),)
+    )
+    said = found(loop(1), IDLE, stuck, stopped)
+    assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
+
+
+def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Diagnosis:
+    """The loop is in its own code, for much longer than any step before."""
+    ends = (connection(6, 60, 0), Descriptor(10, "pipe", "pipe:[100]", 100, mode="r"))
+    first = thread(LOOP, (*inside, MAIN), call, **main)  # type: ignore[arg-type]
+    home = replace(loop(1), threads=(first,), descriptors=ends)
+    told = Told(hung=True, seconds=seconds, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
+    return diagnose([look(home, IDLE), look(home, IDLE, moment=4_000_000_000)], told)
+
+
+@pytest.mark.parametrize(
+    ("inside", "call", "main", "state"),
+    [
+        ((user("evaluate()"),), None, {"state": "R", "cpu": 0.5}, State.MAYBE_HUNG),
+        ((user("time.sleep(30)"),), Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), {}, State.MAYBE_HUNG),
+        ((user("server.accept()"),), ACCEPTS, {}, State.MAYBE_HUNG),
+        ((library("Pdb.interaction", "/lib/python3.11/pdb.py"), user("breakpoint()")),
+         Syscall("read", "", (10,), (10,)), {}, State.MAYBE_HUNG),
+        ((library("select", "/lib/python3.11/selectors.py"),
+          library("BaseEventLoop._run_once", "/lib/python3.11/asyncio/base_events.py"), user("asyncio.run(main())")),
+         Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0), {}, State.MOVES),
+        ((user("native()"),), None, {}, State.MAYBE_HUNG),
+        ((user("with lock:"),), LOCKED, {}, State.HUNG),
+    ],
+)  # fmt: skip
+def test_between_two_batches_the_loop_may_work_or_wait_for_a_person(
+    inside: tuple[Frame, ...], call: Syscall | None, main: dict[str, object], state: State
+) -> None:
+    assert own_code(*inside, call=call, **main).state is state
+
+
+def test_a_queue_whose_thread_computes_is_not_hung_for_certain() -> None:
+    def queue_of(**other: object) -> State:
+        computes = thread(190, (user("decode()", "produce"),), None, name="producer", **other)  # type: ignore[arg-type]
+        get = (WAIT, library("Queue.get", "/lib/python3.11/queue.py"), user("q.get()"))
+        return found(loop(1, computes, stack=(*get, MAIN), call=LOCKED)).state
+
+    assert queue_of(state="R", cpu=0.5) is State.MAYBE_HUNG
+
+
+def test_a_thread_of_our_workers_own_hides_no_fork_hazard() -> None:
+    watches = thread(190, (library("_end_orphan", OUR_WORKER), library("Thread.run")), SLEEPS, name="end_orphan")
+    refresh = thread(191, (user("time.sleep(1)", "refresh"),), SLEEPS, name="refresh")
+    stuck = worker(0, user("with lock:"), call=LOCKED, others=(watches,))
+    assert found(loop(0, refresh), stuck).cause is HangCause.FORK_LOCK
+
+
+@pytest.mark.parametrize(("ignored", "state"), [((), State.MAYBE_HUNG), (("SIGTERM",), State.HUNG)])
+def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...], state: State) -> None:
+    joins = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1, {}, "w.join(timeout=5)")
+    home = replace(loop(1), threads=(thread(LOOP, (joins, MAIN), polls(3), idle=1.0, switches=1),))
+    told = Told(hung=True, seconds=6.0, past=0.1, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    asleep = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), ignored=ignored)
+    assert diagnose([look(home, IDLE, asleep)], told).state is state
+    assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).state is State.HUNG

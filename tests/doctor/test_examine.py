@@ -80,7 +80,7 @@ def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: P
             said = of_trace(trace, py_spy=False, seconds=0)
         finally:
             program.kill()
-    assert said.state is State.HUNG
+    assert said.state is State.MAYBE_HUNG  # after its loaders, and without a stack, nothing says that it has to go on
     assert said.who["pid"] == program.pid
     assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
 

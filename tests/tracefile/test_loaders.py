@@ -53,7 +53,7 @@ def test_train_and_validation_are_told_apart_for_all_their_epochs(tmp_path: Path
         ("Photos by RandomSampler, train.py:12: iterators 1, 3", (1, 3)),
         ("Photos by SequentialSampler, train.py:13: iterators 2, 4", (2, 4)),
     ]
-    assert Export(trace).titles() == ["train.py:12 consumer 1", "train.py:13 consumer 2", "loader 100"]
+    assert [lane.name for lane in Export(trace).lanes] == ["train.py:12 consumer", "train.py:13 consumer", "loader"]
     text = summary(trace).text()
     assert "Photos by RandomSampler, train.py:12: iterators 1, 3; together " in text
     assert text.index("train.py:12") < text.index("iterator 1") < text.index("train.py:13") < text.index("iterator 2")

@@ -24,6 +24,7 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
+from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, Sentinel
 from minidl.transport.arena import FREE, INLINE, TAKEN
@@ -52,7 +53,8 @@ class Line:
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
+def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    monkeypatch.setattr(collate, "shared_from", 0)
     before = torch.UntypedStorage.__dict__.get("_new_shared")
     made = Line()
     yield made

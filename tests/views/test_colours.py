@@ -11,7 +11,22 @@ from sights import SIGHTS, ciede2000, difference, lab
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.views.colours import ACTORS, BATCHES, RED, THEMES, Paint, legend, paint, rgb
+from minidl.views.colours import (
+    ACTORS,
+    BATCHES,
+    DARKEST,
+    LIGHTEST,
+    NEAR,
+    RED,
+    THEMES,
+    Paint,
+    _perfettos_hash,
+    hue_and_lightness,
+    legend,
+    paint,
+    perfettos_name,
+    rgb,
+)
 from minidl.views.layout import LaneKind
 from minidl.views.scene import ALARMS
 
@@ -110,3 +125,24 @@ def test_a_legend_names_work_once_and_then_the_patterns() -> None:
     ]  # fmt: skip
     marks = [(sign.label, sign.pattern) for sign in legend([], cause=True, failed=True, states=[ev.RESUMED])]
     assert marks == [("what is waited for", "cause"), ("failure", "failed"), ("resumed", "state")]
+
+
+# --- In the Perfetto UI -----------------------------------------------------------------------------------------------
+def test_perfetto_draws_each_step_in_nearly_its_colour_and_waits_as_light_as_it_can() -> None:
+    """The UI's hash of "fetch" is 200 and of "данные" 64, as its own code says."""
+    assert (_perfettos_hash("fetch", 360), _perfettos_hash("данные", 360)) == (200, 64)
+    looks = {paint(code) for code, event in EVENTS.items() if event.phase is Phase.BEGIN}
+    for look in looks:
+        hue, lightness = hue_and_lightness(rgb(look.colour))
+        word = perfettos_name(look.colour, lightest=look.waits)
+        drawn = _perfettos_hash(word, 360), _perfettos_hash(word + "x", 40) + DARKEST
+        expected = LIGHTEST if look.waits else min(LIGHTEST, max(DARKEST, lightness))
+        assert min((drawn[0] - hue) % 360, (hue - drawn[0]) % 360) + abs(drawn[1] - expected) <= NEAR, look
+
+
+@pytest.mark.parametrize(
+    ("colour", "hue", "lightness"), [("#ff0000", 12.2, 53.2), ("#00ff00", 127.7, 87.7), ("#0000ff", 265.9, 32.3)]
+)
+def test_hue_and_lightness_are_those_of_cieluv(colour: str, hue: float, lightness: float) -> None:
+    assert hue_and_lightness(rgb(colour)) == pytest.approx((hue, lightness), abs=0.1)
+    assert hue_and_lightness((0, 0, 0)) == (0, 0)

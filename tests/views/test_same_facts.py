@@ -18,6 +18,7 @@ import pytest
 import workloads as wl
 from made_trace import Run
 from pages import Read
+from perfetto_file import PerfettoFile
 from pictures import artists
 from recorded import record
 
@@ -25,7 +26,7 @@ import minidl
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import Export, to_chrome
+from minidl.views.chrome import Export, LaneRole, to_chrome
 from minidl.views.colours import WAITING, paint
 from minidl.views.layout import LaneKind
 from minidl.views.page import html
@@ -236,19 +237,15 @@ def test_the_viewer(trace: Trace) -> None:
 
 
 def test_the_viewers_tracks_are_the_lanes(trace: Trace) -> None:
-    """A process for the loader and for each worker, in the lanes' order; in it a thread for each of its lanes."""
+    """The loader's and each worker's, in the lanes' order; a worker's threads are of its process."""
     drawn, document = scene_of(trace), to_chrome(trace)
-    workers = [int(m[1]) for title in Export(trace).titles() if (m := re.match(r"w(?:orker )?(\d+)", title))]
+    workers = [int(lane.name.split()[1]) for lane in Export(trace).lanes if lane.role is LaneRole.WORKER]
     assert workers == [lane.worker for lane in drawn.lanes if lane.kind is LaneKind.WORKER]
     titles = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
     tasks: Counter[tuple[str, str, Any]] = Counter()
     for e in document["traceEvents"]:
         if e["ph"] in "XB" and e["cat"] in ("worker", "feeder") and e["name"] != "index_put":
-            tasks[
-                re.sub(r"^w(?=\d)", "worker ", titles[e["pid"]].split(" of ")[0]),
-                e["args"]["event"],
-                e["args"].get("task"),
-            ] += 1
+            tasks[titles[e["pid"]].split(" of ")[0], e["args"]["event"], e["args"].get("task")] += 1
     expected: Counter[tuple[str, str, Any]] = Counter()
     for bar in drawn.bars:
         lane, event = drawn.lanes[bar["lane"]], EVENTS[int(bar["code"])]
@@ -256,6 +253,36 @@ def test_the_viewers_tracks_are_the_lanes(trace: Trace) -> None:
             title = f"worker {lane.worker}" if lane.worker >= 0 else "loader"
             expected[title, event.name, int(bar["task"]) if bar["task"] >= 0 else None] += 1
     assert tasks == expected
+
+
+def test_both_of_the_viewers_formats_say_the_same(trace: Trace, tmp_path: Path) -> None:
+    """Slices with their lengths and values, instants, counts, and from which slice to which the batches go."""
+    document, file = to_chrome(trace)["traceEvents"], PerfettoFile(trace, tmp_path)
+    slices = [e for e in document if e["ph"] in "XB"]
+    lasting = {(e["id2"]["local"], e["ph"]): ns(e["ts"]) for e in document if e["ph"] in "be"}
+    batches = [(e["name"], ns(e["ts"]), lasting[e["id2"]["local"], "e"]) for e in document if e["ph"] == "b"]
+    expected = Counter((e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]) if "dur" in e else -1) for e in slices)
+    headline = scene_of(trace).headline.sentence
+    told = Counter((one.name, one.begin, one.end) for one in file.slices if one.name != headline)
+    assert told == expected + Counter(batches)
+    values = Counter((e["name"], tuple(v for v in e["args"].values() if v is not None)) for e in slices)
+    epochs = "epoch", "batch", headline
+    assert values == Counter(
+        (one.name, tuple(one.args.values())) for one in file.slices if not one.name.startswith(epochs)
+    )
+    assert Counter((one.name, one.begin) for one in file.instants) == Counter(
+        (e["name"], ns(e["ts"])) for e in document if e["ph"] == "i"
+    )
+    counts = sorted((ns(e["ts"]), value) for e in document if e["ph"] == "C" for value in e["args"].values())
+    assert sorted(itertools.chain.from_iterable(file.counts.values())) == counts
+    points: dict[tuple[str, int], list[int]] = {}
+    for e in document:
+        if e["ph"] in "stf":
+            points.setdefault((e["cat"], e["id"]), []).append(ns(e["ts"]))
+    assert len(file.flows) == len(points)
+    flows = sorted([(one.begin, one.end) for one in flow] for flow in file.flows.values())
+    for flow, times in zip(flows, sorted(points.values()), strict=True):
+        assert [begin <= time and (time <= end or end < 0) for (begin, end), time in zip(flow, times, strict=True)]
 
 
 def test_the_viewers_arrows(trace: Trace) -> None:

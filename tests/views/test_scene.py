@@ -573,6 +573,16 @@ def test_what_did_not_end_comes_with_what_is_to_blame_first_and_without_idle_wor
     assert ev.INDEX_GET[0] not in stopped.bars["code"][rest], "the other worker is only idle"
 
 
+def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path) -> None:
+    drawn = scene_of(read_trace(Path(__file__).parents[2] / "traces" / "worker-sigkilled.minidl"))
+    framed, cause, (death,) = drawn.framed, drawn.cause, drawn.deaths
+    assert framed is not None
+    assert cause is not None
+    assert (framed.words, drawn.unended()) == ("idle", []), "it was idle when it died: that is no step that did not end"
+    assert lane_named(drawn, (cause.to_lane, cause.to_row)) == ("worker 1", 0)
+    assert cause.at(drawn.begin, drawn.end) > death.time
+
+
 def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
     """That of its end: the title, the axis and the words in the frame use it."""
     short, long = scene_of(made(tmp_path / "a", **made_trace.HUNG)), scene_of(made(tmp_path / "b", **LONG_HANG))

@@ -14,7 +14,7 @@ CASE = LabCase(
     theme="a worker that does not begin",
     title="a spawned worker hangs in the import of the script",
     users_see="With fork all is well. With spawn the first batch never comes, and no line of the dataset runs.",
-    thread="https://github.com/pytorch/pytorch/issues/167387",
+    thread="https://github.com/pytorch/pytorch/issues/44267",
     fix="Move what has effects below `if __name__ == '__main__':`.",
     truth=lambda o: Truth("", -1, -1, (), ("file-lock", "cycle")),
     methods=("spawn", "forkserver"),
