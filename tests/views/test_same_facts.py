@@ -281,8 +281,13 @@ def test_both_of_the_viewers_formats_say_the_same(trace: Trace, tmp_path: Path) 
             points.setdefault((e["cat"], e["id"]), []).append(ns(e["ts"]))
     assert len(file.flows) == len(points)
     flows = sorted([(one.begin, one.end) for one in flow] for flow in file.flows.values())
-    for flow, times in zip(flows, sorted(points.values()), strict=True):
-        assert [begin <= time and (time <= end or end < 0) for (begin, end), time in zip(flow, times, strict=True)]
+    for times in sorted(points.values()):  # each arrow's points lie in the slices of one of the other format's
+        flows.remove(next(flow for flow in flows if len(flow) == len(times) and all(map(_lies_in, times, flow))))
+
+
+def _lies_in(time: int, of: tuple[int, int]) -> bool:
+    begin, end = of
+    return begin <= time and (time <= end or end < 0)
 
 
 def test_the_viewers_arrows(trace: Trace) -> None:
