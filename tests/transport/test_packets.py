@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import workloads as wl
 
-from minidl.transport.packets import PACKET, TaskQueue
+from minidl.messages import Task
+from minidl.transport import packets
+from minidl.transport.message import Envelope
+from minidl.transport.packets import PACKET, Readable, TaskQueue
 from minidl.transport.queues import NoThreadError
 
 
@@ -35,6 +38,41 @@ def test_messages_come_in_order_and_whole(tasks: Any) -> None:
     with pytest.raises(queue.Empty):
         tasks.get(block=False)
     assert repr(tasks) == "<TaskQueue: open>"
+
+
+class Counted(Envelope):
+    """An envelope that becomes what no number stands for."""
+
+    def __reduce__(self) -> Any:
+        return str, (self.message.idx,)
+
+
+def test_an_envelope_may_become_anything(tasks: Any) -> None:
+    tasks.put(Counted(Task(7, 0, [1, 2])))
+    assert tasks.get(timeout=wl.BOUND) == "7"
+
+
+class Answers:
+    """A poll that answers in turn."""
+
+    def __init__(self, *answers: list[int]) -> None:
+        self.left = list(answers)
+
+    def poll(self, timeout: float | None) -> list[int]:
+        return self.left.pop(0)
+
+
+def test_what_comes_while_the_reader_looks_is_found_without_a_sleep(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = Readable(tasks._receiver)
+    monkeypatch.setattr(packets, "_SOON", wl.BOUND)
+    readable._poll = Answers([], [], [1])  # type: ignore[assignment]
+    assert readable.wait(wl.BOUND)
+    monkeypatch.setattr(packets, "_SOON", 0.0)
+    readable._poll = Answers([], [], [], [1])  # type: ignore[assignment]  # two waits: in vain, and at once to sleep
+    assert [readable.wait(1.0), readable.wait(1.0)] == [False, True]
+    assert readable._poll.left == []
 
 
 def test_what_finds_no_room_is_written_by_a_thread(tasks: Any) -> None:

@@ -24,7 +24,7 @@ import minidl
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, Task
 from minidl.transport.message import Envelope, dumps, rebuild
-from minidl.transport.tensors import TensorPickler
+from minidl.transport.tensors import TensorPickler, filling, is_filling
 
 SHM = Path("/dev/shm")
 
@@ -409,3 +409,10 @@ def test_a_batch_that_cannot_be_sent_for_lack_of_descriptors_says_so(
     with pytest.raises(RuntimeError if named else ValueError, match="Too many open files" if named else "x") as raised:
         sent.reraise()
     assert str(error) in str(raised.value)  # with the traceback of what failed first
+
+
+def test_a_thread_fills_slabs_within_its_block_alone() -> None:
+    assert not is_filling()
+    with filling(object()):
+        assert is_filling()
+    assert not is_filling()
