@@ -266,9 +266,10 @@ def is_interrupted_before_the_pin_thread_is_told() -> None:
 
 
 # --- A worker dies ----------------------------------------------------------------------------------------------------
+# Its batches are lists: of one that has tensors, the loader would miss the memory if it were still to fetch it.
 def a_worker_is_killed() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, faulty.kill_myself))
+    iterator = start(faulty.At(10, 3, faulty.kill_myself), collate_fn=list)
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -277,7 +278,7 @@ def a_worker_is_killed() -> None:
 
 def a_worker_is_killed_in_a_message() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message))
+    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), collate_fn=list)
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
@@ -286,7 +287,7 @@ def a_worker_is_killed_in_a_message() -> None:
 
 def a_worker_is_killed_in_a_message_pinned() -> None:
     intervals(1.0)
-    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), pin_memory=True)
+    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), collate_fn=list, pin_memory=True)
     error = error_of(iterator)
     waits(iterator)
     iterator.close()
@@ -303,7 +304,7 @@ def die_in_the_done_events_lock() -> None:
 
 def a_worker_is_killed_asking_the_done_event() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, die_in_the_done_events_lock))
+    iterator = start(faulty.At(10, 3, die_in_the_done_events_lock), collate_fn=list)
     waits(iterator)
     error = error_of(iterator)
     iterator.close()
