@@ -90,6 +90,11 @@ SEEN: Final[dict[str, str]] = {
     "terminate": "a call of terminate()",
     "cancel_join_thread": "a call",
     "queue_close": "a call",
+    "slab_take": "with transport='arena': the arena takes a slab",
+    "slab_send": "with transport='arena': the worker's write",
+    "slab_fallback": "with transport='arena': the worker's write, if leaves of the batch are in no slab",
+    "slab_map": "with transport='arena': the reader's get",
+    "slab_release": "with transport='arena': the last view of a batch is gone",
 }
 """Event -> the call that shows it. Stamped when it happens."""
 
