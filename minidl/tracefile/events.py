@@ -244,8 +244,9 @@ INDEX_PUT = _instant(
     "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
-    "the index queue's feeder thread writes the pickled task to the pipe",
-    "multiprocessing.queues:_feed", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
+    "the index queue's feeder thread writes the pickled task to the pipe (with slabs, the loader's main thread to a "
+    "socket)",
+    "multiprocessing.queues:_feed, transport.packets:put", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
@@ -293,7 +294,7 @@ RESULT_PICKLE = _span(
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
-    "thread to its own socket)",
+    "thread to the socket that they share)",
     "multiprocessing.queues:_feed, transport.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
     stage="write")  # fmt: skip
 
