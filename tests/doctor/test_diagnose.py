@@ -500,3 +500,13 @@ def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...],
     asleep = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), ignored=ignored)
     assert diagnose([look(home, IDLE, asleep)], told).state is state
     assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).state is State.HUNG
+
+
+def test_a_worker_that_only_inherited_a_socket_has_lost_no_result() -> None:
+    """The loop rebuilds a batch, and asks a server; the only worker, which is idle, has a copy of the server's end."""
+    rebuild = Frame("Queue.get", QUEUES, 122, {}, "return _ForkingPickler.loads(res)")
+    stack = (user("sock.recv(1)", "Note.__setstate__"), rebuild, *next_stack(0)[2:])
+    home = process(LOOP, 1, thread(LOOP, stack, RECEIVES), descriptors=(connection(9, 90, 91),))
+    idle = worker(0, step="idle", descriptors=(connection(8, 91, 90),))
+    said = diagnose(later(home, idle))
+    assert (said.cause, said.who["role"], said.where["step"]) == (HangCause.SOCKET, "loop", "unpickle")
