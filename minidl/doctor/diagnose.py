@@ -101,8 +101,11 @@ def _no_loop(case: RunFacts) -> Diagnosis:
 def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
     waits_for_cpu = found.cause is HangCause.NO_CPU
-    if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
+    if found.moves and (waits_for_cpu or not _stays(case, end)):
         return State.MOVES
+    if _moved(case, chain):
+        stands = told is not None and told.hung and _stands(case, end)  # it moved before it came to where it is now
+        return State.MAYBE_HUNG if stands else State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
     if asked or found.helped or _will_be_ended(case, chain):
         return State.MAYBE_HUNG
@@ -177,6 +180,12 @@ def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
         return False
     rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
     return case.told is None or case.told.seconds < JOINED * rounds
+
+
+def _stands(case: RunFacts, end: Link) -> bool:
+    """Whether a thread has been blocked for a second in what need not end."""
+    thread = case.thread(end.pid, end.tid)
+    return thread is not None and thread.slept and thread.idle >= 1 and not end.wait.bounded
 
 
 def _stays(case: RunFacts, end: Link) -> bool:

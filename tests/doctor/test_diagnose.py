@@ -510,3 +510,12 @@ def test_a_worker_that_only_inherited_a_socket_has_lost_no_result() -> None:
     idle = worker(0, step="idle", descriptors=(connection(8, 91, 90),))
     said = diagnose(later(home, idle))
     assert (said.cause, said.who["role"], said.where["step"]) == (HangCause.SOCKET, "loop", "unpickle")
+
+
+def test_what_came_to_its_end_between_two_looks_may_hang() -> None:
+    first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
+    last = look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED, idle=2.0), moment=4_000_000_000)
+    told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([first, last], told)
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SELF_LOCK)
+    assert diagnose([first, last]).state is State.MOVES  # nothing says that it takes long
