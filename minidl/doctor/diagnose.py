@@ -120,8 +120,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
     thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
-    if chain.missing:
-        return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
+    if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
+        short = told is not None and 0 <= told.seconds < LONG
+        return State.HUNG if case.apart >= LONG and not short else State.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
         return State.HUNG
     if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
