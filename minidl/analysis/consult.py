@@ -15,6 +15,9 @@ from minidl.tracefile.reader import Trace
 _APART_NS = 3_000_000_000
 """Between two looks that are compared. The first of all is too early: what stands still now may have moved then."""
 
+_DYING_NS = 1_000_000_000
+"""A look takes as long as that: one that ended so shortly before the run saw the run die."""
+
 _EARLY_NS = 1_000_000_000
 """A look's wait and the trace's may differ by so much: a watchdog reads events once a second."""
 
@@ -24,6 +27,9 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
     until = told.since + int(told.seconds * 1e9) + _EARLY_NS
     found = [one for one in trace.watched.looks if told.since - _EARLY_NS <= one.at <= until]
     found = [one for one in found if one.stall.pid == told.pid] or found
+    death = trace.watched.death_of(told.pid)
+    if death is not None:  # a kill of the whole run ends one process after the other: that is no evidence of the wait
+        found = [one for one in found if one.at < death.at - _DYING_NS] or found
     out = []
     for one in found:
         try:

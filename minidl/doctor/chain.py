@@ -146,7 +146,8 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
             return [(pid, thread.tid, why[pid])]
     could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
-    if pid != link.pid and not (could and case.place(pid, pid).step in AT_HOME):  # else it is busy in the loader
+    in_loader = case.idle_worker(pid) if pid in case.workers else bool(could) and case.place(pid, pid).step in AT_HOME
+    if pid != link.pid and not in_loader:
         could.insert(0, pid)
     return [(pid, could[0], why[pid])] if len(could) == 1 else []
 

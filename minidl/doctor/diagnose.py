@@ -101,8 +101,11 @@ def _no_loop(case: RunFacts) -> Diagnosis:
 def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
     waits_for_cpu = found.cause is HangCause.NO_CPU
-    if _moved(case, chain) or (found.moves and (waits_for_cpu or not _stays(case, end))):
+    if found.moves and (waits_for_cpu or not _stays(case, end)):
         return State.MOVES
+    if _moved(case, chain):
+        stands = told is not None and told.hung and _stands(case, end)  # it moved before it came to where it is now
+        return State.MAYBE_HUNG if stands else State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
     if asked or found.helped or _will_be_ended(case, chain):
         return State.MAYBE_HUNG
@@ -117,8 +120,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
     thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
-    if chain.missing:
-        return State.HUNG if case.apart >= LONG else State.MAYBE_HUNG
+    if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
+        short = told is not None and 0 <= told.seconds < LONG
+        return State.HUNG if case.apart >= LONG and not short else State.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
         return State.HUNG
     if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
@@ -177,6 +181,12 @@ def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
         return False
     rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
     return case.told is None or case.told.seconds < JOINED * rounds
+
+
+def _stands(case: RunFacts, end: Link) -> bool:
+    """Whether a thread has been blocked for a second in what need not end."""
+    thread = case.thread(end.pid, end.tid)
+    return thread is not None and thread.slept and thread.idle >= 1 and not end.wait.bounded
 
 
 def _stays(case: RunFacts, end: Link) -> bool:

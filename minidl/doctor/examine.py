@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -41,26 +41,29 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diag
     if target.isdecimal() and not os.path.exists(target):
         pid = int(target)
         if not live.records_trace(pid):
-            return look_at(pid, None, py_spy=py_spy, seconds=seconds)
+            return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds)
     path = live.find_trace(target)
     return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
 
 
-def look_at(pid: int, told: Told | None, *, py_spy: bool, seconds: float, others: Sequence[int] = ()) -> Diagnosis:
+def look_at(
+    pid: int, told: Callable[[], Told | None], *, py_spy: bool, seconds: float, others: Sequence[int] = ()
+) -> Diagnosis:
     """Look at a process, its children and some others: once, twice, or three times.
 
-    What moved between the first two looks may stand still since: a worker that starts hangs at the end of its start.
+    told: what the trace tells, asked for after each look: the wait that the first look saw may have ended. What moved
+    between the first two looks may stand still since: a worker that starts hangs at the end of its start.
     """
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
     looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
-    found = diagnose(looks, _until(told, looks[-1].moment))
+    found = diagnose(looks, _until(told(), looks[-1].moment))
     if found.state is State.HUNG or not seconds:
         return found
     for _ in range(2):
         time.sleep(seconds)
         looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
-        found = diagnose(looks[-2:], _until(told, looks[-1].moment))
+        found = diagnose(looks[-2:], _until(told(), looks[-1].moment))
         if found.state is not State.MOVES:
             break
     return found
@@ -81,10 +84,12 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
     ended = [int(line["monotonic_ns"]) for line in trace.described("trace_end")]
     if running and found.kind not in (What.DIED, What.ERROR):
-        told = found.told or Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
-        pid = told.pid if told.pid in running else running[0]
+        unknown = Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
+        pid = found.told.pid if found.told is not None and found.told.pid in running else running[0]
         others = [one for one in running if one != pid]
-        now = look_at(pid, told, py_spy=py_spy, seconds=seconds, others=others)
+        now = look_at(
+            pid, lambda: headline(read_trace(trace.path)).told or unknown, py_spy=py_spy, seconds=seconds, others=others
+        )
         blocked = now.state is State.HUNG or (now.state is State.MAYBE_HUNG and now.cause is not HangCause.COMPUTING)
         if not ended or blocked:  # of a program that goes on after its trace, the trace is asked for
             return now

@@ -500,3 +500,22 @@ def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...],
     asleep = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), ignored=ignored)
     assert diagnose([look(home, IDLE, asleep)], told).state is state
     assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).state is State.HUNG
+
+
+def test_a_worker_that_only_inherited_a_socket_has_lost_no_result() -> None:
+    """The loop rebuilds a batch, and asks a server; the only worker, which is idle, has a copy of the server's end."""
+    rebuild = Frame("Queue.get", QUEUES, 122, {}, "return _ForkingPickler.loads(res)")
+    stack = (user("sock.recv(1)", "Note.__setstate__"), rebuild, *next_stack(0)[2:])
+    home = process(LOOP, 1, thread(LOOP, stack, RECEIVES), descriptors=(connection(9, 90, 91),))
+    idle = worker(0, step="idle", descriptors=(connection(8, 91, 90),))
+    said = diagnose(later(home, idle))
+    assert (said.cause, said.who["role"], said.where["step"]) == (HangCause.SOCKET, "loop", "unpickle")
+
+
+def test_what_came_to_its_end_between_two_looks_may_hang() -> None:
+    first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
+    last = look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED, idle=2.0), moment=4_000_000_000)
+    told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([first, last], told)
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SELF_LOCK)
+    assert diagnose([first, last]).state is State.MOVES  # nothing says that it takes long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,11 +14,13 @@ from made_evidence import LOOP, SLEEPS, look, loop, user, worker
 
 from minidl import cli
 from minidl.analysis.consult import opinion
+from minidl.doctor import examine
 from minidl.doctor.case import Told
 from minidl.doctor.diagnosis import HangCause, State, Sure
 from minidl.doctor.examine import of_trace
 from minidl.tracefile.reader import read_trace
 
+SECOND = 1_000_000_000
 TRACES = Path(__file__).parent.parent.parent / "traces"
 TOLD = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
 
@@ -90,3 +93,13 @@ def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFi
     assert "/nowhere/at/all" in capsys.readouterr().err
     assert cli.main(["doctor", "4194999"]) == cli.USAGE
     assert "there is no process 4194999" in capsys.readouterr().err
+
+
+def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker has sent its batch when it is looked at again: the loop waits for another one, which is no hang."""
+    waits = [Told(since=1, past=0.1, pid=LOOP, task=3, worker=1), Told(since=40 * SECOND, past=30.0, pid=LOOP, task=5)]
+    idle = [worker(0, step="idle"), worker(1, step="idle")]
+    seen = [look(loop(1), *idle, moment=moment * SECOND) for moment in (36, 40, 44)]
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    said = examine.look_at(os.getpid(), lambda: waits[0 if len(seen) == 2 else 1], py_spy=False, seconds=0.001)
+    assert said.state is not State.HUNG
