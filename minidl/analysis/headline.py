@@ -299,7 +299,7 @@ class _Inquiry:
         rank = f" in rank {home.rank}" if home.rank >= 0 else ""
         shot, state = self._state(wait)
         if not wait.for_data:
-            what, step, focus = self._own_code(wait, state)
+            what, step, focus = self._own_code(wait, state, f" for {for_how_long}")
         else:
             what, step, focus = self._missing(wait, shot, state)
         since_when = f"{home.name} waits since {self._at(wait.begin)}"
@@ -313,8 +313,7 @@ class _Inquiry:
         told = self._told(wait, state, focus, tuple(evidence))
         head, found = f"hung for {for_how_long}{rank}", second_opinion(self.trace, told)
         if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
-            sentence = f"cut{rank}: {what} for {for_how_long}"
-            return Headline(What.CUT, sentence, (*self._at_work(wait), *evidence), step, focus, told)
+            return Headline(What.CUT, f"cut{rank}: {what}", (*self._at_work(wait), *evidence), step, focus, told)
         if found is None:
             return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
         focus = self._stopped(wait, focus, found)
@@ -452,11 +451,11 @@ class _Inquiry:
         own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
         return wait.until - int(own[-1]) if len(own) else wait.took
 
-    def _own_code(self, wait: _Wait, state: ProtocolState) -> tuple[str, str, Spot]:
+    def _own_code(self, wait: _Wait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Spot]:
         row, home = wait.row, int(wait.row["process"])
         after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
         ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
-        what = f"the training loop's own code{after} has not called next; batches that are ready: {ready}"
+        what = f"the training loop's own code{after} has not called next{how_long}; batches that are ready: {ready}"
         step = (
             f"see where the loop stands: py-spy dump --pid {self.trace.processes[home].pid}; with several ranks it may "
             "wait for another rank, whose trace tells more"
