@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree
 
@@ -133,6 +133,8 @@ class TestStackDataset:
 
 class TestConcatDataset:
     @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5), index=st.integers(-25, 25))
+    @example(sizes=[2, 3], index=-1)
+    @example(sizes=[2, 3], index=-6)
     @settings(deadline=None)
     def test_every_index_falls_where_torch_lets_it_fall(self, sizes: list[int], index: int) -> None:
         agree(lambda lib: lib.ConcatDataset([Squares(size) for size in sizes])[index])
