@@ -525,11 +525,12 @@ def test_a_slice_of_the_replayed_dispatcher_is_cut_out_of_its_epoch() -> None:
 def tiled(trace: Trace, times: int) -> Trace:
     """A persistent loader's run with its second epoch many times over."""
     events, spans = trace.events.copy(), trace.spans()
-    writes = spans[spans["code"] == ev.INDEX_WRITE[0]]
+    writes = spans[np.isin(spans["code"], [ev.INDEX_WRITE[0], ev.RESULT_WRITE[0]])]
     for nth in (0, 2):  # a feeder that was late ends its write before the next epoch, as the others do
         cut = events["time"][find(events, ev.RESUME_PUT, nth=nth)]
         late = writes["end"][(writes["begin"] < cut) & (writes["end"] > cut)]
-        events["time"][(events["code"] == ev.INDEX_WRITE[1]) & np.isin(events["time"], late)] = cut - 1
+        ends = np.isin(events["code"], [ev.INDEX_WRITE[1], ev.RESULT_WRITE[1]])
+        events["time"][ends & np.isin(events["time"], late)] = cut - 1
     events = events[np.argsort(events["time"], kind="stable")]
     starts = [find(events, ev.RESUME_PUT, nth=0), find(events, ev.RESUME_PUT, nth=2)]
     length = int(events["time"][starts[1]] - events["time"][starts[0]])
