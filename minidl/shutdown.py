@@ -159,8 +159,20 @@ class Crew(LiveRepr):
         try:
             self._follow(self.driver.close())
         except BaseException:
-            self._follow(self.driver.close())
+            try:
+                self._follow(self.driver.close())
+            finally:
+                self._leave_pin_sentinel()
             raise
+
+    def _leave_pin_sentinel(self) -> None:
+        """Let Python exit though the pin thread's sentinel was not written.
+
+        The steps that an interruption has cut off include the end of the result queue. One of the workers that were
+        terminated in their place may have held the queue's lock, and Python would wait for the queue's feeder forever.
+        """
+        if self.pin_thread is not None:
+            self.result_queue.cancel_join_thread()
 
     def _follow(self, effect: Effect) -> None:
         while effect is not END:

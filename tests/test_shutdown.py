@@ -292,6 +292,32 @@ def interrupt(crew: Any, timeout: float) -> None:
 
 
 # --- The program's end ------------------------------------------------------------------------------------------------
+INTERRUPTED = """
+import minidl, workloads as wl
+from minidl.shutdown import Crew
+
+def interrupted(crew, timeout):
+    raise KeyboardInterrupt
+
+def wake(crew, plain=Crew._wake_pin):
+    crew.result_queue._wlock.acquire()  # as a worker does that is terminated in the middle of a write
+    plain(crew)
+
+Crew._wake_pin, Crew._join_pin = wake, interrupted
+iterator = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2, pin_memory=True))
+next(iterator)
+try:
+    iterator.close()
+except KeyboardInterrupt:
+    print("interrupted", *(worker.is_alive() for worker in iterator._workers))
+"""
+
+
+def test_python_exits_though_an_interrupted_shutdown_has_left_the_pin_threads_sentinel_unwritten() -> None:
+    done = wl.run(INTERRUPTED, MINIDL_SIMULATE_DEVICE="1")
+    assert (done.returncode, done.stdout.split()) == (0, ["interrupted", "False", "False"]), done.stderr
+
+
 EXIT = """
 import atexit, sys, threading
 
