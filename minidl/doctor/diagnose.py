@@ -104,7 +104,7 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     if found.moves and (waits_for_cpu or not _stays(case, end)):
         return State.MOVES
     if _moved(case, chain):
-        stands = told is not None and told.hung and _stands(case, end)  # it moved before it came to where it is now
+        stands = told is not None and told.hung and _stands(case, chain)  # it moved before it came to where it is now
         return State.MAYBE_HUNG if stands else State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
     if asked or found.helped or _will_be_ended(case, chain):
@@ -115,9 +115,7 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MAYBE_HUNG
     if told is not None and told.hung:
         return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
-    ring = chain.links[chain.back :] if chain.cycle else (end,)
-    ring = tuple(link for link in ring if not link.wait.bounded) or ring  # who polls wakes up
-    threads = [one for link in ring if (one := case.thread(link.pid, link.tid)) is not None]
+    threads = [one for link in _ring(chain) if (one := case.thread(link.pid, link.tid)) is not None]
     thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
@@ -183,10 +181,18 @@ def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
     return case.told is None or case.told.seconds < JOINED * rounds
 
 
-def _stands(case: RunFacts, end: Link) -> bool:
-    """Whether a thread has been blocked for a second in what need not end."""
-    thread = case.thread(end.pid, end.tid)
-    return thread is not None and thread.slept and thread.idle >= 1 and not end.wait.bounded
+def _ring(chain: Chain) -> tuple[Link, ...]:
+    """The links that have to go on: the chain's end, or all of a circle but those that only poll."""
+    ring = chain.links[chain.back :] if chain.cycle else (chain.end,)
+    return tuple(link for link in ring if not link.wait.bounded) or ring
+
+
+def _stands(case: RunFacts, chain: Chain) -> bool:
+    """Whether the chain's end has been blocked for a second in what need not end."""
+    ring = _ring(chain)
+    threads = [case.thread(link.pid, link.tid) for link in ring]
+    blocked = all(thread is not None and thread.slept and thread.idle >= 1 for thread in threads)
+    return blocked and not any(link.wait.bounded for link in ring)
 
 
 def _stays(case: RunFacts, end: Link) -> bool:
@@ -289,7 +295,8 @@ def _loop_words(case: RunFacts, first: Link) -> str:
     if first.place.step in AT_HOME or not first.place.seen:
         task = f"batch {case.told.task} of" if case.told is not None and case.told.task >= 0 else ""
         return f"{name} waits for {task}".rstrip() if task else f"{name} waits for"
-    return f"{name}, in its own code, waits for"
+    where = first.place.step.value if first.place.step is LoaderStep.EXIT else "in its own code"
+    return f"{name}, {where}, waits for"
 
 
 def _place(case: RunFacts, link: Link) -> str:

@@ -57,8 +57,10 @@ def look_at(
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
     looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
-    found = diagnose(looks, _until(told(), looks[-1].moment))
-    if found.state is State.HUNG or not seconds:
+    recorded = told()
+    found = diagnose(looks, _until(recorded, looks[-1].moment))
+    # A trace tells that the loop waits for long, and not that those whom it waits for stand still: they may take turns.
+    if not seconds or (found.state is State.HUNG and recorded is None):
         return found
     for _ in range(2):
         time.sleep(seconds)

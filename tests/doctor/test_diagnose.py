@@ -519,3 +519,16 @@ def test_what_came_to_its_end_between_two_looks_may_hang() -> None:
     said = diagnose([first, last], told)
     assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SELF_LOCK)
     assert diagnose([first, last]).state is State.MOVES  # nothing says that it takes long
+
+
+def test_a_circle_that_closed_between_two_looks_may_hang_though_the_loop_polls() -> None:
+    lock = Descriptor(7, "file", "/data/index.lock", 77, 3, "rw")
+    kept = replace(lock, locks=("1: FLOCK ADVISORY WRITE 100",))
+    home = replace(loop(1), descriptors=(*loop(1).descriptors, kept))
+    locks = (FileLock(1, "FLOCK", "WRITE", LOOP, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
+    first = look(home, IDLE, worker(1, user("x"), cpu=0.5, index=36))
+    stuck = worker(1, user("fcntl.flock(f, fcntl.LOCK_EX)"), call=FLOCK, descriptors=(lock,), idle=2.0)
+    last = look(home, IDLE, stuck, locks=locks, moment=4_000_000_000)
+    told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([first, last], told)
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.CYCLE)

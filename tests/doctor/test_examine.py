@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from made_evidence import LOOP, SLEEPS, look, loop, user, worker
+from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, user, worker
 
 from minidl import cli
 from minidl.analysis.consult import opinion
@@ -103,3 +103,13 @@ def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch:
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
     said = examine.look_at(os.getpid(), lambda: waits[0 if len(seen) == 2 else 1], py_spy=False, seconds=0.001)
     assert said.state is not State.HUNG
+
+
+def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    turns = [worker(1, user("with drive:"), call=LOCKED, index=index) for index in (37, 38, 39)]
+    seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).state is not State.HUNG
