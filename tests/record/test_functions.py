@@ -118,7 +118,7 @@ def test_only_calls_as_long_as_asked_for(tmp_path: Path) -> None:
     record(tmp_path / "all", workers=1, functions_min_us=0)
     record(tmp_path / "long", workers=1, functions_min_us=900)
     every, long = (read_trace(tmp_path / name).attachments[0].slices.rows for name in ("all", "long"))
-    assert 0 < (every["end"] - every["begin"]).min() < 100_000
+    assert 0 <= (every["end"] - every["begin"]).min() < 100_000  # a call may take less than the clock's step
     assert (long["end"] - long["begin"]).min() >= 899_000
     assert 12 <= len(long) < len(every)
 
