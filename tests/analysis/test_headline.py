@@ -498,6 +498,33 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
     assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
 
 
+def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole(tmp_path: Path) -> None:
+    """The loader sent SIGTERM, and waited in vain; if that wait has seen the worker's end, all is well."""
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    events = read_trace(path).events
+    end, common = int(events["time"][-1]), {"loader": 1, "worker": 1, "tid": LOADER_PID}
+    home = [{name: int(row[name]) for name in FIELDS} for row in events if row["pid"] == LOADER_PID]
+    home = [row for row in home if (row["code"], row["x"]) != (ev.WORKER_GONE, 1101)]
+
+    def waited(ended: bool) -> Headline:
+        joins = common | {"x": ev.Actor.WORKER}
+        more = [
+            common | {"code": ev.TERMINATE, "x": 1101, "y": signal.SIGTERM, "time": end + 1},
+            joins | {"code": ev.JOIN[0], "y": 5 * SECOND, "time": end + 2},
+            joins | {"code": ev.JOIN[1], "y": int(ended), "time": end + 1 + 5 * SECOND},
+        ]
+        write_process(path, home + more, pid=LOADER_PID, role="loader", loader=1, start_ns=START)
+        return headline(read_trace(path))
+
+    found = waited(False)
+    assert found.kind is What.HUNG
+    assert found.sentence.startswith("hung for 5.00 s, since ")
+    assert "worker 1 (pid 1101) did not end by SIGTERM" in found.sentence
+    assert found.focus is not None
+    assert found.focus.worker == 1
+    assert waited(True).kind in (What.SLOW, What.FINE)
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
