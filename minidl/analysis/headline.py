@@ -208,8 +208,9 @@ class _Inquiry:
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
         self.start, self.last = trace.start, trace.last
-        self.unit = unit_of(self.last - self.start)  # one unit for all that a title says
         self.until = alive_until(trace)
+        last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
+        self.unit = unit_of(last - self.start)  # one unit for all that a title says
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
         found = np.unique(trace.events["process"][at_home])

@@ -15,6 +15,7 @@ from recorded import recorded
 
 from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.places import LoaderStep
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS
 from minidl.explore.model import Model
@@ -24,6 +25,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
+from minidl.tracefile.watched import OWN, Stall, StallLook
 
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
@@ -523,6 +525,15 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
     assert found.focus is not None
     assert found.focus.worker == 1
     assert waited(True).kind in (What.SLOW, What.FINE)
+
+
+def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaders lived for some milliseconds, and Python's exit has lasted for 20 s."""
+    said = Diagnosis(State.HUNG, HangCause.LOCK, "hung for 20 s: the loop waits", (LoaderStep.EXIT.value,))
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    trace = made(tmp_path / "t", batches=4, step=10_000)
+    trace.watched.looks = [StallLook(Stall(1, OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
+    assert headline(trace).sentence == "hung for 20.0 s, since 0.00 s: the loop waits"
 
 
 @pytest.mark.live
