@@ -20,7 +20,8 @@ A slab is in use for two processes, and each tells only about itself.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
    of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
-   their own. A worker that forks never takes again what it sees itself. The worker never takes a KEPT slab again.
+   their own. A worker that forks marks the slabs that it sees itself, and each that it fills while another thread of it
+   forks. It never takes a KEPT or marked slab again, and never gives the memory of one back.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
@@ -340,7 +341,8 @@ class Arena:
             self.fallbacks += 1
             return None
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        about = (begin, array.dtype.str if array.dtype.isbuiltin else array.dtype, array.shape, "F" if fortran else "C")
+        dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype  # 2: a type of another package
+        about = (begin, dtype, array.shape, "F" if fortran else "C")
         _array(self._open[number].root, *about)[...] = array
         self._open[number].copied += array.nbytes
         return slab_array, (number, *about)
@@ -385,9 +387,10 @@ class Arena:
             if one.slab.touched > 2 * self._recent + _LEFT_OVER:
                 one.slab.give_back(self._recent)
         if len(self._slabs) > SPARE:
-            spare = [n for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
-            if len(spare) > SPARE and not (longest := self._slabs[spare[0]]).visible:
-                longest.give_back(0)
+            free = [slab for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
+            spare = [slab for slab in free if not slab.inherited]
+            if len(spare) > SPARE and not spare[0].visible:
+                spare[0].give_back(0)
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
@@ -396,6 +399,7 @@ class Arena:
         slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
+        slab.inherited |= _forks_begun > 0  # by another thread, which has marked the slabs already
         self._open.append(_Filling(slab, root))
         return len(self._open) - 1, self._open[-1].room(size)
 
@@ -428,7 +432,7 @@ class Arena:
 
     def forks(self) -> None:
         """A process is about to be forked, and may see the batches that this process sees."""
-        for slab in self._slabs.values():
+        for slab in tuple(self._slabs.values()):  # another thread may fill slabs
             slab.inherited |= slab.visible
 
 
@@ -530,10 +534,11 @@ class reading:  # noqa: N801  # entered for each batch: contextlib's way costs a
         self._roots = roots
 
     def __enter__(self) -> None:
+        self._before = getattr(_reading, "roots", None)  # an object may read other batches while it is rebuilt
         _reading.roots = self._roots
 
     def __exit__(self, *error: object) -> None:
-        _reading.roots = None
+        _reading.roots = self._before
         self._roots = []
 
 

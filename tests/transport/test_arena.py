@@ -377,6 +377,35 @@ def test_a_worker_that_forks_does_not_write_again_what_its_child_may_see(pair: P
     del third, fourth
 
 
+def test_a_worker_gives_no_memory_back_that_its_child_may_see(pair: Pair) -> None:
+    """Of the slabs that stay free, the last ones give their memory back: but not to a child's cost."""
+    kept = []
+    for value in range(5):
+        kept.append(pair.made(BIG, value))
+        pair.sent(kept[-1])
+    seen, slab = kept.pop(), pair.arena._slabs[4]
+    del kept
+    pair.arena.forks()
+    del seen
+    for _ in range(4):
+        pair.sent(pair.made(BIG, 9))
+    assert slab.memory[0] == 4
+    assert memory_of(pair).count(0) == 1
+
+
+def test_a_slab_that_is_filled_while_another_thread_forks_is_not_taken_again(pair: Pair) -> None:
+    """The child may see it, though the thread that forks has marked the slabs already."""
+    module._before_fork()
+    kept = pair.made(BIG, 1)
+    module._after_fork_in_parent()
+    pair.sent(kept)
+    slab = pair.arena._slabs[0]
+    del kept
+    pair.sent(pair.made(BIG, 2))
+    assert pair.arena._slabs[0] is not slab
+    assert slab.memory[0] == 1
+
+
 def test_only_the_workers_own_thread_fills_slabs(pair: Pair) -> None:
     made: list[Any] = []
     thread = threading.Thread(target=lambda: made.append(pair.arena.allocate(BIG)))
@@ -405,6 +434,17 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
     assert pair.used != []
     del part
     assert pair.used == []
+
+
+def test_an_array_of_another_packages_type_keeps_it(pair: Pair) -> None:
+    """Its `str` says only how many bytes an element has. As for bfloat16 of ml_dtypes."""
+    rational = pytest.importorskip("numpy._core._rational_tests").rational
+    array = np.array([rational(1, 3), rational(2, 5)] * BIG, dtype=rational)
+    back = pair.sent(array)
+    assert back.dtype == rational
+    assert np.array_equal(back, array)
+    assert pair.used == [0]
+    del back
 
 
 def test_an_array_that_fits_no_slab_travels_as_in_torch(pair: Pair) -> None:
@@ -473,6 +513,26 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
         pickle.loads(data)
     assert pair.sent(torch.ones(BIG)).eq(1).all()
     assert pair.arena._slabs[0] is not slab
+
+
+class Rereads:
+    """An object that reads another batch while it is rebuilt, as one may that iterates a loader."""
+
+    other: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        Rereads.other = Rereads.other()
+        self.__dict__ = state
+
+
+def test_a_batch_may_be_read_while_another_one_is_rebuilt(pair: Pair) -> None:
+    reader = Rereads()
+    reader.__dict__["some"] = 1
+    other, message = pair.pickled(torch.full((BIG,), 3.0)), pair.pickled([reader, torch.full((BIG,), 4.0)])
+    Rereads.other = lambda: pair.rebuilt(other)
+    assert pair.rebuilt(message)[1].eq(4).all()
+    assert Rereads.other.eq(3).all()
+    Rereads.other = None
 
 
 ACTS = ("drop", "view", "numpy", "mutate", "read", "forget")
