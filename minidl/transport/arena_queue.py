@@ -25,9 +25,11 @@ import torch
 import torch._utils
 
 from minidl import collate
+from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
+from minidl.messages import Result
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
-from minidl.transport.message import packed, unpacked
+from minidl.transport.message import Envelope, packed, unpacked
 from minidl.transport.packets import Readable, socket_pair
 from minidl.transport.tensors import filling
 
@@ -85,16 +87,16 @@ class ArenaWriter(LiveRepr):
         """Pickle and write a message. It waits while the socket is full, and drops it once the loader wants no more."""
         arena = self._arena
         assert arena is not None, "enter_worker() comes first"
+        place, offset = -1, 0
         try:
             with filling(arena):
                 data = packed(message)
-        except Exception as error:  # of torch's loader: an Envelope does not fail
+            if len(data) >= _LARGE:
+                place, offset = arena.place(data)
+                data = len(data).to_bytes(8, "big")
+        except Exception as error:
             self._on_queue_feeder_error(error, message)
             return
-        place, offset = -1, 0
-        if len(data) >= _LARGE:
-            place, offset = arena.place(data)
-            data = len(data).to_bytes(8, "big")
         slabs, small = arena.seal()
         if slabs:
             new = [slab for slab in slabs if not slab.announced]
@@ -108,10 +110,19 @@ class ArenaWriter(LiveRepr):
             self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
-        """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
-        idx, _ = message
-        where = f"while worker {self.worker_id} pickled a batch"
-        self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
+        """Send the error in place of a batch that can't be pickled, or whose pickle fits no slab.
+
+        Raises it if that is an error already, or another message. (multiprocessing's name.)
+        """
+        content = message.message if isinstance(message, Envelope) else message
+        if isinstance(content, Result) and not isinstance(content.data, ExceptionWrapper):
+            content.data = message.instead_of(content.data, error)
+        elif isinstance(content, tuple) and not isinstance(content[1], torch._utils.ExceptionWrapper):  # torch's loader
+            where = f"while worker {self.worker_id} pickled a batch"
+            message = content[0], torch._utils.ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        else:
+            raise error
+        self.put(message)
 
     def _send_bytes(self, data: bytes) -> None:
         while True:

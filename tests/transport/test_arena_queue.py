@@ -26,7 +26,8 @@ import workloads as wl
 import minidl
 from minidl import collate
 from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, Result, Sentinel
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
+from minidl.transport import arena
 from minidl.transport.arena import FREE, INLINE, TAKEN
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
@@ -106,9 +107,11 @@ def test_the_loaders_own_message_wakes_the_reader(line: Line) -> None:
     line.writer.cancel_join_thread()
 
 
-def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(line: Line) -> None:
+def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    threading.Timer(0.3, line.done.set).start()
+    monkeypatch.setattr(line.writer, "_wait", line.done.set)
     sent = 0
     while not line.done.is_set():
         line.put(sent, "x" * 2000)
@@ -119,9 +122,6 @@ def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
             got.append(line.queue.get(block=False).idx)
     assert got == list(range(len(got)))
     assert len(got) == sent - 1, "the last one found no room"
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
 
 
 def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
@@ -232,6 +232,32 @@ def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_
     assert idx == 4
     with pytest.raises(Exception, match="while worker 0 pickled a batch"):
         failure.reraise()
+
+
+def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had no descriptor left. What is an error already, and is that large, ends the worker."""
+
+    def no_descriptor(number: int, size: int) -> Any:
+        raise OSError(24, "Too many open files")
+
+    words = [str(number) for number in range(20_000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "Slab", no_descriptor)
+        line.put(0, words)
+        with pytest.raises(OSError, match="Too many open files"):
+            line.get().data.reraise()
+        line.writer.put((1, words))
+        with pytest.raises(OSError, match="while worker 0 pickled a batch"):
+            line.get()[1].reraise()
+        for message in (
+            Envelope(Result(2, 0, ExceptionWrapper(ValueError(words), "here"))),
+            (2, torch._utils.ExceptionWrapper((ValueError, ValueError(words), None), "here")),  # type: ignore[no-untyped-call]
+            ResumeIteration(1, 0, str(words).encode()),
+        ):
+            with pytest.raises(OSError, match="Too many open files"):
+                line.writer.put(message)
+    line.put(3, words)
+    assert line.get().data == words
 
 
 def test_the_done_event_may_be_told_later() -> None:
