@@ -17,7 +17,6 @@ import select
 import socket
 import struct
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,7 @@ from minidl.live_repr import LiveRepr, counted
 from minidl.messages import Result
 from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
 from minidl.transport.message import Envelope, packed, unpacked
-from minidl.transport.packets import Readable, socket_pair
+from minidl.transport.packets import Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!HHhQI")
@@ -178,18 +177,6 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
     return memoryview(board[worker_id].numpy())  # type: ignore[arg-type]
 
 
-_queues: weakref.WeakSet[ArenaQueue] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child is not the reader: a worker must see that the loader is gone, though the child lives."""
-    for each in tuple(_queues):
-        each.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 class ArenaQueue(LiveRepr):
     """The reader's end, in the loader's process: `get` takes the next message of any worker.
 
@@ -213,7 +200,7 @@ class ArenaQueue(LiveRepr):
         self._packet = memoryview(self._buffer)
         self._descriptors: list[int] = []  # that came with the packet in the buffer
         self._closed = self._told = False
-        _queues.add(self)
+        let_children_leave(self)  # none of them is the reader
 
     def _phrases(self) -> Iterator[str]:
         yield "closed" if self._closed else "open"

@@ -137,6 +137,17 @@ def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
     line.put(0, torch.ones(BIG))
 
 
+@pytest.mark.live
+def test_a_forked_child_has_no_reading_end(line: Line) -> None:
+    """Else a worker whose loader is gone would wait for it."""
+    child = os.fork()
+    if child == 0:
+        os._exit(line.queue._receiver.fileno() == -1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    line.put(0, 7)
+    assert line.get().data == 7
+
+
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
     line.put(0, torch.ones(BIG))
     line.queue._recv_bytes()
