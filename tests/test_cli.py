@@ -381,7 +381,9 @@ def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_option_and_the_variable_for_hangs_are_read_alike(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli.main(["run", "--hang-after", text, "train.py"]) == cli.USAGE
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--hang-after", text, "train.py"])
+    assert exit_.value.code == cli.USAGE
     words = f"{text!r} is neither 'off' nor a number of seconds above 0"
     assert words in capsys.readouterr().err
     monkeypatch.setenv("MINIDL_HANG_AFTER", text)

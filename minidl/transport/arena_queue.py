@@ -27,7 +27,7 @@ from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
 from minidl.messages import Result
-from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
+from minidl.transport.arena import ALONE, BUDGET, BUDGET_VARIABLE, SLABS, Arena, Mappings, budget, reading
 from minidl.transport.message import Envelope, packed, unpacked
 from minidl.transport.packets import Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
@@ -56,8 +56,11 @@ _STEP = 0.1
 class ArenaWriter(LiveRepr):
     """A worker's end. Pickled, and inherited, with the worker's other arguments."""
 
-    def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
+    def __init__(
+        self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any, budget: int = BUDGET
+    ) -> None:
         self.worker_id = worker_id
+        self._budget = budget
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -70,9 +73,9 @@ class ArenaWriter(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"of worker {self.worker_id}"
 
-    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview, int], Arena] = Arena) -> None:
         """This process is the worker: collate makes its large tensors in slabs from here."""
-        self._arena = arena = arena_of(_row(self._board, self.worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id), self._budget)
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -105,6 +108,7 @@ class ArenaWriter(LiveRepr):
             self._send_bytes(b"".join((head, names, small, data)))
             for slab in new:
                 slab.announced = True
+                slab.close()
         else:
             self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
@@ -177,6 +181,12 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
     return memoryview(board[worker_id].numpy())  # type: ignore[arg-type]
 
 
+def _in_units(number: int) -> str:
+    """A number of bytes as MINIDL_ARENA_BYTES takes it: "2G", "75.5M"."""
+    power = max(0, (number.bit_length() - 1) // 10)
+    return f"{number / 1024**power:.3g}{['', 'K', 'M', 'G', 'T'][power]}"
+
+
 class ArenaQueue(LiveRepr):
     """The reader's end, in the loader's process: `get` takes the next message of any worker.
 
@@ -188,11 +198,13 @@ class ArenaQueue(LiveRepr):
     def __init__(
         self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
     ) -> None:
+        self._budget = budget()
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         self._receiver, self._sender = socket_pair()
         self._writers = [
-            ArenaWriter(worker_id, self._sender, self._board, done_event) for worker_id in range(num_workers)
+            ArenaWriter(worker_id, self._sender, self._board, done_event, self._budget)
+            for worker_id in range(num_workers)
         ]
         self._mappings = [mappings(_row(self._board, worker_id), worker_id) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
@@ -257,22 +269,32 @@ class ArenaQueue(LiveRepr):
             for place in range(count):
                 number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
                 if number in ALONE:
-                    self._tell()
+                    self._tell(worker_id, size)
                 error = _map(mappings, number, size, descriptors) if new else None
                 roots.append(mappings.root(number) if error is None else error)
             return roots
         finally:
             self._close_descriptors()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"More than {SLABS} batches of one worker are in use at once. Each further one gets memory of its own, "
-                "which is as slow as the other transport.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _tell(self, worker_id: int, needed: int) -> None:
+        """Say once that a batch has a slab for itself, and what to do about it."""
+        if self._told:
+            return
+        self._told = True
+        slabs, in_use = self._mappings[worker_id].in_use()
+        if slabs < SLABS:
+            limit = f"slabs of {_in_units(self._budget)} in all"
+            larger = _in_units(1 << (in_use + 8 * needed - 1).bit_length())
+            remedy = f"Let {BUDGET_VARIABLE}={larger} be in the environment, or let the program hold fewer batches."
+        else:
+            limit, remedy = counted(SLABS, "slab"), "Let the program hold fewer batches."
+        warnings.warn(
+            f"A batch needs {_in_units(needed)}. Worker {worker_id} keeps at most {limit} for use again, and "
+            f"{_in_units(in_use)} in {counted(slabs, 'slab')} are in use. This batch, and each further one that does "
+            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _close_descriptors(self) -> None:
         while self._descriptors:

@@ -28,7 +28,7 @@ from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
 from minidl.transport import arena
-from minidl.transport.arena import FREE, INLINE, TAKEN
+from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.queues import SharedFlag
@@ -223,14 +223,48 @@ def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatc
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(idx: int) -> Any:
-        line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
+        line.put(idx, torch.full((BIG,), idx % 256, dtype=torch.uint8))
         return line.get().data
 
-    batches = [kept(idx) for idx in range(40)]
-    with pytest.warns(RuntimeWarning, match="More than 40 batches of one worker"):
-        batches.append(kept(40))
-    batches += [kept(idx) for idx in range(41, 45)]
-    assert [int(batch[-1]) for batch in batches] == list(range(45))
+    batches = [kept(idx) for idx in range(SLABS)]
+    with pytest.warns(RuntimeWarning, match=r"keeps at most 256 slabs .* Let the program hold fewer batches\.$"):
+        batches.append(kept(SLABS))
+    batches += [kept(idx) for idx in range(SLABS + 1, SLABS + 5)]
+    assert [int(batch[-1]) for batch in batches] == [idx % 256 for idx in range(SLABS + 5)]
+
+
+def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "1M")
+    line = request.getfixturevalue("line")
+    line.put(0, torch.zeros(1 << 19, dtype=torch.uint8))
+    kept = line.get().data
+    for idx in range(1, 4):
+        line.put(idx, torch.full((3 << 18,), idx, dtype=torch.uint8))
+        said = contextlib.nullcontext() if idx > 1 else pytest.warns(
+            RuntimeWarning,
+            match=r"^A batch needs 768K\. Worker 0 keeps at most slabs of 1M in all for use again, and 512K in 1 slab "
+            r"are in use\. .*Let MINIDL_ARENA_BYTES=8M be in the environment",
+        )  # fmt: skip
+        with said:
+            assert line.get().data.eq(idx).all()
+    assert kept.eq(0).all()
+
+
+def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
+    def opened() -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found += "minidl-slab" in os.readlink(f"/proc/self/fd/{fd}")
+        return found
+
+    kept = []
+    for idx in range(4):
+        line.put(idx, torch.ones(BIG))
+        kept.append(line.get().data)
+    assert opened() == 4
 
 
 def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_error(line: Line) -> None:
@@ -458,7 +492,7 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
 @pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
 def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "A batch needs", RuntimeWarning)
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         volume = arena_soak.soak(60, seed, way)
     assert volume.batches == 60
