@@ -170,19 +170,34 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        if isinstance(data, list):
-            with pytest.raises(OSError, match="too many open files"):
-                line.get()
-        else:
-            failure = line.get().data
-            assert isinstance(failure, RebuildFailure)
-            assert "too many open files" in str(failure.error)
+        result = line.get()
+        assert result.idx == 0
+        assert isinstance(result.data, RebuildFailure)
+        assert "too many open files" in str(result.data.error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert most > 3
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_large_pickle_that_does_not_arrive_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's loader, too; else it would wait for the task for ever. A message of no task raises the error."""
+
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    words = [str(number) for number in range(20_000)]
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", full)
+    line.writer.put((4, words))
+    idx, failure = line.get()
+    assert idx == 4
+    with pytest.raises(OSError, match=r"(?s)in the loader while it rebuilt a batch.*Cannot allocate memory"):
+        failure.reraise()
+    line.writer.put(ResumeIteration(1, 0, str(words).encode()))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        line.get()
 
 
 def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
