@@ -19,9 +19,10 @@ import minidl
 from minidl import cli, commands, demo, terminal
 from minidl.analysis import live
 from minidl.check import RULES
+from minidl.record import watchdog
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
-from minidl.tracefile.format import HEADER_BYTES, RECORD
+from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
 from minidl.tracefile.reader import read_trace
 from minidl.views import viewer
 from minidl.views.perfetto import write_perfetto
@@ -414,6 +415,20 @@ def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert {"record:", "understand:", "compare:", "teach:"} <= set(lines)
     assert cli.main([]) == cli.USAGE
     assert capsys.readouterr().err == help_text
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
+def test_the_option_and_the_variable_for_hangs_are_read_alike(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--hang-after", text, "train.py"])
+    assert exit_.value.code == cli.USAGE
+    words = f"{text!r} is neither 'off' nor a number of seconds above 0"
+    assert words in capsys.readouterr().err
+    monkeypatch.setenv("MINIDL_HANG_AFTER", text)
+    with pytest.raises(TraceError, match=f"MINIDL_HANG_AFTER: {words}"):
+        watchdog.settings()
 
 
 @pytest.mark.live

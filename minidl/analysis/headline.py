@@ -208,8 +208,9 @@ class _Inquiry:
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
         self.start, self.last = trace.start, trace.last
-        self.unit = unit_of(self.last - self.start)  # one unit for all that a title says
         self.until = alive_until(trace)
+        last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
+        self.unit = unit_of(last - self.start)  # one unit for all that a title says
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
         found = np.unique(trace.events["process"][at_home])
@@ -227,7 +228,7 @@ class _Inquiry:
         hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
         if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
-        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised):
+        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised, self._outlived):
             if (found := look()) is not None:
                 return found
         ended = self._running(waits) if goes_on else self._cut(waits)
@@ -401,6 +402,44 @@ class _Inquiry:
             spans = self.spans[(self.spans["process"] == home) & (self.spans["code"] == ev.SHUTDOWN[0])]
             after = home in self.over and bool(np.any(spans["end"] < 0))
         return stall if after else None
+
+    def _outlived(self) -> Headline | None:
+        """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
+        events, spans = self.events, self.spans
+        gone = set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
+        joins = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
+        for row in events[events["code"] == ev.TERMINATE]:
+            mine = (joins["loader"] == row["loader"]) & (joins["worker"] == row["worker"])
+            later = joins[mine & (joins["begin"] >= row["time"])]
+            if int(row["x"]) in gone or not len(later):
+                continue
+            loader, number, sent, until = (
+                int(row["loader"]),
+                int(row["worker"]),
+                int(row["time"]),
+                int(later[-1]["end"]),
+            )
+            process = self._process_of(loader, number, int(row["x"]))
+            step = self._step_at(process, until)
+            where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
+            task = int(step["task"]) if step is not None else -1
+            focus = Spot(loader, sent, until, process, *where, task, number, self._epoch(loader, sent))
+            signum = signal_name(int(row["y"]))
+            name = self.trace.processes[process].name
+            words = f": it was {doing(step)}" if step is not None else ""
+            said = (
+                f"hung for {self.unit.of(until - sent)}, since {self._at(sent)}: {name} did not end by {signum}{words}"
+            )
+            evidence = (
+                f"{signum} was sent at {self._at(sent)}, and the shutdown gave up at {self._at(until)}",
+                *self._opened(focus),
+                "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
+            )
+            helps = (
+                f"leave {signum} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
+            )
+            return Headline(What.HUNG, said, evidence, helps, focus)
+        return None
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""

@@ -16,7 +16,7 @@ import torch
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.transport import tensors
-from minidl.transport.arena import ALONE, Arena, Mappings, Slab
+from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, Slab
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST
@@ -25,8 +25,8 @@ _LOST = ev.SlabEnd.LOST
 class TracedArena(Arena):
     """A worker's slabs."""
 
-    def __init__(self, shared: Shared, worker_id: int, states: memoryview) -> None:
-        super().__init__(states)
+    def __init__(self, shared: Shared, worker_id: int, states: memoryview, budget: int = BUDGET) -> None:
+        super().__init__(states, budget)
         self._shared = shared
         self._worker_id = worker_id
         self._leaves: dict[int, int] = {}  # of the present batch, that go in no slab: address -> bytes

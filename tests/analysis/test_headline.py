@@ -17,6 +17,7 @@ from recorded import recorded
 
 from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.places import LoaderStep
 from minidl.evidence.model import RunEvidence, Syscall
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS
@@ -28,6 +29,7 @@ from minidl.tracefile import watched
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
+from minidl.tracefile.watched import OWN, Stall, StallLook
 
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
@@ -281,7 +283,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
     found = after_its_end(tmp_path / "a", watched.OWN, joins(EXITS), 4.0)
     assert found.kind is What.HUNG
     assert found.sentence == (
-        "hung for 4.00 s, since 4.0 ns, after the program's end: the loop, at Python's exit, waits for worker 0, which "
+        "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
         "is idle"
     )
     allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
@@ -548,6 +550,42 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
         common | {"code": ev.WORKER_GONE, "y": -signal.SIGTERM, "time": end + 2},
     ])  # fmt: skip
     assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
+
+
+def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole(tmp_path: Path) -> None:
+    """The loader sent SIGTERM, and waited in vain; if that wait has seen the worker's end, all is well."""
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    events = read_trace(path).events
+    end, common = int(events["time"][-1]), {"loader": 1, "worker": 1, "tid": LOADER_PID}
+    home = [{name: int(row[name]) for name in FIELDS} for row in events if row["pid"] == LOADER_PID]
+    home = [row for row in home if (row["code"], row["x"]) != (ev.WORKER_GONE, 1101)]
+
+    def waited(ended: bool) -> Headline:
+        joins = common | {"x": ev.Actor.WORKER}
+        more = [
+            common | {"code": ev.TERMINATE, "x": 1101, "y": signal.SIGTERM, "time": end + 1},
+            joins | {"code": ev.JOIN[0], "y": 5 * SECOND, "time": end + 2},
+            joins | {"code": ev.JOIN[1], "y": int(ended), "time": end + 1 + 5 * SECOND},
+        ]
+        write_process(path, home + more, pid=LOADER_PID, role="loader", loader=1, start_ns=START)
+        return headline(read_trace(path))
+
+    found = waited(False)
+    assert found.kind is What.HUNG
+    assert found.sentence.startswith("hung for 5.00 s, since ")
+    assert "worker 1 (pid 1101) did not end by SIGTERM" in found.sentence
+    assert found.focus is not None
+    assert found.focus.worker == 1
+    assert waited(True).kind in (What.SLOW, What.FINE)
+
+
+def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaders lived for some milliseconds, and Python's exit has lasted for 20 s."""
+    said = Diagnosis(State.HUNG, HangCause.LOCK, "hung for 20 s: the loop waits", (LoaderStep.EXIT.value,))
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    trace = made(tmp_path / "t", batches=4, step=10_000)
+    trace.watched.looks = [StallLook(Stall(1, OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
+    assert headline(trace).sentence == "hung for 20.0 s, since 0.00 s: the loop waits"
 
 
 @pytest.mark.live
