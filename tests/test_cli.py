@@ -81,6 +81,46 @@ READERS = {
 }
 
 
+def spoiled(value: object) -> object:
+    """The value with a terminal's escape in each of its texts."""
+    if isinstance(value, dict):
+        return {key: spoiled(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [spoiled(each) for each in value]
+    return f"{value}\x1b[2J" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("command", [*READERS.values(), ("audit",), ("doctor",), ("top", "--once")])
+def test_no_text_of_a_trace_reaches_the_terminal_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """Whatever a program, a thread, a dataset is called: a terminal obeys control characters."""
+    trace = made_trace.write(
+        tmp_path / "t", made_trace.Run(**made_trace.HUNG), made_trace.Run(6, loader=2, first_pid=3000)
+    )
+    first, *others = sorted(trace.glob("*.jsonl"))
+    made = {"kind": "loader", "num_workers": 2, "dataset": "D", "sampler": "S", "made_at": "a.py:3"}
+    loaders = [made | {"loader": number, "dataloader": number} for number in (1, 2)]
+    lines = [
+        *loaders,
+        {"kind": "refused", "code": "C", "values": ["V"]},
+        {"kind": "uncaught", "error": "E", "at": ["A"]},
+    ]
+    first.write_text(first.read_text() + "".join(f"{json.dumps(line)}\n" for line in lines))
+    for file in (first, *others):
+        read = map(json.loads, file.read_text().splitlines())
+        kept = ("kind", "role") if file is first else ("kind",)
+        told = ({key: value if key in kept else spoiled(value) for key, value in line.items()} for line in read)
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    (trace / "manifest.json").write_text(json.dumps({"format": 1, "lacks": ["L\x1b[2J"], "host": "H\x1b[2J"}))
+    name, *rest = command
+    cli.main([name, str(trace), *map(str, rest), *["--force"] * (name == "diff")])
+    told = capsys.readouterr()
+    assert told.out
+    assert "\x1b" not in told.out + told.err
+    assert "\\x1b[2J" in told.out
+
+
 @pytest.mark.parametrize("command", READERS.values(), ids=READERS)
 def test_a_packed_trace_that_is_cut_short_is_said(
     command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
