@@ -17,7 +17,6 @@ import select
 import socket
 import struct
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,16 +24,20 @@ import torch
 import torch._utils
 
 from minidl import collate
+from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
+from minidl.messages import RebuildFailure, Result
 from minidl.transport.arena import ALONE, BUDGET, BUDGET_VARIABLE, SLABS, Arena, Mappings, budget, reading
-from minidl.transport.message import packed, unpacked
-from minidl.transport.packets import Readable, socket_pair
+from minidl.transport.message import Envelope, packed, unpacked
+from minidl.transport.packets import Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
 
 _SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+
+_LENGTH = struct.Struct("!Q")  # of the pickle in a slab
 
 _LARGE = 1 << 14
 """Bytes from which a pickle lies in a slab: a socket holds little, and the loader may be busy."""
@@ -88,16 +91,16 @@ class ArenaWriter(LiveRepr):
         """Pickle and write a message. It waits while the socket is full, and drops it once the loader wants no more."""
         arena = self._arena
         assert arena is not None, "enter_worker() comes first"
+        place, offset = -1, 0
         try:
             with filling(arena):
                 data = packed(message)
-        except Exception as error:  # of torch's loader: an Envelope does not fail
+            if len(data) >= _LARGE:
+                place, offset = arena.place(data)
+                data = _LENGTH.pack(len(data)) + _without_data(message)
+        except Exception as error:
             self._on_queue_feeder_error(error, message)
             return
-        place, offset = -1, 0
-        if len(data) >= _LARGE:
-            place, offset = arena.place(data)
-            data = len(data).to_bytes(8, "big")
         slabs, small = arena.seal()
         if slabs:
             new = [slab for slab in slabs if not slab.announced]
@@ -112,10 +115,19 @@ class ArenaWriter(LiveRepr):
             self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
-        """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
-        idx, _ = message
-        where = f"while worker {self.worker_id} pickled a batch"
-        self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
+        """Send the error in place of a batch that can't be pickled, or whose pickle fits no slab.
+
+        Raises it if that is an error already, or another message. (multiprocessing's name.)
+        """
+        content = message.message if isinstance(message, Envelope) else message
+        if isinstance(content, Result) and not isinstance(content.data, ExceptionWrapper):
+            content.data = message.instead_of(content.data, error)
+        elif isinstance(content, tuple) and not isinstance(content[1], torch._utils.ExceptionWrapper):  # torch's loader
+            where = f"while worker {self.worker_id} pickled a batch"
+            message = content[0], torch._utils.ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        else:
+            raise error
+        self.put(message)
 
     def _send_bytes(self, data: bytes) -> None:
         while True:
@@ -151,6 +163,26 @@ class ArenaWriter(LiveRepr):
         self._socket.close()
 
 
+def _without_data(message: Any) -> bytes:
+    """A result without its data, for a reader that can't map the slab with its pickle; b"" for another message."""
+    content = getattr(message, "message", message)  # of an Envelope, or of what observes torch's loader
+    if isinstance(content, Result):
+        return packed(Result(content.idx, content.worker_id, None))
+    return packed((content[0], None)) if isinstance(content, tuple) else b""
+
+
+def _failed(error: OSError, result: memoryview) -> Any:
+    """The result, with the error in place of its data. Raises the error if there is no result."""
+    if not result:
+        raise error
+    message = unpacked(result)
+    if isinstance(message, Result):
+        message.data = RebuildFailure(error)
+        return message
+    where = "in the loader while it rebuilt a batch"
+    return message[0], torch._utils.ExceptionWrapper((type(error), error, None), where)  # type: ignore[no-untyped-call]
+
+
 def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
     """Map a slab by the next descriptor; or why that can't be done."""
     if not descriptors:  # this process had no room for all of them
@@ -175,18 +207,6 @@ def _in_units(number: int) -> str:
     """A number of bytes as MINIDL_ARENA_BYTES takes it: "2G", "75.5M"."""
     power = max(0, (number.bit_length() - 1) // 10)
     return f"{number / 1024**power:.3g}{['', 'K', 'M', 'G', 'T'][power]}"
-
-
-_queues: weakref.WeakSet[ArenaQueue] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child is not the reader: a worker must see that the loader is gone, though the child lives."""
-    for each in tuple(_queues):
-        each.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class ArenaQueue(LiveRepr):
@@ -214,7 +234,7 @@ class ArenaQueue(LiveRepr):
         self._packet = memoryview(self._buffer)
         self._descriptors: list[int] = []  # that came with the packet in the buffer
         self._closed = self._told = False
-        _queues.add(self)
+        let_children_leave(self)  # none of them is the reader
 
     def _phrases(self) -> Iterator[str]:
         yield "closed" if self._closed else "open"
@@ -257,8 +277,8 @@ class ArenaQueue(LiveRepr):
         data = packet[begin + small :]
         if place >= 0:
             if isinstance(roots[place], OSError):
-                raise roots[place]
-            data = memoryview(roots[place]).cast("B")[offset : offset + int.from_bytes(data, "big")]
+                return _failed(roots[place], data[_LENGTH.size :])
+            data = memoryview(roots[place]).cast("B")[offset : offset + _LENGTH.unpack_from(data)[0]]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
             return unpacked(data)

@@ -275,9 +275,9 @@ def with_slabs() -> Iterator[str]:
                 assert done.code == 0, f"{client} {mode}: {done.output[-3000:]}"
                 assert done.trace is not None
                 sent = sum(len(read_trace(path).select("slab_send")) for path in traces_in([done.trace]))
-                same = f"`{done.digest}`" == cells[client.name][4] and sent > 0
+                same = "same" if f"`{done.digest}`" == cells[client.name][4] and sent else "OTHER"
                 facts = _cell(done, done, None).removeprefix("same, ")
-                yield f"{'same' if same else 'OTHER'}: {client.name} {client.version}, {mode}, {sent} slabs sent, {facts}"
+                yield f"{same}: {client.name} {client.version}, {mode}, {sent} slabs sent, {facts}"
 
 
 if __name__ == "__main__":

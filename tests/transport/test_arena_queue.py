@@ -26,7 +26,8 @@ import workloads as wl
 import minidl
 from minidl import collate
 from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, Result, Sentinel
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
+from minidl.transport import arena
 from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
@@ -106,9 +107,11 @@ def test_the_loaders_own_message_wakes_the_reader(line: Line) -> None:
     line.writer.cancel_join_thread()
 
 
-def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(line: Line) -> None:
+def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    threading.Timer(0.3, line.done.set).start()
+    monkeypatch.setattr(line.writer, "_wait", line.done.set)
     sent = 0
     while not line.done.is_set():
         line.put(sent, "x" * 2000)
@@ -119,9 +122,6 @@ def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
             got.append(line.queue.get(block=False).idx)
     assert got == list(range(len(got)))
     assert len(got) == sent - 1, "the last one found no room"
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
 
 
 def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
@@ -135,6 +135,17 @@ def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
 def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
     line.queue.leave()
     line.put(0, torch.ones(BIG))
+
+
+@pytest.mark.live
+def test_a_forked_child_has_no_reading_end(line: Line) -> None:
+    """Else a worker whose loader is gone would wait for it."""
+    child = os.fork()
+    if child == 0:
+        os._exit(line.queue._receiver.fileno() == -1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    line.put(0, 7)
+    assert line.get().data == 7
 
 
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
@@ -159,19 +170,34 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        if isinstance(data, list):
-            with pytest.raises(OSError, match="too many open files"):
-                line.get()
-        else:
-            failure = line.get().data
-            assert isinstance(failure, RebuildFailure)
-            assert "too many open files" in str(failure.error)
+        result = line.get()
+        assert result.idx == 0
+        assert isinstance(result.data, RebuildFailure)
+        assert "too many open files" in str(result.data.error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert most > 3
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_large_pickle_that_does_not_arrive_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's loader, too; else it would wait for the task for ever. A message of no task raises the error."""
+
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    words = [str(number) for number in range(20_000)]
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", full)
+    line.writer.put((4, words))
+    idx, failure = line.get()
+    assert idx == 4
+    with pytest.raises(OSError, match=r"(?s)in the loader while it rebuilt a batch.*Cannot allocate memory"):
+        failure.reraise()
+    line.writer.put(ResumeIteration(1, 0, str(words).encode()))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        line.get()
 
 
 def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
@@ -266,6 +292,32 @@ def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_
     assert idx == 4
     with pytest.raises(Exception, match="while worker 0 pickled a batch"):
         failure.reraise()
+
+
+def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had no descriptor left. What is an error already, and is that large, ends the worker."""
+
+    def no_descriptor(number: int, size: int) -> Any:
+        raise OSError(24, "Too many open files")
+
+    words = [str(number) for number in range(20_000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "Slab", no_descriptor)
+        line.put(0, words)
+        with pytest.raises(OSError, match="Too many open files"):
+            line.get().data.reraise()
+        line.writer.put((1, words))
+        with pytest.raises(OSError, match="while worker 0 pickled a batch"):
+            line.get()[1].reraise()
+        for message in (
+            Envelope(Result(2, 0, ExceptionWrapper(ValueError(words), "here"))),
+            (2, torch._utils.ExceptionWrapper((ValueError, ValueError(words), None), "here")),  # type: ignore[no-untyped-call]
+            ResumeIteration(1, 0, str(words).encode()),
+        ):
+            with pytest.raises(OSError, match="Too many open files"):
+                line.writer.put(message)
+    line.put(3, words)
+    assert line.get().data == words
 
 
 def test_the_done_event_may_be_told_later() -> None:
