@@ -454,6 +454,24 @@ def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
+def test_two_workers_whose_batches_exceed_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that keeps all its batches, and workers whose budget is smaller than one of them."""
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "64K")
+    dataset = Mixed(3000)
+    expected = [list(flat(batch)) for batch in minidl.DataLoader(dataset, 4)]
+    for loader in (
+        minidl.DataLoader(dataset, 4, num_workers=2, transport="arena"),
+        torch.utils.data.DataLoader(
+            dataset, 4, num_workers=2, multiprocessing_context=minidl.observe(transport="arena")
+        ),
+    ):
+        with pytest.warns(RuntimeWarning, match="keeps at most slabs of 64K in all .* MINIDL_ARENA_BYTES=") as said:
+            kept = list(loader)
+        assert len([warning for warning in said if warning.category is RuntimeWarning]) == 1
+        assert [list(flat(batch)) for batch in kept] == expected
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_other_start_methods(context: str) -> None:
     both(Mixed(300), multiprocessing_context=context)
