@@ -483,6 +483,10 @@ class Mappings:
         if number not in ALONE:
             self._states[number] = state
 
+    def close(self) -> None:
+        """Let go of all slabs; those with batches that this process can see stay mapped for as long."""
+        self._memory.clear()
+
     @property
     def visible(self) -> int:
         """Slabs with batches that this process can see."""

@@ -339,10 +339,12 @@ class ArenaQueue(LiveRepr):
             self.leave()
 
     def leave(self) -> None:
-        """Close the reading end."""
+        """Close the reading end, and let go of the slabs."""
         if not self._closed:
             self._closed = True
             self._receiver.close()
             self._close_descriptors()
+            for mappings in self._mappings:  # the program may keep the iterator
+                mappings.close()
 
     __del__ = close
