@@ -65,6 +65,13 @@ def run(dataset: Any, **options: Any) -> tuple[list[Any], minidl.Trace]:
     return batches, recorded(directory)
 
 
+def epoch(trace: minidl.Trace) -> dict[str, float]:
+    """For `timeline`: the epoch alone, without the start and the end of the workers."""
+    events = trace.to_pandas()
+    begin, *_, end = (int(events.time_ns[row] - events.time_ns.iloc[0]) / 1e9 for row in rows(trace, "epoch"))
+    return {"since": begin, "until": end}
+
+
 # --- Questions --------------------------------------------------------------------------------------------------------
 @question
 def message_size(tensor: torch.Tensor, payload: bytes) -> Asked:
