@@ -34,7 +34,7 @@ __all__ = [
 warnings.filterwarnings("ignore", "This DataLoader will create")
 warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
 
-WIDTH = 96
+WIDTH = 120
 """Characters of a line that a saved page shows whole."""
 
 _folder = tempfile.TemporaryDirectory(prefix="minidl-course-")  # removed when the kernel ends

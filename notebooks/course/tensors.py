@@ -66,10 +66,10 @@ def run(dataset: Any, **options: Any) -> tuple[list[Any], minidl.Trace]:
 
 
 def epoch(trace: minidl.Trace) -> dict[str, float]:
-    """For `timeline`: the epoch alone, without the start and the end of the workers."""
-    events = trace.to_pandas()
-    begin, *_, end = (int(events.time_ns[row] - events.time_ns.iloc[0]) / 1e9 for row in rows(trace, "epoch"))
-    return {"since": begin, "until": end}
+    """For `timeline`: from the loop's first `next` to the epoch's end, without the start and the end of the workers."""
+    times = trace.to_pandas().time_ns
+    begin, end = rows(trace, "next", "B")[0], rows(trace, "epoch", "E")[-1]
+    return {"since": (times[begin] - times[0]) / 1e9, "until": (times[end] - times[0]) / 1e9}
 
 
 # --- Questions --------------------------------------------------------------------------------------------------------
