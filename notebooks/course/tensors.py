@@ -66,9 +66,9 @@ def run(dataset: Any, **options: Any) -> tuple[list[Any], minidl.Trace]:
 
 
 def epoch(trace: minidl.Trace) -> dict[str, float]:
-    """For `timeline`: from the loop's first `next` to the epoch's end, without the start and the end of the workers."""
+    """For `timeline`: from the first batch that is fetched to the epoch's end, without start and end of the workers."""
     times = trace.to_pandas().time_ns
-    begin, end = rows(trace, "next", "B")[0], rows(trace, "epoch", "E")[-1]
+    begin, end = rows(trace, "fetch", "E")[0], rows(trace, "epoch", "E")[-1]
     return {"since": (times[begin] - times[0]) / 1e9, "until": (times[end] - times[0]) / 1e9}
 
 
