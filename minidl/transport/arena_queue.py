@@ -26,7 +26,7 @@ import torch._utils
 
 from minidl import collate
 from minidl.live_repr import LiveRepr, counted
-from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
+from minidl.transport.arena import ALONE, SLABS, Arena, Host, Mappings, PageLocks, reading
 from minidl.transport.message import packed, unpacked
 from minidl.transport.packets import Readable, socket_pair
 from minidl.transport.tensors import filling
@@ -53,10 +53,16 @@ _STEP = 0.1
 
 
 class ArenaWriter(LiveRepr):
-    """A worker's end. Pickled, and inherited, with the worker's other arguments."""
+    """A worker's end. Pickled, and inherited, with the worker's other arguments.
 
-    def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
+    locked: whether the loader page-locks the worker's slabs.
+    """
+
+    def __init__(
+        self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any, locked: bool = False
+    ) -> None:
         self.worker_id = worker_id
+        self.locked = locked
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -69,9 +75,9 @@ class ArenaWriter(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"of worker {self.worker_id}"
 
-    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview, bool], Arena] = Arena) -> None:
         """This process is the worker: collate makes its large tensors in slabs from here."""
-        self._arena = arena = arena_of(_row(self._board, self.worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id), self.locked)
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -182,21 +188,27 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class ArenaQueue(LiveRepr):
     """The reader's end, in the loader's process: `get` takes the next message of any worker.
 
-    `put` is for the loader's own sentinel, which wakes the pin thread.
+    `put` is for the loader's own sentinel, which wakes the pin thread. host: page-locks the slabs for a device.
     """
 
     _closed = True  # as long as it is not made
 
     def __init__(
-        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+        self,
+        num_workers: int,
+        done_event: Any = None,
+        mappings: Callable[[memoryview, int, PageLocks | None], Mappings] = Mappings,
+        host: Host | None = None,
     ) -> None:
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         self._receiver, self._sender = socket_pair()
         self._writers = [
-            ArenaWriter(worker_id, self._sender, self._board, done_event) for worker_id in range(num_workers)
+            ArenaWriter(worker_id, self._sender, self._board, done_event, host is not None)
+            for worker_id in range(num_workers)
         ]
-        self._mappings = [mappings(_row(self._board, worker_id), worker_id) for worker_id in range(num_workers)]
+        locks = None if host is None else PageLocks(host)
+        self._mappings = [mappings(_row(self._board, worker_id), worker_id, locks) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
         self._packet = memoryview(self._buffer)

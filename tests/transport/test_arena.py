@@ -191,7 +191,7 @@ def test_what_the_dataset_has_shared_stays_shared(pair: Pair) -> None:
 def test_without_a_descriptor_for_a_slab_the_storage_goes_the_other_way(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_descriptor(number: int, size: int) -> Slab:
+    def no_descriptor(*about: int) -> Slab:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(module, "Slab", no_descriptor)
