@@ -7,6 +7,7 @@ so that the order that a guard forbids happens each time; freed memory is poison
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import random
@@ -181,6 +182,68 @@ def keep_the_source_in_use(loaders: type[DeviceLoader]) -> bool:
     return keep_the_source(loaders, 2)
 
 
+def keep_the_source_of_another_stream(loaders: type[DeviceLoader]) -> bool:
+    """Also if the program changes its stream, so that the one that it asks for the next batch in waits for no copy."""
+    made = next(batches(1))
+    alive = weakref.ref(made)
+    source = [made, *batches(3)]
+    del made
+    loader = loaders((source.pop(0) for _ in range(4)), "sim", 2)
+    hold(loader._device.side)  # type: ignore[attr-defined]
+    iterator = iter(loader)
+    with sim.Stream():
+        next(iterator)
+    next(iterator)
+    soon(lambda: all(marks[0].done() for marks, _ in iterator._in_use))
+    next(iterator)
+    gc.collect()
+    kept = alive() is not None
+    sim.wake()
+    return kept
+
+
+class Blocks(minidl.Dataset[torch.Tensor]):
+    """i -> as many i as fill a slab."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((SIZE,), float(index))
+
+
+def recycle_slabs(loaders: type[DeviceLoader], fails: bool = False) -> bool:
+    """The copies are held up while the worker makes more batches: it must not write into the slabs of the first.
+
+    fails: the transform raises, after it has used what is not copied yet.
+    """
+    total = torch.zeros(40, SIZE, device="sim")
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        total[int(next(turns))] = batch[0]
+        if fails:
+            raise ValueError
+        return batch
+
+    turns = iter(range(40))
+    inner = minidl.DataLoader(Blocks(), num_workers=1, pin_memory=True, transport="arena")
+    with loaders(inner, "sim", 9, transform) as loader:
+        hold(loader._device.side)  # type: ignore[attr-defined]
+        iterator = iter(loader)
+        for _ in range(9):
+            with contextlib.suppress(ValueError):
+                next(iterator)
+        sim.wake()
+        with contextlib.suppress(ValueError):
+            next(iterator)
+    return all(is_full(total[number], number) for number in range(9))
+
+
+def recycle_slabs_of_failed_batches(loaders: type[DeviceLoader]) -> bool:
+    """Also where the transform has failed, after it has enqueued work on the copy."""
+    return recycle_slabs(loaders, fails=True)
+
+
 def run_ahead(loaders: type[DeviceLoader]) -> bool:
     """The host does not enqueue a whole epoch before the device has done a step of it."""
     handed_out: list[int] = []
@@ -247,6 +310,13 @@ GUARDS: dict[str, tuple[types.ModuleType, str, str, Callable[[type[DeviceLoader]
     "the source is kept while its batch is in use": (
         loader_module, "self._in_use.append(((self._device.mark(), ready), source))",
         "self._in_use.append(((self._device.mark(), ready), None))", keep_the_source_in_use),
+    "the source is kept until its copy, whatever stream is current": (
+        loader_module, "self._in_use.append(((self._device.mark(), ready), source))",
+        "self._in_use.append(((self._device.mark(),), source))", keep_the_source_of_another_stream),
+    "a slab is kept until its copy": (
+        loader_module, "_Flight(copied, self._latest, batch,", "_Flight(copied, self._latest, None,", recycle_slabs),
+    "a slab is kept until its copy, though the transform failed": (
+        loader_module, "self._in_use.append(((self._latest,), batch))", "pass", recycle_slabs_of_failed_batches),
     "the host is bound to the device": (
         loader_module, "len(self._in_use) > self._prefetch or ", "", run_ahead),
     "the batches in flight are limited": (
@@ -281,7 +351,13 @@ def without(module: types.ModuleType, text: str, instead: str) -> type[DeviceLoa
     return WithOtherStreams
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+STARTING = (recycle_slabs, recycle_slabs_of_failed_batches)
+"""Programs that start workers."""
+
+
+@pytest.mark.parametrize(
+    "guard", [pytest.param(name, marks=[pytest.mark.live] * (GUARDS[name][-1] in STARTING)) for name in GUARDS]
+)
 def test_a_program_is_right_with_the_guard_and_wrong_without(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     *where, program = GUARDS[guard]
     assert program(DeviceLoader)
