@@ -283,11 +283,14 @@ class _DeviceIter(LiveRepr):
             self._latest = self._stream.mark()
             return _Flight(copied, self._latest, batch, self._course.counted)
         except Exception as error:
-            failed = _FailedBatch(error, self._course.counted)
-            with contextlib.suppress(RuntimeError):  # a device that has failed reads nothing
-                self._latest = self._stream.mark()
-                self._in_use.append(((self._latest,), batch))  # some of its copies may be under way
-            return failed
+            self._keep(batch)
+            return _FailedBatch(error, self._course.counted)
+
+    def _keep(self, batch: Any) -> None:
+        """Keep a batch that has failed: some of its copies may be under way."""
+        with contextlib.suppress(RuntimeError):  # a device that has failed reads nothing
+            self._latest = self._stream.mark()
+            self._in_use.append(((self._latest,), batch))
 
     def _hand_over(self, flight: _Flight | _FailedBatch) -> Any:
         if isinstance(flight, _FailedBatch):
