@@ -294,7 +294,10 @@ class _DeviceIter(LiveRepr):
 
     def _hand_over(self, flight: _Flight | _FailedBatch) -> Any:
         if isinstance(flight, _FailedBatch):
-            raise flight.error
+            try:
+                raise flight.error
+            finally:
+                del flight  # the error's traceback has this frame: a cycle would keep the batch
         batch = self._stream.hand_over(flight.copied, flight.ready)
         self._yielded = flight.ready, flight.source
         return batch
