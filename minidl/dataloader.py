@@ -26,7 +26,7 @@ from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.live_repr import LiveRepr, counted
 from minidl.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
-from minidl.transport.arena import Host
+from minidl.transport.arena import Host, budget
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,6 +68,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
 
     transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
     is used again (see `transport.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
+    MINIDL_ARENA_BYTES, 2G by default, is what each worker keeps of that memory for use again.
 
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
     torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
@@ -373,11 +374,16 @@ TRANSPORTS = ("upstream", "arena")
 
 
 def checked_transport(transport: str | None) -> str:
-    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one; raises ValueError if unknown."""
+    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one.
+
+    Raises ValueError if it is unknown, or if MINIDL_ARENA_BYTES is no number of bytes.
+    """
     name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
     if name not in TRANSPORTS:
         source = "" if transport else " (from MINIDL_TRANSPORT)"
         raise ValueError(f"transport={name!r}{source}: give one of {', '.join(map(repr, TRANSPORTS))}")
+    if name == "arena":
+        budget()
     return name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,35 +17,30 @@ _AFTER: Final = {event: state for row in SLAB_TABLE.values() for event, state in
 _BEFORE_IT_CAME: Final = (SlabState.WRITING, SlabState.SENT)
 
 
-@rule(
-    "slab-unseen",
+UNSEEN, SENT, RELEASED = "slab-unseen", "slab-sent", "slab-released"
+
+
+def _rule(name: str, demand: str, means: str) -> None:
+    @rule(name, demand, means)
+    def broken(loader: LoaderView) -> Iterator[Violation]:
+        return (violation for found, violation in _followed(loader) if found == name)
+
+
+_rule(
+    UNSEEN,
     "a worker writes into a slab only when the batch that was in it is released, and no forked child may see it",
     "A batch that the program still has was overwritten: it holds parts of two batches.",
 )
-def unseen(loader: LoaderView) -> Iterator[Violation]:
-    return _broken(loader, "slab-unseen")
-
-
-@rule(
-    "slab-sent",
+_rule(
+    SENT,
     "a slab is sent once filled, and mapped or given back once for each time that it was sent",
     "A batch came without its memory, or memory without a batch: what was rebuilt is not what the worker sent.",
 )
-def sent(loader: LoaderView) -> Iterator[Violation]:
-    return _broken(loader, "slab-sent")
-
-
-@rule(
-    "slab-released",
+_rule(
+    RELEASED,
     "a slab is released once for each time that it was mapped",
     "The worker may have been told that a slab is free while a later batch in it is in use.",
 )
-def released(loader: LoaderView) -> Iterator[Violation]:
-    return _broken(loader, "slab-released")
-
-
-def _broken(loader: LoaderView, rule: str) -> Iterator[Violation]:
-    return (violation for name, violation in _followed(loader) if name == rule)
 
 
 def _followed(loader: LoaderView) -> Iterator[tuple[str, Violation]]:
@@ -75,8 +69,7 @@ def _event(loader: LoaderView, row: int) -> SlabEvent:
     return SlabEvent.SEND if code == ev.SLAB_SEND else SlabEvent.MAP
 
 
-@functools.cache
 def _rule_of(event: SlabEvent, state: SlabState) -> str:
     if event in (SlabEvent.TAKE, SlabEvent.MAKE):
-        return "slab-unseen"
-    return "slab-sent" if event in (SlabEvent.SEND, SlabEvent.MAP) or state in _BEFORE_IT_CAME else "slab-released"
+        return UNSEEN
+    return SENT if event in (SlabEvent.SEND, SlabEvent.MAP) or state in _BEFORE_IT_CAME else RELEASED

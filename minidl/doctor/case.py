@@ -230,12 +230,16 @@ class RunFacts:
         parent = self.processes.get(process.ppid)
         return None if parent is None else parent.command == process.command
 
+    def thread_before(self, pid: int, tid: int) -> SeenThread | None:
+        """A thread at the first look; None if there was no such look, or the process is another one of that id."""
+        now, then = self.processes.get(pid), self.looks[0].process(pid) if len(self.looks) > 1 else None
+        if now is None or then is None or then.started != now.started:
+            return None
+        return then.thread(tid)
+
     def before(self, pid: int, tid: int) -> ThreadPlace | None:
         """Where a thread was at the first look; None if there was none, or no stack."""
-        if len(self.looks) < 2:
-            return None
-        process = self.looks[0].process(pid)
-        thread = process.thread(tid) if process is not None else None
+        thread = self.thread_before(pid, tid)
         return place_of(thread) if thread is not None and thread.stack else None
 
     @property

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, Told, in_library, spot
+from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import TWO_ENDS, Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
@@ -21,13 +21,13 @@ LONG: Final = 3.0
 """Seconds of sleep from which on an unrecorded wait is called a hang: nothing is known of the waits before it."""
 
 SLOW: Final = 10.0
-"""The same, of waits for what may only be slow: a server, a disk, a child."""
+"""Seconds of sleep, likewise, in waits for what may only be slow: a server, a disk, a child."""
 
 ENDLESS: Final = 60.0
 """Seconds: a sleep that lasts longer from now on is a hang."""
 
 PATIENCE: Final = 30.0
-"""The same in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
+"""Seconds of a wait in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
 
 JOINED: Final = 5.0
 """Seconds that a shutdown waits for its workers, and again for each that it has sent a signal; of both loaders."""
@@ -45,7 +45,7 @@ _RANK: Final = {State.HUNG: 0, State.MAYBE_HUNG: 1, State.UNKNOWN: 2, State.MOVE
 def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosis:
     """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
     case = RunFacts(looks, told)
-    verdicts = [_verdict(case, loop, follow(case, loop)) for loop in case.loops]
+    verdicts = [_verdict(case, follow(case, loop)) for loop in case.loops]
     if not verdicts:
         return _no_loop(case)
     if told is not None:
@@ -62,11 +62,8 @@ def _vague(one: Diagnosis) -> int:
     return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN))
 
 
-def _verdict(case: RunFacts, loop: LoopThread, chain: Chain) -> Diagnosis:
+def _verdict(case: RunFacts, chain: Chain) -> Diagnosis:
     found = judged(case, chain)
-    gone = _gone_worker(case, loop, chain)
-    if gone is not None:
-        found = gone
     state = _state(case, chain, found)
     sentence = _sentence(case, chain, found, state)
     end = chain.end
@@ -91,7 +88,7 @@ def _no_loop(case: RunFacts) -> Diagnosis:
         said = f"process {case.now.main} has ended"
         if process is None or process.exit_code in (0, -1):
             return Diagnosis(State.ENDED, HangCause.NONE, f"ended: {said}", sure=Sure.CERTAIN)
-        how = _exit(process.exit_code)
+        how = exit_in_words(process.exit_code)
         return Diagnosis(State.DIED, HangCause.DIED, f"died: {said}: {how}", sure=Sure.CERTAIN)
     said = f"unknown: process {process.pid} has no loop over a loader that could be seen"
     return Diagnosis(State.UNKNOWN, HangCause.UNKNOWN, said, not_seen=_not_seen(case))
@@ -220,41 +217,16 @@ def _receives(case: RunFacts, end: Link) -> bool:
     thread = case.thread(end.pid, end.tid)
     if end.wait.kind not in TWO_ENDS or end.wait.bounded or thread is None:
         return False
-    process = case.looks[0].process(end.pid)
-    then = process.thread(end.tid) if process is not None else None
+    then = case.thread_before(end.pid, end.tid)
     return thread.switches[1] > min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
 
 
 def _ran(case: RunFacts, link: Link) -> bool:
     """Whether a thread without a stack woke up and went on between two looks, other than from a poll."""
-    process = case.looks[0].process(link.pid)
-    then, now = (process.thread(link.tid) if process is not None else None), case.thread(link.pid, link.tid)
+    then, now = case.thread_before(link.pid, link.tid), case.thread(link.pid, link.tid)
     if then is None or now is None or now.switches[1] == then.switches[1]:
         return False
     return not link.wait.bounded and link.wait.kind is not Blocked.COMPUTES
-
-
-def _gone_worker(case: RunFacts, loop: LoopThread, chain: Chain) -> Judgement | None:
-    """The loop waits for a worker that has ended."""
-    if len(chain.links) > 1 or chain.end.place.step not in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ):
-        return None
-    number = case.told.worker if case.told and case.told.worker >= 0 else chain.end.place.worker
-    ended = [p for p in case.now.processes if p.ended and p.ppid == loop.pid]
-    if not ended and (number < 0 or number in case.workers_of(loop.pid) or not case.workers_of(loop.pid)):
-        return None
-    facts = tuple(
-        EvidenceLine(f"pid {p.pid} has ended ({_exit(p.exit_code)}), unreaped", f"/proc/{p.pid}") for p in ended
-    )
-    which = f"worker {number}" if number >= 0 else "a worker"
-    how = f" ({_exit(ended[0].exit_code)})" if ended else ""
-    return Judgement(
-        HangCause.DIED, f"waits for {which}, which has ended{how}", Sure.LIKELY, facts,
-        fix="find what ended it: dmesg for the out-of-memory killer, its stderr, python -X faulthandler",
-    )  # fmt: skip
-
-
-def _exit(status: int) -> str:
-    return "how is not known" if status < 0 else exit_in_words(status)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -85,7 +85,6 @@ class ThreadPlace:
     worker: int = -1
     sample: int = -1
     seen: bool = True
-    hand_over: bool = False
 
     @property
     def users(self) -> Frame | None:
@@ -195,8 +194,6 @@ def place_of(thread: SeenThread) -> ThreadPlace:
         at_exit = thread.python_name == "MainThread" and stack[-1].function not in ("<module>", "_run_module_as_main")
         return ThreadPlace(LoaderStep.EXIT if at_exit else LoaderStep.OTHER, stack)
     at, step = found[0]
-    if step is LoaderStep.UNPICKLE and any(s is LoaderStep.HAND_OVER for _, s in found[:1]):
-        step = LoaderStep.HAND_OVER
     outer = tuple(dict.fromkeys(one for _, one in found[1:] if one is not step))
     sample = _sample(stack[: at + 2]) if step is LoaderStep.SAMPLE else -1
     fetched = step in (LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE)

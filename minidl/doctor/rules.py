@@ -96,13 +96,30 @@ def _bytes_waiting(case: RunFacts, loop: Link) -> int:
     return max(waiting, default=-1)
 
 
+def _worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The loop waits for a worker that is no more, and no other thread of the run can be followed to."""
+    loop, place = chain.end, chain.end.place
+    if len(chain.links) > 1 or place.step not in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ):
+        return None
+    number = case.told.worker if case.told and case.told.worker >= 0 else place.worker
+    name, workers = case.processes[loop.pid].name, case.workers_of(loop.pid)
+    ended = [p for p in case.now.processes if p.ended and p.ppid == loop.pid and p.name == name]  # a fork of it
+    if not ended and (number < 0 or number in workers or not workers):
+        return None
+    facts = tuple(
+        EvidenceLine(f"pid {p.pid} has ended ({exit_in_words(p.exit_code)}), unreaped", f"/proc/{p.pid}") for p in ended
+    )
+    which = f"worker {number}" if number >= 0 else "a worker"
+    how = f" ({exit_in_words(ended[0].exit_code)})" if ended else ""
+    return Judgement(HangCause.DIED, f"waits for {which}, which has ended{how}", Sure.LIKELY, facts, fix=_KILLED)
+
+
 def _worker_has_ended(case: RunFacts, chain: Chain) -> Judgement | None:
     """The worker that the loop waits for is dead, and the loop does not notice: it is in the middle of a message."""
     end, first = chain.end, chain.links[0]
     if end.wait.kind is not Blocked.ENDED or end is first:
         return None
-    status = case.processes[end.pid].exit_code
-    how = "its exit is not known" if status < 0 else exit_in_words(status)
+    how = exit_in_words(case.processes[end.pid].exit_code)
     facts = (EvidenceLine(f"{case.name(end.pid)} is a zombie: {how}", f"/proc/{end.pid}/stat"),)
     part = _bytes_waiting(case, first)
     if first.place.step is LoaderStep.READ or part > 0:
@@ -120,13 +137,16 @@ _KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the s
 def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
-    ring = [case.name(link.pid) for link in chain.links[chain.back :]]
+    links = chain.links[chain.back :]
+    ring = [case.name(link.pid) for link in links]
+    given_up = any(link.wait.bounded and link.place.step in USERS for link in links)  # the loader's own are polls
     facts = tuple(
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
         HangCause.CYCLE, f"is {chain.links[1].wait.words}: a circle of waiting ({' -> '.join(ring)})",
-        Sure.CERTAIN, facts,
+        Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
+        also=("one of them has a timeout, which ends the circle",) if given_up else (),
         fix="take the locks in one order everywhere, or hold none while waiting for another process",
     )  # fmt: skip
 
@@ -201,8 +221,8 @@ def _no_cpu(case: RunFacts, chain: Chain) -> Judgement | None:
 # --- Locks ------------------------------------------------------------------------------------------------------------
 def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
-    locked = next((link for link in chain.links if link.wait.kind is Blocked.FILE_LOCK), None)
-    if locked is None or (locked is not end and end.wait.kind is Blocked.FILE_LOCK):
+    locked = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
+    if locked is None:
         return None
     facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
     who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
@@ -243,7 +263,7 @@ _AFTER_FORK: Final = (
     "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
     "the worker (worker_init_fn)"
 )
-_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|acquire_for_wait|put|_recv)$")
+_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put)$")
 
 
 def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
@@ -438,68 +458,114 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _semaphore(case: RunFacts, chain: Chain) -> Judgement | None:
-    """multiprocessing's locks, semaphores and conditions: shared, and without an owner."""
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A wait for a semaphore of several processes, which has no owner. pids: who shares it; could: those that are in
+    the user's code, and do not wait for it themselves: they may hold it, or set what it stands for."""
+
+    end: Link
+    pids: tuple[int, ...]
+    same: tuple[int, ...]
+    could: tuple[int, ...]
+    facts: tuple[EvidenceLine, ...]
+
+
+def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     end = chain.end
     if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
         return None
     process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
     semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
-    sharers = [holder.pid for holder in end.wait.holders]
-    users = [pid for pid in sharers if _in_users_code(case, pid)]
-    same = [pid for pid in users if _waits_for_same(case, pid, end.wait.target)]
-    could = [pid for pid in users if pid not in same]
+    pids = tuple(holder.pid for holder in end.wait.holders)
+    users = [pid for pid in pids if _in_users_code(case, pid)]
+    same = tuple(pid for pid in users if _waits_for_same(case, pid, end.wait.target))
     value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
     facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
-    frames = [f for f in end.place.inside if f.file.endswith("multiprocessing/queues.py")]
-    if frames and frames[0].function.endswith("put"):
-        return Judgement(
-            HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, tuple(facts),
-            fix="read that queue while the workers run, or don't bound it",
-        )  # fmt: skip
-    if end.place.step in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
-        return Judgement(
-            HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, tuple(facts),
-            ("a live process holds it and is stopped",),
-            "a process that was killed in the middle of a message left it locked: find what killed it",
-        )  # fmt: skip
-    asked = next((f for f in end.place.inside if f.file.endswith("multiprocessing/synchronize.py")), None)
-    waits = [f.function for f in end.place.inside if f.file.endswith("multiprocessing/synchronize.py")]
-    if asked is not None and any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
-        event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
-        named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
-        return Judgement(
-            HangCause.NOBODY, f"waits for {named}{_who_could(case, could)}",
-            Sure.POSSIBLE if could else Sure.LIKELY, tuple(facts),
-            () if event else ("the notify came before the wait",),
-            "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
-            helped=any(_at_work(case, pid, pid) for pid in could),
-        )  # fmt: skip
-    if could:
-        facts += [
+    return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+
+
+def _full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore counts the room in a bounded queue of multiprocessing."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    frames = [f for f in shared.end.place.inside if f.file.endswith("multiprocessing/queues.py")]
+    if not frames or not frames[0].function.endswith("put"):
+        return None
+    return Judgement(
+        HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, shared.facts,
+        fix="read that queue while the workers run, or don't bound it",
+    )  # fmt: skip
+
+
+def _loaders_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore is the lock of a queue of the loader's own, which is held for one message at a time."""
+    shared = _shared(case, chain)
+    if shared is None or shared.end.place.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
+        return None
+    return Judgement(
+        HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, shared.facts,
+        ("a live process holds it and is stopped",),
+        "a process that was killed in the middle of a message left it locked: find what killed it",
+    )  # fmt: skip
+
+
+def _nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore is that of an Event or a Condition of multiprocessing."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    waits = [f.function for f in shared.end.place.inside if f.file.endswith("multiprocessing/synchronize.py")]
+    if not any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
+        return None
+    event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
+    named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
+    could = f" ({listed([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
+    return Judgement(
+        HangCause.NOBODY, f"waits for {named}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
+        () if event else ("the notify came before the wait",),
+        "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
+        helped=any(_at_work(case, pid, pid) for pid in shared.could),
+    )  # fmt: skip
+
+
+def _shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Who shares the semaphore, and is in code of the user's that may hold it; or can't be seen."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    if shared.could:
+        names = listed([case.name(pid) for pid in shared.could])
+        theirs = (
             EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {_doing(case, pid)}", "stack")
-            for pid in could
-        ]
+            for pid in shared.could
+        )
         return Judgement(
-            HangCause.SEMAPHORE,
-            f"waits for a lock of several processes; {listed([case.name(p) for p in could])} may hold it",
-            Sure.POSSIBLE, tuple(facts), ("a permit was never given back",),
-            "see whether that process is inside of the lock", helped=any(_at_work(case, pid, pid) for pid in could),
+            HangCause.SEMAPHORE, f"waits for a lock of several processes; {names} may hold it", Sure.POSSIBLE,
+            (*shared.facts, *theirs), ("a permit was never given back",),
+            "see whether that process is inside of the lock",
+            helped=any(_at_work(case, pid, pid) for pid in shared.could),
         )  # fmt: skip
-    unseen = [pid for pid in sharers if not case.place(pid, pid).seen]
-    if unseen:
-        return Judgement(
-            HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, tuple(facts),
-            ("another of these processes holds it", "a permit was never given back"),
-            "install py-spy: the stacks of the processes that share it say which of them is inside of it",
-        )  # fmt: skip
-    idle = listed([case.name(pid) for pid in sharers if pid not in same])
-    if idle:
-        facts.append(EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"))
+    if all(case.place(pid, pid).seen for pid in shared.pids):
+        return None
+    return Judgement(
+        HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, shared.facts,
+        ("another of these processes holds it", "a permit was never given back"),
+        "install py-spy: the stacks of the processes that share it say which of them is inside of it",
+    )  # fmt: skip
+
+
+def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
+    """All who share the semaphore are seen, and none is in code that could release it."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    idle = listed([case.name(pid) for pid in shared.pids if pid not in shared.same])
+    seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
     return Judgement(
         HangCause.PERMIT_LOST, "waits for a lock or permit of several processes that none of them is about to release",
-        Sure.LIKELY, tuple(facts),
+        Sure.LIKELY, (*shared.facts, *seen),
         ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
     )  # fmt: skip
@@ -512,10 +578,6 @@ def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
         return False
     naps = wait.kind is Blocked.SLEEPS and thread.syscall is not None and 0 <= thread.syscall.timeout < NAP
     return naps or wait.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
-
-
-def _who_could(case: RunFacts, pids: list[int]) -> str:
-    return f" ({listed([case.name(pid) for pid in pids])} could)" if pids else ""
 
 
 def _in_users_code(case: RunFacts, pid: int) -> bool:
@@ -750,6 +812,7 @@ def _unknown(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 RULES: Final = (
+    CauseRule(_worker_is_gone, "a worker is no more", "it is there"),
     CauseRule(_nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
     CauseRule(_worker_has_ended, "a worker died, perhaps in a message", "it runs"),
     CauseRule(_stopped, "SIGSTOP or a debugger", "its state is not T or t"),
@@ -767,7 +830,11 @@ RULES: Final = (
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
     CauseRule(_lock, "a lock of Python's is held", "its holder runs"),
-    CauseRule(_semaphore, "a lock of several processes is held", "its holder runs"),
+    CauseRule(_full_queue, "a bounded queue is full", "somebody reads it"),
+    CauseRule(_loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
+    CauseRule(_nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
+    CauseRule(_shared_lock, "a lock of several processes is held", "its holder runs"),
+    CauseRule(_permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(_pipe, "the other end does not read or write", "bytes move"),
     CauseRule(_fifo, "nobody opened the other end", "the other end is open"),
     CauseRule(_socket, "the other end does not answer", "bytes move"),
@@ -795,14 +862,17 @@ def listed(items: list[str], most: int = 4) -> str:
 
 
 def exit_in_words(status: int) -> str:
-    """How a process ended, by its wait status."""
+    """How a process ended, by its wait status; -1 = unknown."""
+    if status < 0:
+        return "how is not known"
     return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
 
 
 def _state(case: RunFacts, link: Link) -> EvidenceLine:
     thread = case.thread(link.pid, link.tid)
-    state = thread.state[1] if thread is not None else "?"
-    return EvidenceLine(f"its state is {state} at both looks", f"/proc/{link.pid}/stat")
+    before, now = thread.state if thread is not None else ("?", "?")
+    both = " at both looks" if before == now else f", and was {before} before"
+    return EvidenceLine(f"its state is {now}{both}", f"/proc/{link.pid}/stat")
 
 
 def _call(case: RunFacts, link: Link) -> str:

@@ -1,4 +1,4 @@
-"""FirstLook at processes: `collect(main)` -> `RunEvidence`.
+"""A look at processes: `collect(main)` -> `RunEvidence`.
 
 Rules of use: it changes nothing in what it looks at, needs no privilege, and takes `interval` seconds and some ms for
 each process. py_spy=False: it starts no other program. A process that looks at itself gives its own stacks.
@@ -32,7 +32,7 @@ def collect(
     py_spy: bool = True,
     stacks: Stacks | None = None,
 ) -> RunEvidence:
-    """FirstLook twice at a process, all its children, and other processes.
+    """Look twice at a process, all its children, and other processes.
 
     interval: seconds between the looks. stacks: those that the processes gave themselves, which py-spy need not read.
     """

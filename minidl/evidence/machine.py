@@ -32,7 +32,7 @@ def locks_of(text: str) -> tuple[FileLock, ...]:
         number, *words = line.split()
         waits = words[:1] == ["->"]
         kind, _, mode, pid, place, *_ = words[1:] if waits else words
-        if ":" not in place:
+        if place.count(":") != 2:  # "<none>:0" of a file that is not known
             continue
         major, minor, inode = place.split(":")
         device = os.makedev(int(major, 16), int(minor, 16))

@@ -64,9 +64,13 @@ def reason(error: OSError) -> str:
 
 @dataclass(slots=True)
 class FirstLook:
-    """What was seen of a process at the first look: of each thread its state, CPU seconds, switches, system call."""
+    """What was seen of a process at the first look: of each thread its state, CPU seconds, switches, system call.
+
+    started: in the kernel's ticks, as /proc has it: of two processes with one id it tells which; "" = not seen.
+    """
 
     pid: int
+    started: str = ""
     states: dict[int, str] = field(default_factory=dict)
     cpu: dict[int, float] = field(default_factory=dict)
     switches: dict[int, int] = field(default_factory=dict)
@@ -146,7 +150,7 @@ def children_of(pid: int) -> list[int]:
 
 def first_look(pid: int) -> FirstLook | None:
     """What is to be compared with a second look; None = the process is gone."""
-    look = FirstLook(pid)
+    look = FirstLook(pid, _started(pid))
     memory = memory_of(pid)
     for tid in _tasks(pid)[:MOST_THREADS]:
         stat, status = (
@@ -167,6 +171,8 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
     if not stat or not status:
         return None
     name, fields = stat_of(stat)
+    if before is None or before.started != fields[19]:
+        before = FirstLook(pid)
     known = status_of(status)
     memory = memory_of(pid)
     if not known.get("Kthread", "0").startswith("1") and fields[0] not in "ZX" and not _memory_allowed(pid):
@@ -183,7 +189,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         ended=ended,
         exit_code=int(fields[49]) if ended and len(fields) > 49 else -1,
         uid=int(known.get("Uid", "-1").split()[0]),
-        threads=tuple(_threads(pid, before or FirstLook(pid), memory, unseen)),
+        threads=tuple(_threads(pid, before, memory, unseen)),
         descriptors=tuple(read_descriptors(pid, unseen.because)),
         semaphores=semaphores_of(maps, memory),
         children=tuple(_own_children(pid)),
@@ -304,6 +310,11 @@ def _limits(pid: int) -> dict[str, int]:
 def _since_boot(ticks: int) -> float:
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     return round(ticks / _TICK - round(asleep, 1), 2)  # siblings that began in one tick are to be equal here
+
+
+def _started(pid: int) -> str:
+    stat = _read(f"/proc/{pid}/stat", None, "")
+    return stat_of(stat)[1][19] if stat else ""
 
 
 def _tasks(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,16 +54,28 @@ def py_spy() -> str | None:
 
 
 def spied(
-    pids: Iterable[int], unseen: Callable[[int, str], None], program: str | None = None, seconds: float = 5.0
+    pids: Iterable[int],
+    unseen: Callable[[int, str], None],
+    program: str | None = None,
+    seconds: float = 5.0,
+    altogether: float = 30.0,
 ) -> Stacks:
-    """Ask py-spy for the stacks of Python processes. unseen: is told (pid, why) where there is none."""
+    """Ask py-spy for the stacks of Python processes, for so many seconds each, and altogether.
+
+    unseen: is told (pid, why) where there is none.
+    """
     program = program or py_spy()
     found: Stacks = {}
+    until = time.monotonic() + altogether
     for pid in pids:
         if program is None:
             unseen(pid, "py-spy is not installed (pip install py-spy)")
             continue
-        text, why = _dump(program, pid, seconds)
+        left = until - time.monotonic()
+        if left <= 0:
+            unseen(pid, f"py-spy took {altogether:g} s for the processes before")
+            continue
+        text, why = _dump(program, pid, min(seconds, left))
         if why:
             unseen(pid, why)
         else:

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from minidl.explore import world as at
 from minidl.explore.model import Model
 from minidl.explore.steps import RAN_OUT, Label, Step
 from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, State
+
+_State = TypeVar("_State")
+_Label = TypeVar("_Label")
+_Bad = TypeVar("_Bad")
 
 Progress = Callable[[int], None]
 """Called now and then with the number of states seen."""
@@ -115,40 +120,59 @@ def explore(model: Model, progress: Progress | None = None) -> Found:
 
 
 @dataclass
-class Run:
+class Path(Generic[_State, _Label, _Bad]):
     """A run: its steps' labels, the states before, between and after them, and what is wrong in the last one."""
 
-    labels: list[Label]
-    states: list[State]
-    bad: Bad | None
+    labels: list[_Label]
+    states: list[_State]
+    bad: _Bad
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
+Run = Path[State, Label, Bad | None]
+
+
 def shortest(model: Model, progress: Progress | None = None) -> Run | None:
     """A shortest run into a bad state; None if there is none."""
-    came: dict[State, tuple[State, Label] | None] = {model.initial: None}
-    todo = deque([model.initial])
+
+    def look(state: State) -> tuple[Bad | None, Iterable[Step]]:
+        steps = model.steps(state)
+        return judge(model, state, steps), [*steps, *model.crashes(state)]
+
+    return breadth_first(model.initial, look, progress)[1]
+
+
+def breadth_first(
+    begin: _State,
+    look: Callable[[_State], tuple[_Bad, Iterable[tuple[_Label, _State]]]],
+    progress: Progress | None = None,
+) -> tuple[int, Path[_State, _Label, _Bad] | None]:
+    """Visit states in order of their distance; how many there are, and a shortest run to a bad one, if there is one.
+
+    look: what is wrong in a state (false if nothing is), and the steps that lead on, each with its label.
+    """
+    came: dict[_State, tuple[_State, _Label] | None] = {begin: None}
+    todo = deque([begin])
     while todo:
         state = todo.popleft()
-        steps = model.steps(state)
-        wrong = judge(model, state, steps)
-        if wrong is not None:
-            return _run_to(state, came, wrong)
-        for label, after in [*steps, *model.crashes(state)]:
+        wrong, steps = look(state)
+        if wrong:
+            return len(came), _run_to(state, came, wrong)
+        for label, after in steps:
             if after not in came:
                 came[after] = (state, label)
                 todo.append(after)
         if progress is not None and len(came) % EVERY == 0:
             progress(len(came))
-    return None
+    return len(came), None
 
 
-def _run_to(state: State, came: dict[State, tuple[State, Label] | None], wrong: Bad) -> Run:
-    labels: list[Label] = []
+def _run_to(state: _State, came: dict[_State, tuple[_State, _Label] | None], wrong: _Bad) -> Path[_State, _Label, _Bad]:
+    labels: list[_Label] = []
     states = [state]
     while (step := came[states[-1]]) is not None:
         labels.append(step[1])
         states.append(step[0])
-    return Run(labels[::-1], states[::-1], wrong)
+    return Path(labels[::-1], states[::-1], wrong)

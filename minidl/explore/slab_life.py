@@ -12,36 +12,33 @@ a program that keeps its batches gets no more.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
+from minidl.explore.search import breadth_first
 from minidl.transport.arena import FREE, KEPT, TAKEN, may_give_back, may_write
+
+
+def _guard(what: str) -> bool:
+    """A guard that is there, with what it does."""
+    return field(default=True, metadata={"for": what})
 
 
 @dataclass(frozen=True, slots=True)
 class Guards:
     """What keeps slabs from harm; a field is False where the guard is taken away."""
 
-    byte: bool = True
-    own_root: bool = True
-    fork_of_loader: bool = True
-    fork_of_worker: bool = True
-    alone: bool = True
-    copy_event: bool = True
-    locked_memory: bool = True
+    byte: bool = _guard("the worker looks at the slab's byte, which the loader sets to FREE")
+    own_root: bool = _guard("the worker looks whether it still has the batch itself: collate may keep it")
+    fork_of_loader: bool = _guard("a fork of the loader sets the bytes of the batches that it sees to KEPT")
+    fork_of_worker: bool = _guard("a fork of the worker marks the slabs whose batches it sees")
+    alone: bool = _guard("a batch gets a slab for itself if no other is free")
+    copy_event: bool = _guard("who copies from a locked slab keeps its batch until the event behind the copy")
+    locked_memory: bool = _guard("no memory of a locked slab is given back to the system")
 
 
-GUARDS: Final = {
-    "byte": "the worker looks at the slab's byte, which the loader sets to FREE",
-    "own_root": "the worker looks whether it still has the batch itself: collate may keep it",
-    "fork_of_loader": "a fork of the loader sets the bytes of the batches that it sees to KEPT",
-    "fork_of_worker": "a fork of the worker marks the slabs whose batches it sees",
-    "alone": "a batch gets a slab for itself if no other is free",
-    "copy_event": "who copies from a locked slab keeps its batch until the event behind the copy",
-    "locked_memory": "no memory of a locked slab is given back to the system",
-}
+GUARDS: Final = {guard.name: str(guard.metadata["for"]) for guard in fields(Guards)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +97,8 @@ class Explored:
 
 def explore_slabs(guards: Guards = Guards()) -> Explored:  # frozen
     """Go through all states, breadth first; stop at the first fault."""
-    begin = _State()
-    came: dict[_State, tuple[_State, str] | None] = {begin: None}
-    waiting = deque([begin])
-    while waiting:
-        state = waiting.popleft()
-        if state.fault:
-            return Explored(len(came), state.fault, _run(came, state))
-        for label, following in _steps(state, guards):
-            if following not in came:
-                came[following] = state, label
-                waiting.append(following)
-    return Explored(len(came))
-
-
-def _run(came: dict[_State, tuple[_State, str] | None], state: _State) -> tuple[str, ...]:
-    labels = []
-    while (before := came[state]) is not None:
-        state, label = before
-        labels.append(label)
-    return tuple(reversed(labels))
+    states, found = breadth_first(_State(), lambda state: (state.fault, _steps(state, guards)))
+    return Explored(states) if found is None else Explored(states, found.bad, tuple(found.labels))
 
 
 def _steps(state: _State, guards: Guards) -> Iterator[Step]:
@@ -191,10 +170,10 @@ def run() -> int:
     """Print what is found with all guards, and the shortest bad run without each; 1 if a guard is not needed."""
     whole, idle = explore_slabs(), 0
     lines = [f"slabs: {whole.states:,} states, {whole.fault or 'no slab is written while its batch is seen'}"]
-    for guard in fields(Guards):
-        found = explore_slabs(replace(Guards(), **{guard.name: False}))
+    for guard, what in GUARDS.items():
+        found = explore_slabs(replace(Guards(), **{guard: False}))
         idle += not found.fault
-        lines += [f"without {guard.name} ({GUARDS[guard.name]}):", f"    {found.fault or 'nothing goes wrong'}"]
+        lines += [f"without {guard} ({what}):", f"    {found.fault or 'nothing goes wrong'}"]
         lines += [f"    {'; '.join(found.run)}"] if found.run else []
     print("\n".join(lines))
     return int(bool(whole.fault or idle))

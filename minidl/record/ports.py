@@ -43,7 +43,7 @@ from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
-from minidl.transport.arena import Host
+from minidl.transport.arena import Host, budget
 from minidl.transport.arena_queue import ArenaQueue
 
 
@@ -209,6 +209,7 @@ def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, 
         "slabs_locked": getattr(iterator, "_host", None) is not None,
         "timeout_s": iterator._timeout,
         "transport": transport if iterator._num_workers else None,
+        **({"arena_bytes": budget()} if transport == "arena" and iterator._num_workers else {}),
         "batch_size": getattr(outer, "batch_size", None),
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
         "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",

@@ -17,7 +17,7 @@ import torch
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.transport import tensors
-from minidl.transport.arena import ALONE, Arena, Mappings, PageLocks, Slab
+from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST
@@ -26,8 +26,10 @@ _LOST = ev.SlabEnd.LOST
 class TracedArena(Arena):
     """A worker's slabs."""
 
-    def __init__(self, shared: Shared, worker_id: int, states: memoryview, locked: bool = False) -> None:
-        super().__init__(states, locked)
+    def __init__(
+        self, shared: Shared, worker_id: int, states: memoryview, budget: int = BUDGET, locked: bool = False
+    ) -> None:
+        super().__init__(states, budget, locked)
         self._shared = shared
         self._worker_id = worker_id
         self._leaves: dict[int, int] = {}  # of the present batch, that go in no slab: address -> bytes

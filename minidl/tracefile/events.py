@@ -99,7 +99,7 @@ class SlabSource(enum.IntEnum):
 
     RECYCLED = 0  # it held an earlier batch, which no process can see any more
     NEW = 1
-    ALONE = 2  # new, and for this batch only: all numbers of slabs that are used again are taken
+    ALONE = 2  # new, and for this batch only: it exceeds the budget of slabs that are used again
 
 
 class SlabEnd(enum.IntEnum):

@@ -20,7 +20,8 @@ A slab is in use for two processes, and each tells only about itself.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
    of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
-   their own. A worker that forks never takes again what it sees itself. The worker never takes a KEPT slab again.
+   their own. A worker that forks marks the slabs that it sees itself, and each that it fills while another thread of it
+   forks. It never takes a KEPT or marked slab again, and never gives the memory of one back.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
@@ -38,6 +39,7 @@ import functools
 import itertools
 import mmap
 import os
+import re
 import sys
 import threading
 import warnings
@@ -51,8 +53,19 @@ import torch
 
 from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
 
-SLABS = 40
-"""Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
+BUDGET = 2 << 30
+"""Bytes of slabs that a worker keeps for use again, unless MINIDL_ARENA_BYTES says otherwise.
+
+By default, two batches of a worker are ready, one is in work, and one or two are in the loop: there is room for batches
+of 400 MiB. A batch that does not fit gets a slab for itself, which is used once. So the budget bounds no batch. It
+bounds what a worker keeps after the program has dropped many batches: slabs that stay free give their memory back
+(`SPARE`), but only while batches are made.
+"""
+
+BUDGET_VARIABLE = "MINIDL_ARENA_BYTES"
+
+SLABS = 256
+"""Slabs that a worker keeps at most, however small: each costs it a descriptor, and many programs may have 1024."""
 
 ALONE = range(SLABS, 1 << 16)
 """Numbers of slabs that are used once: the loader has all others."""
@@ -106,6 +119,21 @@ def _after_fork_in_child() -> None:
 def _all_parties() -> list[Arena | Mappings]:
     """Also while another thread makes one."""
     return [party for reference in _parties.valuerefs() if (party := reference()) is not None]
+
+
+def budget() -> int:
+    """Bytes of slabs that a worker may keep; raises ValueError if MINIDL_ARENA_BYTES says something else."""
+    text = os.environ.get(BUDGET_VARIABLE, "")
+    if not text:
+        return BUDGET
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
+    number = int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ")) if found else 0
+    if number < _ROUNDED:
+        raise ValueError(
+            f"{BUDGET_VARIABLE}={text!r}: give the bytes of slabs that each worker keeps for use again, at least 64K, "
+            "as a number with K, M or G for KiB, MiB or GiB: 2G"
+        )
+    return number
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
@@ -171,14 +199,20 @@ class Slab:
         except BaseException:
             os.close(self.fd)
             raise
-        self.announced = False
+        self.announced = False  # to the loader, which has the descriptor then
         self.touched = 0  # bytes from the beginning on that have memory
         self.inherited = False  # by a process that the worker has forked, which may see what is in it
         self.root: weakref.ref[Any] | None = None
 
+    def close(self) -> None:
+        """Close the descriptor; the memory stays, by a descriptor of its own."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def __del__(self) -> None:
         if hasattr(self, "memory"):
-            os.close(self.fd)
+            self.close()
 
     def give_back(self, size: int) -> None:
         """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
@@ -225,19 +259,21 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 class Arena:
     """A worker's slabs. `allocate` and `reduce` fill slabs for the present batch; `seal` returns these.
 
-    states: the bytes of this worker's slabs, shared with the loader. locked: whether the loader page-locks them.
+    states: the bytes of this worker's slabs, shared with the loader. budget: bytes of slabs to keep for use again.
+    locked: whether the loader page-locks these.
     """
 
-    def __init__(self, states: memoryview, locked: bool = False) -> None:
+    def __init__(self, states: memoryview, budget: int = BUDGET, locked: bool = False) -> None:
         _parties[id(self)] = self
         self._states = states
+        self._budget = budget
         self._locked = locked
-        self._slabs: dict[int, Slab] = {}
+        self._slabs: dict[int, Slab] = {}  # in the order in which they were taken last
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
         self.inline = 0 if locked else INLINE  # a small storage in the message would be copied from pageable memory
-        self._expected = 0  # bytes of the largest batch so far
+        self._expected = 0  # bytes of the largest batches
         self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
@@ -325,7 +361,8 @@ class Arena:
             self.fallbacks += 1
             return None
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-        about = (begin, array.dtype.str if array.dtype.isbuiltin else array.dtype, array.shape, "F" if fortran else "C")
+        dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype  # 2: a type of another package
+        about = (begin, dtype, array.shape, "F" if fortran else "C")
         _array(self._open[number].root, *about)[...] = array
         self._open[number].copied += array.nbytes
         return slab_array, (number, *about)
@@ -363,15 +400,17 @@ class Arena:
     def _give_back(self, opened: list[_Filling]) -> None:
         """Give memory back that batches need no more: of an unusually large one, and of slabs that stay free."""
         used = sum(_round_up(one.used, _ALIGNED) for one in opened)
-        self._expected, self._recent = max(self._expected, used), max(self._recent // 2, used)
+        self._expected = max(self._expected - self._expected // 16, used)
+        self._recent = max(self._recent // 2, used)
         for one in opened:
             one.slab.touched = max(one.slab.touched, one.used)
             if one.slab.touched > 2 * self._recent + _LEFT_OVER:
                 one.slab.give_back(self._recent)
         if len(self._slabs) > SPARE:
-            spare = [n for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
-            if len(spare) > SPARE and not (last := self._slabs[spare[-1]]).visible:
-                last.give_back(0)
+            free = [slab for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
+            spare = [slab for slab in free if not slab.inherited]
+            if len(spare) > SPARE and not spare[0].visible:
+                spare[0].give_back(0)
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
@@ -380,31 +419,40 @@ class Arena:
         slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
+        slab.inherited |= _forks_begun > 0  # by another thread, which has marked the slabs already
         self._open.append(_Filling(slab, root))
         return len(self._open) - 1, self._open[-1].room(size)
 
     def _take(self, size: int) -> Slab:
-        """A slab of at least `size` bytes: a free one, a new one, or, if there are too many, one for this batch."""
-        for number, slab in tuple(self._slabs.items()):
+        """A slab of at least `size` bytes: a free one, a new one, or, beyond the budget, one for this batch."""
+        for number, slab in reversed(tuple(self._slabs.items())):  # what was sent last is still in the CPU's caches
             state = self._states[number]
-            visible = slab.visible
-            if visible or state == TAKEN:
+            if state == TAKEN or (visible := slab.visible):
                 continue
-            if slab.size >= size and may_write(state, visible, slab.inherited):
-                self._states[number] = TAKEN
-                return slab
-            del self._slabs[number]  # too small by now, or a forked process may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
-        kept = number >= 0
-        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED), self._locked and kept)
-        if kept:
-            self._slabs[number] = slab
-            self._states[number] = TAKEN
+            del self._slabs[number]
+            if may_write(state, visible, slab.inherited):
+                if slab.size >= size:
+                    self._slabs[number] = slab
+                    self._states[number] = TAKEN
+                    return slab
+                slab.give_back(0)  # too small by now; the loader has it mapped until it gets another with this number
+        size = _round_up(size, _ROUNDED)
+        number = self._number(size)
+        if number < 0:
+            return Slab(next(self._alone), size)
+        slab = self._slabs[number] = Slab(number, size, self._locked)
+        self._states[number] = TAKEN
         return slab
+
+    def _number(self, size: int) -> int:
+        """The number of a new slab that is kept for use again; -1 if there is no room for it."""
+        if sum(slab.size for slab in self._slabs.values()) + size > self._budget:
+            return -1
+        return next((n for n in range(len(self._states)) if n not in self._slabs), -1)
 
     def forks(self) -> None:
         """A process is about to be forked, and may see the batches that this process sees."""
-        for slab in self._slabs.values():
+        for slab in tuple(self._slabs.values()):  # another thread may fill slabs
             slab.inherited |= slab.visible
 
 
@@ -480,10 +528,9 @@ class Mappings:
         batches.
         """
         storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        self._memory[number] = memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         if self._locks is not None and number not in ALONE:
             self._lock(self._locks, memory)
-        self._memory[number] = memory
 
     def _lock(self, locks: PageLocks, memory: Any) -> bool:
         return locks.lock(memory)
@@ -495,6 +542,11 @@ class Mappings:
         key = next(self._count)
         self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
+
+    def in_use(self) -> tuple[int, int]:
+        """How many slabs the worker can't take now, and their bytes: of batches in use, or on their way."""
+        taken = [number for number, memory in tuple(self._memory.items()) if self._states[number] == TAKEN]
+        return len(taken), sum(len(self._memory[number]) for number in taken)
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
@@ -558,10 +610,11 @@ class reading:  # noqa: N801  # entered for each batch: contextlib's way costs a
         self._roots = roots
 
     def __enter__(self) -> None:
+        self._before = getattr(_reading, "roots", None)  # an object may read other batches while it is rebuilt
         _reading.roots = self._roots
 
     def __exit__(self, *error: object) -> None:
-        _reading.roots = None
+        _reading.roots = self._before
         self._roots = []
 
 

@@ -240,18 +240,21 @@ class Watcher:
     def _act(self, stall: Stall) -> None:
         """Do what was asked for when the loader hangs."""
         if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.what != SHUTDOWN:
-            os.kill(self.main_pid, self.raises)
+            self._kill(self.raises, self.main_pid)
         elif self.on_hang == "kill":
             self._kill(signal.SIGTERM, self.main_pid)
             self._kill(signal.SIGKILL, *(self.processes.keys() - {self.main_pid}))
             until = time.monotonic() + KILL_SECONDS
-            while self.processes[self.main_pid].is_there() and time.monotonic() < until:
+            while self._is_there(self.main_pid) and time.monotonic() < until:
                 time.sleep(0.05)
             self._kill(signal.SIGKILL, self.main_pid)
 
+    def _is_there(self, pid: int) -> bool:
+        return pid in self.processes and self.processes[pid].is_there()  # its end may have been noticed a moment ago
+
     def _kill(self, signum: int, *pids: int) -> None:
         for pid in pids:
-            if self.processes[pid].is_there():
+            if self._is_there(pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signum)
 

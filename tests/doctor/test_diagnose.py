@@ -532,3 +532,49 @@ def test_a_circle_that_closed_between_two_looks_may_hang_though_the_loop_polls()
     told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([first, last], told)
     assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.CYCLE)
+
+
+# --- Who is meant -----------------------------------------------------------------------------------------------------
+def test_of_two_file_locks_in_a_chain_the_last_is_the_cause() -> None:
+    """Worker 1 waits for worker 0's lock, and worker 0 for one of a process that was not looked at."""
+    other = Descriptor(8, "file", "/data/cache.lock", 78, 3, "rw")
+    kept = with_locks(101, "1: FLOCK ADVISORY WRITE 101")
+    asks = replace(FLOCK, args=(8, 2), fds=(8,))
+    holder = worker(0, user("flock(cache)"), call=asks, descriptors=(kept, other))
+    waiter = worker(1, user("flock(index)"), call=FLOCK, descriptors=(with_locks(102),))
+    locks = (FileLock(1, "FLOCK", "WRITE", 101, 3, 77), FileLock(2, "FLOCK", "WRITE", 900, 3, 78))
+    said = found(loop(1), holder, waiter, locks=locks)
+    assert (said.cause, said.who["worker"]) == (HangCause.FILE_LOCK, 0)
+    assert "in flock on /data/cache.lock; process 900" in said.sentence
+
+
+@pytest.mark.parametrize(("name", "cause"), [("python", HangCause.DIED), ("ffmpeg", HangCause.UNKNOWN)])
+def test_a_childs_zombie_is_a_worker_only_if_it_ran_the_loops_program(name: str, cause: HangCause) -> None:
+    """No worker is known by number: torch's stack of the loop tells none before the first batch."""
+    zombie = process(300, LOOP, thread(300, None, None, state="Z"), name=name, ended=True, exit_code=9)
+    stuck = thread(LOOP, next_stack(-1), polls(3), idle=1.0, switches=1)
+    said = diagnose(later(replace(loop(), threads=(stuck,)), zombie))
+    assert said.cause is cause
+
+
+def test_a_circle_with_a_timeout_of_the_users_may_end() -> None:
+    def stuck(number: int, wants: int, has: int, call: Syscall) -> SeenProcess:
+        files = (
+            Descriptor(7, "pipe", f"pipe:[{wants}]", wants, mode="r"),
+            Descriptor(8, "pipe", f"pipe:[{has}]", has, mode="w"),
+        )
+        return worker(number, user("pipe.poll(600)"), call=call, descriptors=files)
+
+    def circle(call: Syscall) -> Diagnosis:
+        return diagnose(later(loop(1), stuck(0, 71, 70, call), stuck(1, 70, 71, call)))
+
+    read = Syscall("read", "", (7,), (7,), timeout=-1.0)
+    assert (circle(read).state, circle(read).cause) == (State.HUNG, HangCause.CYCLE)
+    bounded = circle(replace(read, name="poll", timeout=600.0))
+    assert (bounded.state, bounded.cause, bounded.sure) == (State.MAYBE_HUNG, HangCause.CYCLE, Sure.POSSIBLE)
+
+
+def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
+    first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
+    reborn = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), started=999.0)
+    assert diagnose([first, look(loop(1), IDLE, reborn, moment=4_000_000_000)]).state is State.HUNG

@@ -16,6 +16,7 @@ import pytest
 from minidl.evidence.collect import collect
 from minidl.evidence.graph import Blocked, waits
 from minidl.evidence.model import RunEvidence
+from minidl.evidence.processes import first_look, read_process
 from minidl.evidence.stacks import own_stacks, parsed, py_spy
 
 pytestmark = [
@@ -154,3 +155,19 @@ def test_own_stacks_show_this_function_and_no_secret() -> None:
 def test_what_is_not_py_spys_json_has_no_stacks() -> None:
     assert parsed("[1, 2]") == {}
     assert parsed("{") == {}
+
+
+def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
+    before = first_look(os.getpid())
+    assert before is not None
+    before.switches = dict.fromkeys(before.switches, -1)
+
+    def first(started: str) -> int:
+        before.started = started
+        seen = read_process(os.getpid(), before)
+        assert seen is not None
+        assert seen.main is not None
+        return seen.main.switches[0]
+
+    assert first(before.started) == -1
+    assert first("1") >= 0

@@ -29,3 +29,9 @@ def test_no_collection_begins_while_the_frames_are_listed(monkeypatch: pytest.Mo
     finally:
         gc.enable()
     assert seen == [False, False]
+
+
+def test_py_spy_has_a_bound_for_all_processes_together() -> None:
+    why: dict[int, str] = {}
+    assert stacks.spied([1, 2], why.__setitem__, program="/no/py-spy", altogether=0.0) == {}
+    assert why == dict.fromkeys((1, 2), "py-spy took 0 s for the processes before")

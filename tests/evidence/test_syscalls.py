@@ -71,3 +71,7 @@ def test_a_named_semaphore_has_its_value_and_its_waiters() -> None:
     maps = "7f00-7f40 rw-s 00000000 00:1b 906 /dev/shm/sem.mp-x (deleted)\n7f50-7f60 rw-p 0 00:00 0\n"
     (found,) = semaphores_of(maps, lambda address, size: struct.pack("<II", 0, 2))
     assert (found.name, found.inode, found.value, found.waiters) == ("sem.mp-x", 906, 0, 2)
+
+
+def test_a_lock_of_a_file_that_is_not_known_is_left_out() -> None:
+    assert locks_of("1: POSIX  ADVISORY  WRITE 0 <none>:0 0 EOF") == ()

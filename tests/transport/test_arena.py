@@ -18,9 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import minidl
 from minidl.transport import arena as module
 from minidl.transport.arena import (
     ALONE,
+    BUDGET,
+    BUDGET_VARIABLE,
     FREE,
     INLINE,
     KEPT,
@@ -47,9 +50,9 @@ Message = tuple[bytes, list[tuple[int, int, int]], bytearray]
 class Pair:
     """A worker's side and a loader's, in one process."""
 
-    def __init__(self, slabs: int = SLABS, host: Host | None = None) -> None:
+    def __init__(self, slabs: int = SLABS, budget: int = BUDGET, host: Host | None = None) -> None:
         self.states = memoryview(bytearray(slabs))
-        self.arena = Arena(self.states, host is not None)
+        self.arena = Arena(self.states, budget, host is not None)
         self.mappings = Mappings(self.states, locks=None if host is None else PageLocks(host))
 
     def pickled(self, batch: Any) -> Message:
@@ -313,6 +316,74 @@ def test_batches_beyond_the_last_slab_get_memory_of_their_own() -> None:
     assert pair.used == []
 
 
+def test_a_worker_keeps_slabs_up_to_its_budget() -> None:
+    """Each batch needs 1 MiB, and the third one is the last for which there is room. What is free is used first."""
+    pair = Pair(budget=3 << 20)
+    batches = [pair.sent(torch.full((1 << 20,), value, dtype=torch.uint8)) for value in range(5)]
+    assert sum(slab.size for slab in pair.arena._slabs.values()) == 3 << 20
+    assert pair.used == [0, 1, 2]
+    assert [batch.unique().tolist() for batch in batches] == [[0], [1], [2], [3], [4]]
+    del batches[1]
+    batches.append(pair.sent(torch.full((1 << 20,), 5, dtype=torch.uint8)))
+    assert pair.used == [0, 1, 2]
+    assert len(pair.mappings._memory) == 3
+    assert [int(batch[-1]) for batch in batches] == [0, 2, 3, 4, 5]
+
+
+def test_a_batch_larger_than_the_budget_gets_a_slab_for_itself() -> None:
+    pair = Pair(budget=1 << 16)
+    for value in range(3):
+        message = pair.pickled([torch.full((1 << 17,), value, dtype=torch.uint8), torch.ones(BIG)])
+        back = pair.rebuilt(message)
+        assert all(number in ALONE for number, _, _ in message[1])
+        assert back[0].eq(value).all()
+    assert pair.arena._slabs == {}
+    small = pair.sent([torch.ones(3), torch.zeros(INLINE, dtype=torch.uint8)])
+    assert small[0].tolist() == [1, 1, 1]
+
+
+def test_a_hundred_small_batches_may_be_kept_and_the_slab_sent_last_is_taken_first(pair: Pair) -> None:
+    kept = [pair.sent(pair.made(BIG, value)) for value in range(100)]
+    assert pair.used == list(range(100))
+    del kept[10:13]
+    kept.append(pair.sent(pair.made(BIG, 100)))
+    assert pair.used == [*range(10), 12, *range(13, 100)]
+    assert [int(batch[0]) for batch in kept] == [*range(10), *range(13, 101)]
+    del kept
+
+
+def test_new_slabs_get_smaller_again_after_an_unusual_batch() -> None:
+    """Else one large batch would leave no room for slabs of the usual ones."""
+    pair = Pair(budget=1 << 23)
+    pair.sent(torch.zeros(1 << 21, dtype=torch.uint8))
+    for _ in range(60):
+        pair.sent(torch.zeros(BIG, dtype=torch.uint8))
+    kept = [pair.sent(torch.zeros(BIG, dtype=torch.uint8)) for _ in range(60)]
+    assert pair.used == list(range(60))
+    del kept
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("", BUDGET), ("2G", 2 << 30), ("1.5g", 3 << 29), ("512 MiB", 512 << 20), ("65536", 1 << 16), ("1TB", 1 << 40)],
+)
+def test_the_budget_is_what_the_environment_says(text: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUDGET_VARIABLE, text)
+    assert module.budget() == number
+
+
+@pytest.mark.parametrize("text", ["0", "-1G", "63K", "lots", "2 gigs", "1e9", "G", "nan"])
+def test_what_is_no_budget_is_refused_with_the_remedy(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BUDGET_VARIABLE, text)
+    for construct in (
+        lambda: minidl.DataLoader([0], num_workers=1, transport="arena"),
+        lambda: minidl.observe(transport="arena"),
+    ):
+        with pytest.raises(ValueError, match=rf"MINIDL_ARENA_BYTES='{text}'.* worker keeps .*2G"):
+            construct()
+    minidl.DataLoader([0], num_workers=1, transport="upstream")
+
+
 @pytest.mark.live
 def test_a_fork_keeps_what_both_processes_see() -> None:
     pair = Pair()
@@ -378,9 +449,39 @@ def test_a_worker_that_forks_does_not_write_again_what_its_child_may_see(pair: P
     os.waitpid(child, 0)
     del kept
     slabs = dict(pair.arena._slabs)
-    pair.sent(pair.made(BIG, 3))
-    assert pair.arena._slabs.get(0) is not slabs[0]
+    third, fourth = pair.sent(pair.made(BIG, 3)), pair.sent(pair.made(BIG, 4))
+    assert pair.arena._slabs[0] is not slabs[0]
     assert pair.arena._slabs[1] is slabs[1]
+    del third, fourth
+
+
+def test_a_worker_gives_no_memory_back_that_its_child_may_see(pair: Pair) -> None:
+    """Of the slabs that stay free, the last ones give their memory back: but not to a child's cost."""
+    kept = []
+    for value in range(5):
+        kept.append(pair.made(BIG, value))
+        pair.sent(kept[-1])
+    seen, slab = kept.pop(), pair.arena._slabs[4]
+    del kept
+    pair.arena.forks()
+    del seen
+    for _ in range(4):
+        pair.sent(pair.made(BIG, 9))
+    assert slab.memory[0] == 4
+    assert memory_of(pair).count(0) == 1
+
+
+def test_a_slab_that_is_filled_while_another_thread_forks_is_not_taken_again(pair: Pair) -> None:
+    """The child may see it, though the thread that forks has marked the slabs already."""
+    module._before_fork()
+    kept = pair.made(BIG, 1)
+    module._after_fork_in_parent()
+    pair.sent(kept)
+    slab = pair.arena._slabs[0]
+    del kept
+    pair.sent(pair.made(BIG, 2))
+    assert pair.arena._slabs[0] is not slab
+    assert slab.memory[0] == 1
 
 
 def test_only_the_workers_own_thread_fills_slabs(pair: Pair) -> None:
@@ -411,6 +512,17 @@ def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
     assert pair.used != []
     del part
     assert pair.used == []
+
+
+def test_an_array_of_another_packages_type_keeps_it(pair: Pair) -> None:
+    """Its `str` says only how many bytes an element has. As for bfloat16 of ml_dtypes."""
+    rational = pytest.importorskip("numpy._core._rational_tests").rational
+    array = np.array([rational(1, 3), rational(2, 5)] * BIG, dtype=rational)
+    back = pair.sent(array)
+    assert back.dtype == rational
+    assert np.array_equal(back, array)
+    assert pair.used == [0]
+    del back
 
 
 def test_an_array_that_fits_no_slab_travels_as_in_torch(pair: Pair) -> None:
@@ -481,6 +593,26 @@ def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     assert pair.arena._slabs[0] is not slab
 
 
+class Rereads:
+    """An object that reads another batch while it is rebuilt, as one may that iterates a loader."""
+
+    other: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        Rereads.other = Rereads.other()
+        self.__dict__ = state
+
+
+def test_a_batch_may_be_read_while_another_one_is_rebuilt(pair: Pair) -> None:
+    reader = Rereads()
+    reader.__dict__["some"] = 1
+    other, message = pair.pickled(torch.full((BIG,), 3.0)), pair.pickled([reader, torch.full((BIG,), 4.0)])
+    Rereads.other = lambda: pair.rebuilt(other)
+    assert pair.rebuilt(message)[1].eq(4).all()
+    assert Rereads.other.eq(3).all()
+    Rereads.other = None
+
+
 ACTS = ("drop", "view", "numpy", "mutate", "read", "forget")
 operations = st.lists(
     st.one_of(
@@ -492,10 +624,10 @@ operations = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(operations, st.integers(1, 4))
-def test_what_is_visible_never_changes(program: list[tuple[str, Any, Any]], slabs: int) -> None:
+@given(operations, st.integers(1, 4), st.sampled_from([1 << 16, 1 << 19, BUDGET]))
+def test_what_is_visible_never_changes(program: list[tuple[str, Any, Any]], slabs: int, budget: int) -> None:
     """Random batches are sent, kept whole or in part, mutated and dropped, on both sides, in any order."""
-    pair = Pair(slabs)
+    pair = Pair(slabs, budget)
     unread: list[tuple[Message, list[int]]] = []
     seen: list[tuple[Any, int]] = []  # what somebody holds, and the byte that it is full of
     value = 0
