@@ -228,6 +228,8 @@ class _Inquiry:
         hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
         if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
+        if (evident := self._evident(waits)) is not None:
+            return self._hung(evident, [])
         for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised, self._outlived):
             if (found := look()) is not None:
                 return found
@@ -293,6 +295,21 @@ class _Inquiry:
         return max(int(durations(rows).max(initial=0)), followed)
 
     # --- hung
+    def _evident(self, waits: list[_Wait]) -> _Wait | None:
+        """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
+        for wait in sorted(waits, key=lambda wait: not wait.for_data):
+            if wait.ended or wait.took < LONG or not self.trace.watched.looks:
+                continue
+            found = second_opinion(self.trace, self._told_of(wait))
+            if found is not None and found.state is State.HUNG:
+                return wait
+        return None
+
+    def _told_of(self, wait: _Wait) -> Told:
+        shot, state = self._state(wait)
+        focus = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
+        return self._told(wait, state, focus, ())
+
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
         for_how_long = f"{self.unit.of(wait.took)}, since {self._at(wait.begin)}"
         for_how_long += f", until {wait.ended}" if wait.ended else ""
@@ -461,6 +478,7 @@ class _Inquiry:
             step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
+            others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
             ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
             facts=tuple((text, "trace") for text in evidence),
         )
@@ -782,7 +800,11 @@ class _Inquiry:
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
-        told = self._told(wait, state, waited, ())
+        told = self._told(wait, state, waited, evidence)
+        found = second_opinion(self.trace, told) if wait.took >= LONG else None
+        if found is not None and found.state is State.MAYBE_HUNG:
+            chain = (*found.chain, *(fact.line() for fact in found.evidence))
+            return Headline(What.CUT, f"cut: {found.title}", chain, found.next_step, waited, told, found)
         return Headline(What.CUT, what, evidence, helps, waited, told)
 
     def _running(self, waits: list[_Wait]) -> Headline:

@@ -764,10 +764,29 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
+    what, times = f"is {end.wait.words}", _naps(case, end)
+    if times:
+        what = (
+            f"polls: it sleeps about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
+        )
     return Judgement(
-        HangCause.SLEEP, f"is {end.wait.words}", facts=(EvidenceLine(end.wait.words, _call(case, end)),),
+        HangCause.SLEEP, what, facts=(EvidenceLine(end.wait.words, _call(case, end)),),
         fix="remove the sleep, or bound the retries that it belongs to", moves=0 <= left <= SOON,
     )  # fmt: skip
+
+
+def _naps(case: RunFacts, end: Link) -> int:
+    """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = less than twice."""
+    then, now, before = (
+        case.thread_before(end.pid, end.tid),
+        case.thread(end.pid, end.tid),
+        case.before(end.pid, end.tid),
+    )
+    if then is None or now is None or before is None or then.syscall is None or now.syscall is None:
+        return 0
+    same = (before.task, before.sample, spot(before)) == (end.place.task, end.place.sample, spot(end.place))
+    times = now.switches[1] - then.switches[0]
+    return times if same and then.syscall.name == now.syscall.name and times > 1 else 0
 
 
 def _computes(case: RunFacts, chain: Chain) -> Judgement | None:

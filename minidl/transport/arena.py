@@ -277,12 +277,6 @@ class Arena:
         self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
-        self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the present batch that were not made in a slab, and were copied into one."""
-        return sum(one.copied for one in self._open)
 
     def allocate(self, size: int) -> torch.UntypedStorage | None:
         """A storage of `size` bytes, not initialised; in a slab if it is large. For collate.
@@ -296,7 +290,6 @@ class Arena:
         try:
             number, begin = self._room(size)
         except OSError:
-            self.fallbacks += 1
             return None
         return _storage(self._open[number].root, begin, size)
 
@@ -323,7 +316,6 @@ class Arena:
             return storage_of, (first,)
         place = self._placed(address, size)
         if place is None:
-            self.fallbacks += 1
             return reduce_storage(storage)
         return slab_storage, (*place, size)
 
@@ -358,7 +350,6 @@ class Arena:
         try:
             number, begin = self._room(array.nbytes)
         except OSError:
-            self.fallbacks += 1
             return None
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype  # 2: a type of another package
@@ -567,6 +558,10 @@ class Mappings:
     def _set(self, number: int, state: int) -> None:
         if number not in ALONE:
             self._states[number] = state
+
+    def close(self) -> None:
+        """Let go of all slabs; those with batches that this process can see stay mapped for as long."""
+        self._memory.clear()
 
     @property
     def visible(self) -> int:

@@ -26,7 +26,7 @@ import torch._utils
 from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
-from minidl.messages import Result
+from minidl.messages import RebuildFailure, Result
 from minidl.transport.arena import (
     ALONE,
     BUDGET,
@@ -47,6 +47,8 @@ _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
 
 _SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+
+_LENGTH = struct.Struct("!Q")  # of the pickle in a slab
 
 _LARGE = 1 << 14
 """Bytes from which a pickle lies in a slab: a socket holds little, and the loader may be busy."""
@@ -115,7 +117,7 @@ class ArenaWriter(LiveRepr):
                 data = packed(message)
             if len(data) >= _LARGE:
                 place, offset = arena.place(data)
-                data = len(data).to_bytes(8, "big")
+                data = _LENGTH.pack(len(data)) + _without_data(message)
         except Exception as error:
             self._on_queue_feeder_error(error, message)
             return
@@ -179,6 +181,26 @@ class ArenaWriter(LiveRepr):
     def close(self) -> None:
         """Close the worker's end."""
         self._socket.close()
+
+
+def _without_data(message: Any) -> bytes:
+    """A result without its data, for a reader that can't map the slab with its pickle; b"" for another message."""
+    content = getattr(message, "message", message)  # of an Envelope, or of what observes torch's loader
+    if isinstance(content, Result):
+        return packed(Result(content.idx, content.worker_id, None))
+    return packed((content[0], None)) if isinstance(content, tuple) else b""
+
+
+def _failed(error: OSError, result: memoryview) -> Any:
+    """The result, with the error in place of its data. Raises the error if there is no result."""
+    if not result:
+        raise error
+    message = unpacked(result)
+    if isinstance(message, Result):
+        message.data = RebuildFailure(error)
+        return message
+    where = "in the loader while it rebuilt a batch"
+    return message[0], torch._utils.ExceptionWrapper((type(error), error, None), where)  # type: ignore[no-untyped-call]
 
 
 def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
@@ -280,8 +302,8 @@ class ArenaQueue(LiveRepr):
         data = packet[begin + small :]
         if place >= 0:
             if isinstance(roots[place], OSError):
-                raise roots[place]
-            data = memoryview(roots[place]).cast("B")[offset : offset + int.from_bytes(data, "big")]
+                return _failed(roots[place], data[_LENGTH.size :])
+            data = memoryview(roots[place]).cast("B")[offset : offset + _LENGTH.unpack_from(data)[0]]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
             return unpacked(data)
@@ -342,10 +364,12 @@ class ArenaQueue(LiveRepr):
             self.leave()
 
     def leave(self) -> None:
-        """Close the reading end."""
+        """Close the reading end, and let go of the slabs."""
         if not self._closed:
             self._closed = True
             self._receiver.close()
             self._close_descriptors()
+            for mappings in self._mappings:  # the program may keep the iterator
+                mappings.close()
 
     __del__ = close

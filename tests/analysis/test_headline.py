@@ -579,6 +579,30 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
     assert waited(True).kind in (What.SLOW, What.FINE)
 
 
+@pytest.mark.parametrize(
+    ("state", "looks", "kind", "begin"),
+    [
+        (State.HUNG, 1, What.HUNG, "hung for 6.0 s, since 10.0 s: the loop waits for worker 1"),
+        (State.MAYBE_HUNG, 1, What.CUT, "cut: may hang: the loop waits for worker 1"),
+        (State.MOVES, 1, What.CUT, "cut: the recording ends after 9 batches"),
+        (State.HUNG, 0, What.CUT, "cut: the recording ends after 9 batches"),
+    ],
+)
+def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
+    state: State, looks: int, kind: What, begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch took 10 s, as its workers started; a later wait lasts for 6 s."""
+    run = dict(HUNG) | {"poll": SECOND, "polls": 6}
+    run["cost"] = lambda task: HUNG["cost"](task) if task else 10 * SECOND  # type: ignore[operator]
+    trace = made(tmp_path / "t", **run)
+    said = Diagnosis(state, HangCause.SLEEP, f"{state.value}: the loop waits for worker 1")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said if looks else None)
+    trace.watched.looks = [StallLook(Stall(1, "next", trace.last, LOADER_PID), 1, trace.last, {})] * looks
+    found = headline(trace)
+    assert found.kind is kind
+    assert re.sub(r"6\.\d+ s, since 10\.\d+", "6.0 s, since 10.0", found.sentence).startswith(begin)
+
+
 def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loaders lived for some milliseconds, and Python's exit has lasted for 20 s."""
     said = Diagnosis(State.HUNG, HangCause.LOCK, "hung for 20 s: the loop waits", (LoaderStep.EXIT.value,))

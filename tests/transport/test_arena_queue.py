@@ -11,6 +11,7 @@ import resource
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,6 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     else:
         torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
     made.writer._arena._slabs.clear()
-    for mappings in made.queue._mappings:
-        mappings._memory.clear()
 
 
 def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
@@ -148,6 +147,21 @@ def test_a_forked_child_has_no_reading_end(line: Line) -> None:
     assert line.get().data == 7
 
 
+def test_a_queue_that_is_closed_has_no_memory_but_that_of_batches_in_use(line: Line) -> None:
+    """A program may keep its iterator after the epoch."""
+    for idx in range(2):
+        line.put(idx, torch.full((BIG,), 3.0))
+    first, second = line.get(), line.get()
+    memory = [weakref.ref(each) for each in line.queue._mappings[0]._memory.values()]
+    del second
+    line.queue.close()
+    assert [each() is None for each in memory] == [False, True]
+    assert first.data.eq(3).all()
+    del first
+    assert memory[0]() is None
+    assert list(line.states[:2]) == [FREE, FREE]
+
+
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
     line.put(0, torch.ones(BIG))
     line.queue._recv_bytes()
@@ -170,19 +184,34 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        if isinstance(data, list):
-            with pytest.raises(OSError, match="too many open files"):
-                line.get()
-        else:
-            failure = line.get().data
-            assert isinstance(failure, RebuildFailure)
-            assert "too many open files" in str(failure.error)
+        result = line.get()
+        assert result.idx == 0
+        assert isinstance(result.data, RebuildFailure)
+        assert "too many open files" in str(result.data.error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert most > 3
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_large_pickle_that_does_not_arrive_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's loader, too; else it would wait for the task for ever. A message of no task raises the error."""
+
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    words = [str(number) for number in range(20_000)]
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", full)
+    line.writer.put((4, words))
+    idx, failure = line.get()
+    assert idx == 4
+    with pytest.raises(OSError, match=r"(?s)in the loader while it rebuilt a batch.*Cannot allocate memory"):
+        failure.reraise()
+    line.writer.put(ResumeIteration(1, 0, str(words).encode()))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        line.get()
 
 
 def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
@@ -422,6 +451,24 @@ def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
         assert _described(minidl.DataLoader(dataset, transport=transport, **options)) == expected, transport
     options |= {"multiprocessing_context": minidl.observe(transport="arena")}
     assert _described(torch.utils.data.DataLoader(dataset, **options)) == expected
+
+
+@pytest.mark.live
+def test_two_workers_whose_batches_exceed_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that keeps all its batches, and workers whose budget is smaller than one of them."""
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "64K")
+    dataset = Mixed(3000)
+    expected = [list(flat(batch)) for batch in minidl.DataLoader(dataset, 4)]
+    for loader in (
+        minidl.DataLoader(dataset, 4, num_workers=2, transport="arena"),
+        torch.utils.data.DataLoader(
+            dataset, 4, num_workers=2, multiprocessing_context=minidl.observe(transport="arena")
+        ),
+    ):
+        with pytest.warns(RuntimeWarning, match="keeps at most slabs of 64K in all .* MINIDL_ARENA_BYTES=") as said:
+            kept = list(loader)
+        assert len([warning for warning in said if warning.category is RuntimeWarning]) == 1
+        assert [list(flat(batch)) for batch in kept] == expected
 
 
 @pytest.mark.live
