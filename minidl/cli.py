@@ -52,13 +52,12 @@ def _interval(text: str) -> float:
 
 
 def _seconds_or_off(text: str) -> float:
+    from minidl.record.watchdog import seconds  # imports NumPy: only if the option is given
+
     try:
-        seconds = 0.0 if text == "off" else float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 'off' nor a number of seconds")
-    return seconds
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(text: str) -> int:

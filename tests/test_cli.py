@@ -19,9 +19,10 @@ import minidl
 from minidl import cli, commands, demo, terminal
 from minidl.analysis import live
 from minidl.check import RULES
+from minidl.record import watchdog
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
-from minidl.tracefile.format import HEADER_BYTES, RECORD
+from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
 from minidl.tracefile.reader import read_trace
 from minidl.views import viewer
 from minidl.views.perfetto import write_perfetto
@@ -78,6 +79,46 @@ READERS = {
     "diff": ("diff", ROOT / "traces" / "head-of-line-in-order.minidl"),
     "replay": ("replay",),
 }
+
+
+def spoiled(value: object) -> object:
+    """The value with a terminal's escape in each of its texts."""
+    if isinstance(value, dict):
+        return {key: spoiled(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [spoiled(each) for each in value]
+    return f"{value}\x1b[2J" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("command", [*READERS.values(), ("audit",), ("doctor",), ("top", "--once")])
+def test_no_text_of_a_trace_reaches_the_terminal_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """Whatever a program, a thread, a dataset is called: a terminal obeys control characters."""
+    trace = made_trace.write(
+        tmp_path / "t", made_trace.Run(**made_trace.HUNG), made_trace.Run(6, loader=2, first_pid=3000)
+    )
+    first, *others = sorted(trace.glob("*.jsonl"))
+    made = {"kind": "loader", "num_workers": 2, "dataset": "D", "sampler": "S", "made_at": "a.py:3"}
+    loaders = [made | {"loader": number, "dataloader": number} for number in (1, 2)]
+    lines = [
+        *loaders,
+        {"kind": "refused", "code": "C", "values": ["V"]},
+        {"kind": "uncaught", "error": "E", "at": ["A"]},
+    ]
+    first.write_text(first.read_text() + "".join(f"{json.dumps(line)}\n" for line in lines))
+    for file in (first, *others):
+        read = map(json.loads, file.read_text().splitlines())
+        kept = ("kind", "role") if file is first else ("kind",)
+        told = ({key: value if key in kept else spoiled(value) for key, value in line.items()} for line in read)
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    (trace / "manifest.json").write_text(json.dumps({"format": 1, "lacks": ["L\x1b[2J"], "host": "H\x1b[2J"}))
+    name, *rest = command
+    cli.main([name, str(trace), *map(str, rest), *["--force"] * (name == "diff")])
+    told = capsys.readouterr()
+    assert told.out
+    assert "\x1b" not in told.out + told.err
+    assert "\\x1b[2J" in told.out
 
 
 @pytest.mark.parametrize("command", READERS.values(), ids=READERS)
@@ -374,6 +415,20 @@ def test_help_lists_each_command_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert {"record:", "understand:", "compare:", "teach:"} <= set(lines)
     assert cli.main([]) == cli.USAGE
     assert capsys.readouterr().err == help_text
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
+def test_the_option_and_the_variable_for_hangs_are_read_alike(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--hang-after", text, "train.py"])
+    assert exit_.value.code == cli.USAGE
+    words = f"{text!r} is neither 'off' nor a number of seconds above 0"
+    assert words in capsys.readouterr().err
+    monkeypatch.setenv("MINIDL_HANG_AFTER", text)
+    with pytest.raises(TraceError, match=f"MINIDL_HANG_AFTER: {words}"):
+        watchdog.settings()
 
 
 @pytest.mark.live

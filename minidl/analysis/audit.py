@@ -32,7 +32,7 @@ from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.loaders import only
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import counted, listed
+from minidl.tracefile.words import counted, listed, plain
 
 MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
 
@@ -167,7 +167,7 @@ class Audit:
             lines += ["", *_table(subject)]
             lines += [f"  {line}" for finding in subject.findings for line in finding.lines()]
         found = counted(self.mistakes, "mistake") if self.mistakes else "no mistake"
-        return "\n".join([*lines, "", f"{found} found"])
+        return "\n".join([*map(plain, lines), "", f"{found} found"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain values."""

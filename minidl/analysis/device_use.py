@@ -63,7 +63,7 @@ class DeviceUse:
             *([f"transform {duration(self.transform)}"] if self.transform else []),
             f"{percent(self.hidden_share)} of that hidden",
             f"its stream waited {duration(self.stalled)}, the host {duration(self.host_wait)}",
-            *([f"idle {percent(self.idle_share)}"] if self.computed else []),
+            *([f"idle {percent(self.idle_share)} of its time"] if self.computed else []),
             f"clock ± {duration(self.error)}",
             *([f"it failed: {plain(self.failed)}"] if self.failed else []),
         ]

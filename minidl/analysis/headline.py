@@ -40,8 +40,8 @@ from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.unended import alive_until, left_alive, since
-from minidl.tracefile.watched import OWN
-from minidl.tracefile.words import counted, doing, duration, listed, plain, unit_of
+from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
+from minidl.tracefile.words import counted, doing, duration, listed, plain, signal_name, unit_of
 
 LONG: Final = 5_000_000_000
 """ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
@@ -208,8 +208,9 @@ class _Inquiry:
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
         self.start, self.last = trace.start, trace.last
-        self.unit = unit_of(self.last - self.start)  # one unit for all that a title says
         self.until = alive_until(trace)
+        last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
+        self.unit = unit_of(last - self.start)  # one unit for all that a title says
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
         found = np.unique(trace.events["process"][at_home])
@@ -227,7 +228,9 @@ class _Inquiry:
         hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
         if hung and (hung[0].for_data or not goes_on):  # of a run that goes on, the loop may do something else
             return self._hung(hung[0], hung[1:])
-        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised):
+        if (evident := self._evident(waits)) is not None:
+            return self._hung(evident, [])
+        for look in (self._at_exit, self._killed, self._main_died, self._error, self._raised, self._outlived):
             if (found := look()) is not None:
                 return found
         ended = self._running(waits) if goes_on else self._cut(waits)
@@ -292,6 +295,21 @@ class _Inquiry:
         return max(int(durations(rows).max(initial=0)), followed)
 
     # --- hung
+    def _evident(self, waits: list[_Wait]) -> _Wait | None:
+        """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
+        for wait in sorted(waits, key=lambda wait: not wait.for_data):
+            if wait.ended or wait.took < LONG or not self.trace.watched.looks:
+                continue
+            found = second_opinion(self.trace, self._told_of(wait))
+            if found is not None and found.state is State.HUNG:
+                return wait
+        return None
+
+    def _told_of(self, wait: _Wait) -> Told:
+        shot, state = self._state(wait)
+        focus = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
+        return self._told(wait, state, focus, ())
+
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
         for_how_long = f"{self.unit.of(wait.took)}, since {self._at(wait.begin)}"
         for_how_long += f", until {wait.ended}" if wait.ended else ""
@@ -316,7 +334,7 @@ class _Inquiry:
             return Headline(What.CUT, f"cut{rank}: {what}", (*self._at_work(wait), *evidence), step, focus, told)
         if found is None:
             return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
-        focus = self._stopped(wait, focus, found)
+        focus = self._stopped(wait, focus, found, told)
         chain = [*found.chain, *(fact.line() for fact in found.evidence)]
         helps = "; ".join(filter(None, (found.next_step, found.fix)))
         if found.state is not State.HUNG:
@@ -324,7 +342,7 @@ class _Inquiry:
         said = f"{head}: {found.title.partition(': ')[2]}"
         return Headline(What.HUNG, said, tuple(chain), helps or step, focus, told, found)
 
-    def _stopped(self, wait: _Wait, focus: Spot, found: Diagnosis) -> Spot:
+    def _stopped(self, wait: _Wait, focus: Spot, found: Diagnosis, told: Told) -> Spot:
         """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
         if found.cause is not HangCause.STOPPED:
             return focus
@@ -332,11 +350,15 @@ class _Inquiry:
         at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
         if at != focus.process:
             focus = self._focus(wait, at, -1, self.trace.processes[at].worker)
-        return self._still(wait, focus, "stopped:")
+        needed = told.task if told.worker_pid == self.trace.processes[at].pid else -1
+        return self._still(wait, focus, "stopped:", needed)
 
-    def _still(self, wait: _Wait, focus: Spot, words: str) -> Spot:
+    def _still(self, wait: _Wait, focus: Spot, words: str, task: int) -> Spot:
+        """The place of a process that stands still. task: what the loader waits for from it, -1 = unknown."""
         since = wait.until - self._quiet(wait, focus.process)
-        said = f"{words} no sign of life since {self._at(since)}"
+        said = f"{words} no sign of life since {self._at(since)}" + f"; the loader waits for its task {task}" * (
+            task >= 0
+        )
         return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=said)
 
     def _at_work(self, wait: _Wait) -> list[str]:
@@ -351,25 +373,89 @@ class _Inquiry:
         return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
 
     def _at_exit(self) -> Headline | None:
-        """A process that has ended its loaders, and hangs at Python's exit: a watchdog has seen it there."""
+        """A process that hangs after its program: at Python's exit, or in a loader's shutdown. A watchdog has seen it.
+
+        What the doctor calls a hang is one; another wait is one if it is longer than the watchdog was to allow.
+        """
         for home in self.homes:
-            pid = self.trace.processes[home].pid
-            looks = [one for one in self.trace.watched.looks if one.stall.pid == pid and one.stall.what == OWN]
-            last = self.events["time"][self.events["process"] == home].max(initial=0)
-            looks = [one for one in looks if one.stall.since >= last]
-            if not looks:
+            stall = self._stall_after(home)
+            if stall is None:
                 continue
-            since = looks[-1].stall.since
-            seconds = (max(looks[-1].at, self.trace.watched.until) - since) / 1e9
-            told = Told(hung=seconds * 1e9 >= LONG, since=since, seconds=seconds, pid=pid, tid=pid, own_code=True)
+            ends = [line for line in self.trace.described("program_end") if line["process"] == home]
+            begin = max([stall.since, *(int(line.get("monotonic_ns") or 0) for line in ends)])
+            took = self.trace.watched.until - begin
+            patience = 1e9 * self.trace.watched.hang_after_s or LONG
+            told = Told(
+                hung=took >= min(LONG, patience), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
+                own_code=stall.what == OWN,
+            )  # fmt: skip
             found = second_opinion(self.trace, told)
-            exits = found is not None and any(LoaderStep.EXIT.value in link for link in found.chain[:1])
-            if found is not None and found.state is State.HUNG and exits:
-                chain = (*found.chain, *(fact.line() for fact in found.evidence))
+            place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
+            if found is None or not any(place.value in link for link in found.chain[:1]):
+                continue
+            chain = (*found.chain, *(fact.line() for fact in found.evidence))
+            head = f"hung for {self.unit.of(took)}, since {self._at(begin)}"
+            if found.state is State.HUNG:
                 helps = "; ".join(filter(None, (found.next_step, found.fix)))
-                head = f"hung for {self.unit.of(seconds * 1e9)}, since {self._at(since)}"
-                said = f"{head}: {found.title.partition(': ')[2]}"
-                return Headline(What.HUNG, said, chain, helps, None, told, found)
+                return Headline(What.HUNG, f"{head}: {found.title.partition(': ')[2]}", chain, helps, None, told, found)
+            if found.state is State.MAYBE_HUNG and home in self.over and took >= patience:
+                waits = found.title.partition(": ")[2].partition(": ")[0]  # what follows is said of a wait for a batch
+                helps = "end what the program has started, threads and processes, before the program ends"
+                said = f"{head}, after the program's end: {waits}"
+                return Headline(What.HUNG, said, chain, helps, None, told)
+        return None
+
+    def _stall_after(self, home: int) -> Stall | None:
+        """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
+        pid = self.trace.processes[home].pid
+        stalls = [one.stall for one in self.trace.watched.looks if one.stall.pid == pid]
+        stall = stalls[-1] if stalls else None
+        if stall is None or stall.what not in (OWN, SHUTDOWN):
+            return None
+        if stall.what == OWN:
+            own = (self.events["process"] == home) & (self.events["tid"] == pid)  # its feeders may go on for a while
+            after = stall.since >= self.events["time"][own].max(initial=0)
+        else:
+            spans = self.spans[(self.spans["process"] == home) & (self.spans["code"] == ev.SHUTDOWN[0])]
+            after = home in self.over and bool(np.any(spans["end"] < 0))
+        return stall if after else None
+
+    def _outlived(self) -> Headline | None:
+        """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
+        events, spans = self.events, self.spans
+        gone = set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
+        joins = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
+        for row in events[events["code"] == ev.TERMINATE]:
+            mine = (joins["loader"] == row["loader"]) & (joins["worker"] == row["worker"])
+            later = joins[mine & (joins["begin"] >= row["time"])]
+            if int(row["x"]) in gone or not len(later):
+                continue
+            loader, number, sent, until = (
+                int(row["loader"]),
+                int(row["worker"]),
+                int(row["time"]),
+                int(later[-1]["end"]),
+            )
+            process = self._process_of(loader, number, int(row["x"]))
+            step = self._step_at(process, until)
+            where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
+            task = int(step["task"]) if step is not None else -1
+            focus = Spot(loader, sent, until, process, *where, task, number, self._epoch(loader, sent))
+            signum = signal_name(int(row["y"]))
+            name = self.trace.processes[process].name
+            words = f": it was {doing(step)}" if step is not None else ""
+            said = (
+                f"hung for {self.unit.of(until - sent)}, since {self._at(sent)}: {name} did not end by {signum}{words}"
+            )
+            evidence = (
+                f"{signum} was sent at {self._at(sent)}, and the shutdown gave up at {self._at(until)}",
+                *self._opened(focus),
+                "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
+            )
+            helps = (
+                f"leave {signum} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
+            )
+            return Headline(What.HUNG, said, evidence, helps, focus)
         return None
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
@@ -392,6 +478,7 @@ class _Inquiry:
             step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
+            others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
             ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
             facts=tuple((text, "trace") for text in evidence),
         )
@@ -437,12 +524,12 @@ class _Inquiry:
             who = self.trace.processes[process]
             what = f"{who.name} stands still: is it stopped? The loader needs it to hand over the memory of task {task}"
             step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
-            return what, step, self._still(wait, focus, "stopped?")
+            return what, step, self._still(wait, focus, "stopped?", task)
         if self.trace.processes[process].life is ProcessLife.STOPPED:
-            focus = self._still(wait, focus, "stopped by a signal:")
+            focus = self._still(wait, focus, "stopped by a signal:", task)
         elif quiet > wait.took // 2:
             what = f"{self.trace.processes[process].name} has not taken task {task}: is it stopped?"
-            focus = self._still(wait, focus, "stopped?")
+            focus = self._still(wait, focus, "stopped?", task)
         step = _what_helps(focus, state, self.trace.processes[process], self._sample(focus), quiet > wait.took // 2)
         return what, step, focus
 
@@ -713,7 +800,11 @@ class _Inquiry:
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
         shot, state = self._state(wait)
         waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
-        told = self._told(wait, state, waited, ())
+        told = self._told(wait, state, waited, evidence)
+        found = second_opinion(self.trace, told) if wait.took >= LONG else None
+        if found is not None and found.state is State.MAYBE_HUNG:
+            chain = (*found.chain, *(fact.line() for fact in found.evidence))
+            return Headline(What.CUT, f"cut: {found.title}", chain, found.next_step, waited, told, found)
         return Headline(What.CUT, what, evidence, helps, waited, told)
 
     def _running(self, waits: list[_Wait]) -> Headline:
@@ -898,12 +989,7 @@ def _named(process: Process) -> str:
 
 def _exit(code: int) -> str:
     """How a process ended, by its exit code."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def titled(sentence: str) -> str:

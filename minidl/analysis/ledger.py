@@ -13,7 +13,7 @@ import enum
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -240,9 +240,11 @@ class Ledger:
 class Slabs:
     """What became of slabs.
 
-    made: new ones, to be used again; sent: in messages; alone: made for one batch only; kept, lost: taken out of use,
-    since a forked child may see them, or their descriptor did not arrive; leaves: parts of batches that went in a
-    segment each; most: slabs taken and not released at one time; most_bytes: of these.
+    made: new ones, to be used again; sent: in messages; alone: made for one batch only, with alone_bytes in all; kept,
+    lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves: parts of
+    batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these; budget:
+    bytes of slabs that a worker may keep for use again, 0 = not known; locked, locked_bytes: page-locked for a device;
+    simulated: which is simulated.
     """
 
     made: int
@@ -253,6 +255,11 @@ class Slabs:
     leaves: int
     most: int
     most_bytes: int
+    alone_bytes: int = 0
+    budget: int = 0
+    locked: int = 0
+    locked_bytes: int = 0
+    simulated: bool = False
 
     def text(self) -> str:
         """A line: how many slabs have done it, and what did not go as it should."""
@@ -260,10 +267,16 @@ class Slabs:
         parts = [
             f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
         ]
-        if self.alone:
+        if self.locked:
             parts.append(
-                f"{counted(self.alone, 'slab')} for one batch only, since the program kept more batches than there are "
-                "slabs to use again"
+                f"{counted(self.locked, 'slab')} page-locked ({size(self.locked_bytes)}), so no pin copy"
+                f"{' (simulated)' if self.simulated else ''}"
+            )
+        if self.alone:
+            budget = f" of {size(self.budget)} (MINIDL_ARENA_BYTES)" if self.budget else ""
+            parts.append(
+                f"{counted(self.alone, 'slab')} ({size(self.alone_bytes)}) for one batch only, beyond a worker's "
+                f"budget{budget} for slabs to use again"
             )
         parts += [f"{counted(self.kept, 'slab')} given up, since a forked process may see them"] if self.kept else []
         parts += [f"{counted(self.lost, 'slab')} whose descriptor did not arrive"] if self.lost else []
@@ -272,11 +285,14 @@ class Slabs:
         return "slabs: " + "; ".join(parts)
 
 
-def slabs_of(events: Rows) -> Slabs:
-    """Count what became of the slabs in these events."""
+def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
+    """Count what became of the slabs in these events. loaders: the iterators' parameters, by number."""
     taken, released = (events[events["code"] == code] for code in (ev.SLAB_TAKE, ev.SLAB_RELEASE))
     ends = released["z"].tolist()
+    alone = taken[taken["z"] == ev.SlabSource.ALONE]
+    budgets = [loaders.get(number, {}).get("arena_bytes") for number in np.unique(events["loader"]).tolist()]
     sources = taken["z"].tolist()
+    locked = events[(events["code"] == ev.SLAB_LOCK) & (events["x"] > 0)]
     changes = np.concatenate([np.ones(len(taken), np.int64), -np.ones(len(released), np.int64)])
     times = np.concatenate([taken["time"], released["time"]])
     _, in_use = sums(times, changes)
@@ -284,12 +300,17 @@ def slabs_of(events: Rows) -> Slabs:
     return Slabs(
         made=sources.count(ev.SlabSource.NEW),
         sent=int(np.count_nonzero(events["code"] == ev.SLAB_SEND)),
-        alone=sources.count(ev.SlabSource.ALONE),
+        alone=len(alone),
         kept=ends.count(ev.SlabEnd.KEPT),
         lost=ends.count(ev.SlabEnd.LOST),
         leaves=int(events["x"][events["code"] == ev.SLAB_FALLBACK].sum()),
         most=int(in_use.max(initial=0)),
         most_bytes=int(in_bytes.max(initial=0)),
+        locked=len(locked),
+        locked_bytes=int(locked["x"].sum()),
+        simulated=bool(locked["z"].any()),
+        alone_bytes=int(alone["y"].sum()),
+        budget=max((number for number in budgets if isinstance(number, int)), default=0),
     )
 
 
@@ -337,7 +358,7 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
             *_blind(copies, batches),
             *_left_out(trace, spans, closed, copies, loader),
         ],
-        slabs_of(told) if told is not None and np.isin(senders, travels).all() else None,
+        slabs_of(told, trace.loaders) if told is not None and np.isin(senders, travels).all() else None,
     )
 
 
@@ -469,7 +490,8 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
     proof = sorted(devices - {"None", "simulated", "mps"})
     notes = []
     for number, params in sorted(trace.loaders.items()):
-        if proof and params.get("pin_memory") is False and wanted in (None, number):
+        pageable = params.get("pin_memory") is False and not params.get("slabs_locked")
+        if proof and pageable and wanted in (None, number):
             own = batches[batches["loader"] == number]
             notes.append(
                 f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}, for which another "

@@ -7,7 +7,7 @@ otherwise; a stage is what the event table calls one. What bounds a loader is ju
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -342,7 +342,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool, first_epoch
         stages=_stages(closed),
         workers=_workers(trace, events, closed),
         slowest=_slowest(closed),
-        bytes=_bytes(events, closed),
+        bytes=_bytes(events, closed, trace.loaders),
         errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
         verdict=verdict(trace, number, all_spans),
         device=device_use(trace, number, all_spans),
@@ -431,7 +431,7 @@ def _slowest(spans: Rows) -> list[Slow]:
     ]
 
 
-def _bytes(events: Rows, spans: Rows) -> Bytes:
+def _bytes(events: Rows, spans: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Bytes:
     allocated = events[events["code"] == ev.SHM_ALLOC]
     shared = allocated[allocated["z"] == Reason.COLLATE_SHORTCUT]
     copied = spans[spans["code"] == ev.SHM_COPY[0]]
@@ -446,7 +446,7 @@ def _bytes(events: Rows, spans: Rows) -> Bytes:
         pinned=int(pinned["ex"].sum()),
         pin_simulated=bool(len(pinned) and pinned["ey"].any()),
         in_slabs=int(sent["y"].sum()),
-        slabs=slabs_of(events) if len(sent) else None,
+        slabs=slabs_of(events, loaders) if len(sent) else None,
     )
 
 

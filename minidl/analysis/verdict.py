@@ -467,7 +467,11 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | No
             supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
             reading = found.share(Cause.REBUILD, Cause.PIN)
             held, part = found.cpu.held(cpus)
-            how = f", {held.value} ({percent(part)})" if cause is Cause.SAMPLES and held is not Held.UNKNOWN else ""
+            how = (
+                f", {held.value} ({percent(part)} of their time)"
+                if cause is Cause.SAMPLES and held is not Held.UNKNOWN
+                else ""
+            )
             what = f"{percent(supply)} of that while workers made batches, mostly {cause.value}{how}"
             if reading > supply:
                 what = f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"

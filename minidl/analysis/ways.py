@@ -63,7 +63,7 @@ def way(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any], account:
         return Way()
     transport = str(params.get("transport") or "upstream")
     made = int(np.isin(events["code"], [ev.SHM_ALLOC, ev.SHM_COPY[0]]).sum())
-    slabs = slabs_of(events) if transport == "arena" else None
+    slabs = slabs_of(events, trace.loaders) if transport == "arena" else None
     mapped = events[events["code"] == ev.SLAB_MAP]
     segments = made if slabs is None else slabs.leaves
     by_handle = float(sent["by_handle"].sum())

@@ -28,7 +28,8 @@ class Told:
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
     unknown. step: what the worker was in, in words. own_code: the program's own code does not call next. numbers:
-    pid -> worker; ranks: pid -> rank. facts: what the trace has as evidence, with its source.
+    pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
+    evidence, with its source.
     """
 
     hung: bool = False
@@ -44,6 +45,7 @@ class Told:
     step: str = ""
     own_code: bool = False
     numbers: dict[int, int] = field(default_factory=dict)
+    others: frozenset[int] = frozenset()
     ranks: dict[int, int] = field(default_factory=dict)
     facts: tuple[tuple[str, str], ...] = ()
 
@@ -134,6 +136,8 @@ class RunFacts:
         mine = [worker for worker in self.workers if self._home_of(worker) == pid]
         if self.told and self.told.numbers.keys() & set(mine):
             mine = [worker for worker in mine if worker in self.told.numbers]
+        elif self.told:  # none of its own has recorded anything yet
+            mine = [worker for worker in mine if worker not in self.told.others]
         same = [worker for worker in mine if queue and self._queue_of(worker) == queue]
         mine = sorted(same or mine, key=lambda worker: not self.idle_worker(worker))
         return {self.workers[worker]: worker for worker in mine}

@@ -99,7 +99,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
     told, end = case.told, chain.end
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if found.moves and (waits_for_cpu or not _stays(case, end)):
-        return State.MOVES
+        naps = end.wait.kind is Blocked.SLEEPS and told is not None and told.hung and not told.own_code
+        return State.MAYBE_HUNG if naps and not _moved(case, chain) else State.MOVES
     if _moved(case, chain):
         stands = told is not None and told.hung and _stands(case, chain)  # it moved before it came to where it is now
         return State.MAYBE_HUNG if stands else State.MOVES
@@ -120,8 +121,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.HUNG if case.apart >= LONG and not short else State.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
         return State.HUNG
-    if end.wait.kind is Blocked.ENDED:  # torch looks every 5 s whether its workers live
-        return State.HUNG if case.apart >= LONG or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
+    if end.wait.kind is Blocked.ENDED:  # a loader looks every 5 s whether its workers live, but not in a read
+        return State.HUNG if case.apart > POLLED or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
     if end.wait.kind is Blocked.SLEEPS:
         return State.HUNG if _is_endless(case, end) else State.MAYBE_HUNG
     if _computes(chain):

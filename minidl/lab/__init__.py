@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ablate(guard: str | None) -> int:
-    """List the guards, or run our loader without one."""
+    """List the guards, or run our loader without one; FOUND if that does not show what the guard is for."""
     from minidl.explore.guards import GUARDS
     from minidl.lab.ablation import listed, show
     from minidl.run import free_directory
@@ -47,9 +48,8 @@ def _ablate(guard: str | None) -> int:
         return OK
     if guard not in GUARDS:
         raise ValueError(f"{guard!r} is no guard: `minidl lab --guards` lists them")
-    for line in show(guard, free_directory(Path("minidl-traces"), f"without-{guard}")):
-        print(line, flush=True)
-    return OK
+    trace = free_directory(Path("minidl-traces"), f"without-{guard}")
+    return OK if show(guard, trace, functools.partial(print, flush=True)) else FOUND
 
 
 def _list() -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ import minidl
 from minidl.explore.guards import GUARDS
 from minidl.lab import guard_programs as programs
 
-HANGS, ORPHANS = "hangs", "leaves orphans"
+WELL, HANGS, ORPHANS = "well", "hangs", "leaves orphans"
 PATIENCE: Final = 4.0
 """Seconds after which a program that should hang counts as hanging; the waits of such programs last 0.3 s."""
 
@@ -62,7 +62,7 @@ TABLE: Final = {
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a program ended: "well", "bad: ...", HANGS or ORPHANS; and how many seconds that took."""
+    """How a program ended: WELL, "bad: ...", HANGS or ORPHANS; and how many seconds that took."""
 
     what: str
     seconds: float
@@ -92,7 +92,7 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Program
             return ProgramEnd(HANGS, time.monotonic() - began)
         said = (said + _read(child, 0)).strip()
         if child.returncode == -signal.SIGKILL:
-            said = "well" if _gone(pids, patience) else ORPHANS
+            said = WELL if _gone(pids, patience) else ORPHANS
         elif child.returncode:
             said = f"bad: exit code {child.returncode}, {said}"
         return ProgramEnd(said, time.monotonic() - began)
@@ -160,18 +160,26 @@ def _verb(what: str) -> str:
     return what if what in (HANGS, ORPHANS) else f"says {what.strip(' :')!r}"
 
 
-def show(name: str, trace: Path) -> Iterator[str]:
-    """Run the program of a guard with and without it; yields the lines of the recorded run and of the model's."""
+def show(name: str, trace: Path, tell: Callable[[str], None]) -> bool:
+    """Run the program of a guard with and without it; whether it ended well with it, and as expected without it.
+
+    tell: gets the lines, of the recorded run and of the model's.
+    """
     guard, (program, expected) = GUARDS[name], TABLE[name]
-    yield f"{name}: it {guard.purpose}"
-    yield f"  ours: {guard.ours}; torch: {guard.upstream or 'has none'}"
+    tell(f"{name}: it {guard.purpose}")
+    tell(f"  ours: {guard.ours}; torch: {guard.upstream or 'has none'}")
     kept = outcome(program.__name__)
-    yield f"\n{program.__name__}, with the guard: {kept.what} ({kept.seconds:.1f} s)"
+    tell(f"\n{program.__name__}, with the guard: {kept.what} ({kept.seconds:.1f} s)")
     lost = outcome(program.__name__, name, trace)
     ended = f" (killed after {lost.seconds:.1f} s)" if lost.what in (HANGS, ORPHANS) else f" ({lost.seconds:.1f} s)"
-    yield f"without it: {lost.what}{ended}; expected: {_verb(expected)}"
-    yield from _recorded(trace)
-    yield from _explored(name)
+    tell(f"without it: {lost.what}{ended}; expected: {_verb(expected)}")
+    for line in (*_recorded(trace), *_explored(name)):
+        tell(line)
+    if kept.what != WELL:
+        tell(f"\n{program.__name__} did not end well though the guard is there: this run shows nothing of the guard")
+    elif not lost.what.startswith(expected):
+        tell(f"\nwithout the guard, {program.__name__} did not end as expected: this run does not show what it is for")
+    return kept.what == WELL and lost.what.startswith(expected)
 
 
 def _recorded(trace: Path) -> Iterator[str]:

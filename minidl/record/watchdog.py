@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1e7:
-        raise ValueError(f"{text!r} is neither 'off' nor a number of seconds")
+        raise ValueError(f"{text!r} is neither 'off' nor a number of seconds above 0")
     return value
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EPOCH
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.words import plain
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -121,7 +122,10 @@ def _rank(params: dict[str, Any]) -> int:
 
 
 def name_of(params: dict[str, Any]) -> str:
-    """Return what an iterator's DataLoader is called: "Photos by RandomSampler, train.py:12", or what is known."""
-    dataset, sampler, made_at = (str(params.get(key) or "") for key in ("dataset", "sampler", "made_at"))
+    """Return what an iterator's DataLoader is called: "Photos by RandomSampler, train.py:12", or what is known.
+
+    Escaped, since it is printed.
+    """
+    dataset, sampler, made_at = (plain(str(params.get(key) or "")) for key in ("dataset", "sampler", "made_at"))
     what = f"{dataset} by {sampler}" if dataset and sampler else dataset or "DataLoader"
     return f"{what}, {PurePath(made_at).name}" if made_at else what

@@ -47,7 +47,7 @@ from minidl.tracefile.order import Order
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
 from minidl.tracefile.watched import Watched
-from minidl.tracefile.words import counted, duration
+from minidl.tracefile.words import counted, duration, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,13 +158,13 @@ class Trace:
         """Take in one line of a side file. Raises ValueError, TypeError or KeyError if it makes no sense."""
         process = self.processes[index]
         if kind == "process":
-            process.role = _text(facts.get("role", process.role))
+            process.role = plain(_text(facts.get("role", process.role)))
             process.ppid = int(facts.get("ppid", process.ppid))
             process.worker = int(facts.get("worker", process.worker))
             process.loader = int(facts.get("loader", process.loader))
             process.rank = int(facts.get("rank", process.rank))
         elif kind == "thread":
-            self.threads[process.pid, int(facts["tid"])] = _text(facts["name"])
+            self.threads[process.pid, int(facts["tid"])] = plain(_text(facts["name"]))
         elif kind == "string":
             self.strings[index, int(facts["id"])] = _text(facts["text"])
         elif kind == "loader":

@@ -8,7 +8,6 @@ ended is no such span: `alive_at_end(trace)` has a line for each of those iterat
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,7 +18,7 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import doing, duration, listed, plain
+from minidl.tracefile.words import doing, duration, listed, plain, signal_name
 
 POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
 """Waits that end with nothing now and then, and begin again."""
@@ -125,10 +124,7 @@ def how_ended(trace: Trace) -> list[str]:
 def _code_in_words(code: int | None) -> str:
     if code is None:
         return ""
-    if code >= 0:
-        return f" with exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f" by {known.get(-code, f'signal {-code}')}"
+    return f" with exit code {code}" if code >= 0 else f" by {signal_name(-code)}"
 
 
 def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:

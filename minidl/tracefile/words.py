@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,19 +16,22 @@ from minidl.tracefile.events import EVENTS, Field, Phase
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of time. ns: its length."""
+    """A unit of time. ns: its length. What is too long for the unit is told in a longer one."""
 
     name: str
     ns: int
 
     def of(self, ns: float) -> str:
         """A duration in this unit, to three significant digits, or two of a small part of it: "1.51 s", "0.011 s"."""
+        if unit_of(ns).ns > self.ns:
+            return duration(ns)
         value = ns / self.ns
         return f"{_digits(value) if abs(value) >= 0.1 or not ns else f'{value:.2g}'} {self.name}"
 
     def at(self, ns: float) -> str:
         """A moment in this unit, as exact as one can point at it: "0.35 s", "12.41 min", "359.9 ms"."""
-        return f"{ns / self.ns:.{2 if self.ns >= 10**9 else 1}f} {self.name}"
+        unit = max(self, unit_of(ns), key=lambda each: each.ns)
+        return f"{ns / unit.ns:.{2 if unit.ns >= 10**9 else 1}f} {unit.name}"
 
 
 _UNITS: Final = (Unit("ns", 1), Unit("µs", 10**3), Unit("ms", 10**6), Unit("s", 10**9), Unit("min", 60 * 10**9))
@@ -73,8 +77,16 @@ def listed(items: Iterable[object], most: int = 8) -> str:
 
 
 def lacking(problems: Iterable[str]) -> list[str]:
-    """Return a line for each thing that a trace lacks (`Trace.problems`)."""
-    return [f"missing from the trace: {problem}" for problem in problems]
+    """Return a line for each thing that a trace lacks (`Trace.problems`), escaped."""
+    return [plain(f"missing from the trace: {problem}") for problem in problems]
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9; "signal 99" for a number that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def plain(text: str) -> str:

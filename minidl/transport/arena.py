@@ -25,8 +25,11 @@ A slab is in use for two processes, and each tells only about itself.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
-6. Slabs are not page-locked. So a copy to a device has read the slab when it returns, also with `non_blocking=True`;
-   with `pin_memory=True` the pin thread has copied the batch before.
+6. A copy to a device from memory that is not page-locked has read it when it returns, also with `non_blocking=True`.
+   From a page-locked slab the device reads later, so slabs are locked only for a `DeviceLoader`, which makes the copy
+   and keeps the batch until the event behind it is reached. Any other loop with `pin_memory=True` gets copies by the
+   pin thread. The device reads the pages that were locked: memory of a locked slab is never given back to the system,
+   since the worker would write into new pages. The mapping that was locked lives as long as its last root.
 """
 
 from __future__ import annotations
@@ -36,19 +39,33 @@ import functools
 import itertools
 import mmap
 import os
+import re
+import sys
 import threading
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
 
-SLABS = 40
-"""Slabs of a worker that are used again; a batch for which none of them is free gets one for itself."""
+BUDGET = 2 << 30
+"""Bytes of slabs that a worker keeps for use again, unless MINIDL_ARENA_BYTES says otherwise.
+
+By default, two batches of a worker are ready, one is in work, and one or two are in the loop: there is room for batches
+of 400 MiB. A batch that does not fit gets a slab for itself, which is used once. So the budget bounds no batch. It
+bounds what a worker keeps after the program has dropped many batches: slabs that stay free give their memory back
+(`SPARE`), but only while batches are made.
+"""
+
+BUDGET_VARIABLE = "MINIDL_ARENA_BYTES"
+
+SLABS = 256
+"""Slabs that a worker keeps at most, however small: each costs it a descriptor, and many programs may have 1024."""
 
 ALONE = range(SLABS, 1 << 16)
 """Numbers of slabs that are used once: the loader has all others."""
@@ -104,6 +121,21 @@ def _all_parties() -> list[Arena | Mappings]:
     return [party for reference in _parties.valuerefs() if (party := reference()) is not None]
 
 
+def budget() -> int:
+    """Bytes of slabs that a worker may keep; raises ValueError if MINIDL_ARENA_BYTES says something else."""
+    text = os.environ.get(BUDGET_VARIABLE, "")
+    if not text:
+        return BUDGET
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
+    number = int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ")) if found else 0
+    if number < _ROUNDED:
+        raise ValueError(
+            f"{BUDGET_VARIABLE}={text!r}: give the bytes of slabs that each worker keeps for use again, at least 64K, "
+            "as a number with K, M or G for KiB, MiB or GiB: 2G"
+        )
+    return number
+
+
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
@@ -140,13 +172,26 @@ def may_write(state: int, visible: bool, inherited: bool) -> bool:
     return state == FREE and not visible and not inherited
 
 
+def may_give_back(locked: bool) -> bool:
+    """Whether a worker may give memory of a slab in which nobody sees a batch back to the system.
+
+    A device goes on reading the pages that were locked, and the worker would write into others. Also used by
+    `explore.slab_life`.
+    """
+    return not locked
+
+
 # --- The worker's side ------------------------------------------------------------------------------------------------
 class Slab:
-    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it."""
+    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it.
 
-    def __init__(self, number: int, size: int) -> None:
+    locked: the loader page-locks it, or tries to.
+    """
+
+    def __init__(self, number: int, size: int, locked: bool = False) -> None:
         self.number = number
         self.size = size
+        self.locked = locked
         self.fd = os.memfd_create("minidl-slab", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size)
@@ -154,19 +199,25 @@ class Slab:
         except BaseException:
             os.close(self.fd)
             raise
-        self.announced = False
+        self.announced = False  # to the loader, which has the descriptor then
         self.touched = 0  # bytes from the beginning on that have memory
         self.inherited = False  # by a process that the worker has forked, which may see what is in it
         self.root: weakref.ref[Any] | None = None
 
+    def close(self) -> None:
+        """Close the descriptor; the memory stays, by a descriptor of its own."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def __del__(self) -> None:
         if hasattr(self, "memory"):
-            os.close(self.fd)
+            self.close()
 
     def give_back(self, size: int) -> None:
         """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
         begin = _round_up(size, mmap.PAGESIZE)
-        if begin < self.touched:
+        if begin < self.touched and may_give_back(self.locked):
             self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)
             self.touched = begin
 
@@ -208,27 +259,24 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 class Arena:
     """A worker's slabs. `allocate` and `reduce` fill slabs for the present batch; `seal` returns these.
 
-    states: the bytes of this worker's slabs, shared with the loader.
+    states: the bytes of this worker's slabs, shared with the loader. budget: bytes of slabs to keep for use again.
+    locked: whether the loader page-locks these.
     """
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, budget: int = BUDGET, locked: bool = False) -> None:
         _parties[id(self)] = self
         self._states = states
-        self._slabs: dict[int, Slab] = {}
+        self._budget = budget
+        self._locked = locked
+        self._slabs: dict[int, Slab] = {}  # in the order in which they were taken last
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
-        self.inline = INLINE
-        self._expected = 0  # bytes of the largest batch so far
+        self.inline = 0 if locked else INLINE  # a small storage in the message would be copied from pageable memory
+        self._expected = 0  # bytes of the largest batches
         self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
         self._thread = threading.get_ident()
-        self.fallbacks = 0  # storages that went by descriptor, because no slab could be made
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the present batch that were not made in a slab, and were copied into one."""
-        return sum(one.copied for one in self._open)
 
     def allocate(self, size: int) -> torch.UntypedStorage | None:
         """A storage of `size` bytes, not initialised; in a slab if it is large. For collate.
@@ -242,7 +290,6 @@ class Arena:
         try:
             number, begin = self._room(size)
         except OSError:
-            self.fallbacks += 1
             return None
         return _storage(self._open[number].root, begin, size)
 
@@ -269,7 +316,6 @@ class Arena:
             return storage_of, (first,)
         place = self._placed(address, size)
         if place is None:
-            self.fallbacks += 1
             return reduce_storage(storage)
         return slab_storage, (*place, size)
 
@@ -304,7 +350,6 @@ class Arena:
         try:
             number, begin = self._room(array.nbytes)
         except OSError:
-            self.fallbacks += 1
             return None
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         dtype = array.dtype.str if array.dtype.isbuiltin == 1 else array.dtype  # 2: a type of another package
@@ -346,7 +391,8 @@ class Arena:
     def _give_back(self, opened: list[_Filling]) -> None:
         """Give memory back that batches need no more: of an unusually large one, and of slabs that stay free."""
         used = sum(_round_up(one.used, _ALIGNED) for one in opened)
-        self._expected, self._recent = max(self._expected, used), max(self._recent // 2, used)
+        self._expected = max(self._expected - self._expected // 16, used)
+        self._recent = max(self._recent // 2, used)
         for one in opened:
             one.slab.touched = max(one.slab.touched, one.used)
             if one.slab.touched > 2 * self._recent + _LEFT_OVER:
@@ -354,8 +400,8 @@ class Arena:
         if len(self._slabs) > SPARE:
             free = [slab for n, slab in self._slabs.items() if slab.touched and self._states[n] == FREE]
             spare = [slab for slab in free if not slab.inherited]
-            if len(spare) > SPARE and not spare[-1].visible:
-                spare[-1].give_back(0)
+            if len(spare) > SPARE and not spare[0].visible:
+                spare[0].give_back(0)
 
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
@@ -369,23 +415,31 @@ class Arena:
         return len(self._open) - 1, self._open[-1].room(size)
 
     def _take(self, size: int) -> Slab:
-        """A slab of at least `size` bytes: a free one, a new one, or, if there are too many, one for this batch."""
-        for number, slab in tuple(self._slabs.items()):
+        """A slab of at least `size` bytes: a free one, a new one, or, beyond the budget, one for this batch."""
+        for number, slab in reversed(tuple(self._slabs.items())):  # what was sent last is still in the CPU's caches
             state = self._states[number]
-            visible = slab.visible
-            if visible or state == TAKEN:
+            if state == TAKEN or (visible := slab.visible):
                 continue
-            if slab.size >= size and may_write(state, visible, slab.inherited):
-                self._states[number] = TAKEN
-                return slab
-            del self._slabs[number]  # too small by now, or a forked process may see it
-        number = next((n for n in range(len(self._states)) if n not in self._slabs), -1)
-        kept = number >= 0
-        slab = Slab(number if kept else next(self._alone), _round_up(size, _ROUNDED))
-        if kept:
-            self._slabs[number] = slab
-            self._states[number] = TAKEN
+            del self._slabs[number]
+            if may_write(state, visible, slab.inherited):
+                if slab.size >= size:
+                    self._slabs[number] = slab
+                    self._states[number] = TAKEN
+                    return slab
+                slab.give_back(0)  # too small by now; the loader has it mapped until it gets another with this number
+        size = _round_up(size, _ROUNDED)
+        number = self._number(size)
+        if number < 0:
+            return Slab(next(self._alone), size)
+        slab = self._slabs[number] = Slab(number, size, self._locked)
+        self._states[number] = TAKEN
         return slab
+
+    def _number(self, size: int) -> int:
+        """The number of a new slab that is kept for use again; -1 if there is no room for it."""
+        if sum(slab.size for slab in self._slabs.values()) + size > self._budget:
+            return -1
+        return next((n for n in range(len(self._states)) if n not in self._slabs), -1)
 
     def forks(self) -> None:
         """A process is about to be forked, and may see the batches that this process sees."""
@@ -394,12 +448,61 @@ class Arena:
 
 
 # --- The loader's side ------------------------------------------------------------------------------------------------
-class Mappings:
-    """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
+class Host(Protocol):
+    """What page-locks host memory for a device's copies, such as `device.streams.AcceleratorDevice`."""
 
-    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
+    name: str
+    simulated: bool
+
+    def lock(self, address: int, size: int) -> None:
+        """Page-lock memory. OSError says why that can't be done."""
+
+    def unlock(self, address: int) -> None:
+        """Undo it, before the memory is unmapped."""
+
+
+class PageLocks:
+    """Page-locks the slabs of a loader for a device. Once that has failed, later slabs are not locked."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.failed = False
+
+    def lock(self, memory: Any) -> bool:
+        """Lock a mapping until it goes; return whether it is locked. The first failure is a RuntimeWarning."""
+        if self.failed:
+            return False
+        address = memory.ctypes.data
+        try:
+            self.host.lock(address, len(memory))
+        except OSError as error:
+            self.failed = True
+            warnings.warn(
+                f"{self.host.name} cannot page-lock the memory of batches: {error}. From here on their copies block "
+                "the loop; `ulimit -l unlimited`, or transport='upstream', may help.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        weakref.finalize(memory, _unlock, self.host, address, os.getpid()).atexit = False
+        return True
+
+
+def _unlock(host: Host, address: int, pid: int) -> None:
+    if os.getpid() == pid and not sys.is_finalizing():  # a forked child has not locked it; at the end, the system does
+        host.unlock(address)
+
+
+class Mappings:
+    """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker.
+
+    locks: what page-locks those that are used again.
+    """
+
+    def __init__(self, states: memoryview, worker_id: int = 0, locks: PageLocks | None = None) -> None:
         self._states = states
         self.worker_id = worker_id
+        self._locks = locks
         self._memory: dict[int, Any] = {}
         self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
         self._count = itertools.count()
@@ -410,11 +513,18 @@ class Mappings:
     def map(self, number: int, size: int, fd: int) -> None:
         """Map a slab that the worker has made. In place of an older one with this number, if there was one.
 
+        It is page-locked, if it is to be: once, and not for one batch alone, since that takes longer than a copy.
+
         Raises RuntimeError if it can't be mapped. The mapping needs no descriptor: a program may keep any number of
         batches.
         """
-        memory: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
-        self._memory[number] = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+        storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
+        self._memory[number] = memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        if self._locks is not None and number not in ALONE:
+            self._lock(self._locks, memory)
+
+    def _lock(self, locks: PageLocks, memory: Any) -> bool:
+        return locks.lock(memory)
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
@@ -423,6 +533,11 @@ class Mappings:
         key = next(self._count)
         self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
+
+    def in_use(self) -> tuple[int, int]:
+        """How many slabs the worker can't take now, and their bytes: of batches in use, or on their way."""
+        taken = [number for number, memory in tuple(self._memory.items()) if self._states[number] == TAKEN]
+        return len(taken), sum(len(self._memory[number]) for number in taken)
 
     def lost(self, number: int) -> None:
         """A slab could not be mapped; the worker makes another one."""
@@ -443,6 +558,10 @@ class Mappings:
     def _set(self, number: int, state: int) -> None:
         if number not in ALONE:
             self._states[number] = state
+
+    def close(self) -> None:
+        """Let go of all slabs; those with batches that this process can see stay mapped for as long."""
+        self._memory.clear()
 
     @property
     def visible(self) -> int:

@@ -17,7 +17,6 @@ import select
 import socket
 import struct
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,16 +24,31 @@ import torch
 import torch._utils
 
 from minidl import collate
+from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
-from minidl.transport.arena import ALONE, SLABS, Arena, Mappings, reading
-from minidl.transport.message import packed, unpacked
-from minidl.transport.packets import Readable, socket_pair
+from minidl.messages import RebuildFailure, Result
+from minidl.transport.arena import (
+    ALONE,
+    BUDGET,
+    BUDGET_VARIABLE,
+    SLABS,
+    Arena,
+    Host,
+    Mappings,
+    PageLocks,
+    budget,
+    reading,
+)
+from minidl.transport.message import Envelope, packed, unpacked
+from minidl.transport.packets import Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
 
 _SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+
+_LENGTH = struct.Struct("!Q")  # of the pickle in a slab
 
 _LARGE = 1 << 14
 """Bytes from which a pickle lies in a slab: a socket holds little, and the loader may be busy."""
@@ -53,10 +67,22 @@ _STEP = 0.1
 
 
 class ArenaWriter(LiveRepr):
-    """A worker's end. Pickled, and inherited, with the worker's other arguments."""
+    """A worker's end. Pickled, and inherited, with the worker's other arguments.
 
-    def __init__(self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any) -> None:
+    locked: whether the loader page-locks the worker's slabs.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        sender: socket.socket,
+        board: torch.Tensor,
+        done_event: Any,
+        budget: int = BUDGET,
+        locked: bool = False,
+    ) -> None:
         self.worker_id = worker_id
+        self._budget, self._locked = budget, locked
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -69,9 +95,9 @@ class ArenaWriter(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"of worker {self.worker_id}"
 
-    def enter_worker(self, arena_of: Callable[[memoryview], Arena] = Arena) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview, int, bool], Arena] = Arena) -> None:
         """This process is the worker: collate makes its large tensors in slabs from here."""
-        self._arena = arena = arena_of(_row(self._board, self.worker_id))
+        self._arena = arena = arena_of(_row(self._board, self.worker_id), self._budget, self._locked)
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -85,16 +111,16 @@ class ArenaWriter(LiveRepr):
         """Pickle and write a message. It waits while the socket is full, and drops it once the loader wants no more."""
         arena = self._arena
         assert arena is not None, "enter_worker() comes first"
+        place, offset = -1, 0
         try:
             with filling(arena):
                 data = packed(message)
-        except Exception as error:  # of torch's loader: an Envelope does not fail
+            if len(data) >= _LARGE:
+                place, offset = arena.place(data)
+                data = _LENGTH.pack(len(data)) + _without_data(message)
+        except Exception as error:
             self._on_queue_feeder_error(error, message)
             return
-        place, offset = -1, 0
-        if len(data) >= _LARGE:
-            place, offset = arena.place(data)
-            data = len(data).to_bytes(8, "big")
         slabs, small = arena.seal()
         if slabs:
             new = [slab for slab in slabs if not slab.announced]
@@ -104,14 +130,24 @@ class ArenaWriter(LiveRepr):
             self._send_bytes(b"".join((head, names, small, data)))
             for slab in new:
                 slab.announced = True
+                slab.close()
         else:
             self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
-        """Send torch's loader, in place of a batch that can't be pickled, the error. (multiprocessing's name.)"""
-        idx, _ = message
-        where = f"while worker {self.worker_id} pickled a batch"
-        self.put((idx, torch._utils.ExceptionWrapper(where=where)))  # type: ignore[no-untyped-call]
+        """Send the error in place of a batch that can't be pickled, or whose pickle fits no slab.
+
+        Raises it if that is an error already, or another message. (multiprocessing's name.)
+        """
+        content = message.message if isinstance(message, Envelope) else message
+        if isinstance(content, Result) and not isinstance(content.data, ExceptionWrapper):
+            content.data = message.instead_of(content.data, error)
+        elif isinstance(content, tuple) and not isinstance(content[1], torch._utils.ExceptionWrapper):  # torch's loader
+            where = f"while worker {self.worker_id} pickled a batch"
+            message = content[0], torch._utils.ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        else:
+            raise error
+        self.put(message)
 
     def _send_bytes(self, data: bytes) -> None:
         while True:
@@ -147,6 +183,26 @@ class ArenaWriter(LiveRepr):
         self._socket.close()
 
 
+def _without_data(message: Any) -> bytes:
+    """A result without its data, for a reader that can't map the slab with its pickle; b"" for another message."""
+    content = getattr(message, "message", message)  # of an Envelope, or of what observes torch's loader
+    if isinstance(content, Result):
+        return packed(Result(content.idx, content.worker_id, None))
+    return packed((content[0], None)) if isinstance(content, tuple) else b""
+
+
+def _failed(error: OSError, result: memoryview) -> Any:
+    """The result, with the error in place of its data. Raises the error if there is no result."""
+    if not result:
+        raise error
+    message = unpacked(result)
+    if isinstance(message, Result):
+        message.data = RebuildFailure(error)
+        return message
+    where = "in the loader while it rebuilt a batch"
+    return message[0], torch._utils.ExceptionWrapper((type(error), error, None), where)  # type: ignore[no-untyped-call]
+
+
 def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
     """Map a slab by the next descriptor; or why that can't be done."""
     if not descriptors:  # this process had no room for all of them
@@ -167,42 +223,43 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
     return memoryview(board[worker_id].numpy())  # type: ignore[arg-type]
 
 
-_queues: weakref.WeakSet[ArenaQueue] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child is not the reader: a worker must see that the loader is gone, though the child lives."""
-    for each in tuple(_queues):
-        each.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _in_units(number: int) -> str:
+    """A number of bytes as MINIDL_ARENA_BYTES takes it: "2G", "75.5M"."""
+    power = max(0, (number.bit_length() - 1) // 10)
+    return f"{number / 1024**power:.3g}{['', 'K', 'M', 'G', 'T'][power]}"
 
 
 class ArenaQueue(LiveRepr):
     """The reader's end, in the loader's process: `get` takes the next message of any worker.
 
-    `put` is for the loader's own sentinel, which wakes the pin thread.
+    `put` is for the loader's own sentinel, which wakes the pin thread. host: page-locks the slabs for a device.
     """
 
     _closed = True  # as long as it is not made
 
     def __init__(
-        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+        self,
+        num_workers: int,
+        done_event: Any = None,
+        mappings: Callable[[memoryview, int, PageLocks | None], Mappings] = Mappings,
+        host: Host | None = None,
     ) -> None:
+        self._budget = budget()
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         self._receiver, self._sender = socket_pair()
         self._writers = [
-            ArenaWriter(worker_id, self._sender, self._board, done_event) for worker_id in range(num_workers)
+            ArenaWriter(worker_id, self._sender, self._board, done_event, self._budget, host is not None)
+            for worker_id in range(num_workers)
         ]
-        self._mappings = [mappings(_row(self._board, worker_id), worker_id) for worker_id in range(num_workers)]
+        locks = None if host is None else PageLocks(host)
+        self._mappings = [mappings(_row(self._board, worker_id), worker_id, locks) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
         self._packet = memoryview(self._buffer)
         self._descriptors: list[int] = []  # that came with the packet in the buffer
         self._closed = self._told = False
-        _queues.add(self)
+        let_children_leave(self)  # none of them is the reader
 
     def _phrases(self) -> Iterator[str]:
         yield "closed" if self._closed else "open"
@@ -245,8 +302,8 @@ class ArenaQueue(LiveRepr):
         data = packet[begin + small :]
         if place >= 0:
             if isinstance(roots[place], OSError):
-                raise roots[place]
-            data = memoryview(roots[place]).cast("B")[offset : offset + int.from_bytes(data, "big")]
+                return _failed(roots[place], data[_LENGTH.size :])
+            data = memoryview(roots[place]).cast("B")[offset : offset + _LENGTH.unpack_from(data)[0]]
         roots.append(bytearray(packet[begin : begin + small]))
         with reading(roots):
             return unpacked(data)
@@ -259,22 +316,32 @@ class ArenaQueue(LiveRepr):
             for place in range(count):
                 number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
                 if number in ALONE:
-                    self._tell()
+                    self._tell(worker_id, size)
                 error = _map(mappings, number, size, descriptors) if new else None
                 roots.append(mappings.root(number) if error is None else error)
             return roots
         finally:
             self._close_descriptors()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"More than {SLABS} batches of one worker are in use at once. Each further one gets memory of its own, "
-                "which is as slow as the other transport.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _tell(self, worker_id: int, needed: int) -> None:
+        """Say once that a batch has a slab for itself, and what to do about it."""
+        if self._told:
+            return
+        self._told = True
+        slabs, in_use = self._mappings[worker_id].in_use()
+        if slabs < SLABS:
+            limit = f"slabs of {_in_units(self._budget)} in all"
+            larger = _in_units(1 << (in_use + 8 * needed - 1).bit_length())
+            remedy = f"Let {BUDGET_VARIABLE}={larger} be in the environment, or let the program hold fewer batches."
+        else:
+            limit, remedy = counted(SLABS, "slab"), "Let the program hold fewer batches."
+        warnings.warn(
+            f"A batch needs {_in_units(needed)}. Worker {worker_id} keeps at most {limit} for use again, and "
+            f"{_in_units(in_use)} in {counted(slabs, 'slab')} are in use. This batch, and each further one that does "
+            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _close_descriptors(self) -> None:
         while self._descriptors:
@@ -297,10 +364,12 @@ class ArenaQueue(LiveRepr):
             self.leave()
 
     def leave(self) -> None:
-        """Close the reading end."""
+        """Close the reading end, and let go of the slabs."""
         if not self._closed:
             self._closed = True
             self._receiver.close()
             self._close_descriptors()
+            for mappings in self._mappings:  # the program may keep the iterator
+                mappings.close()
 
     __del__ = close

@@ -80,12 +80,16 @@ class Readable:
         return bool(look(None if seconds is None else seconds * 1e3))
 
 
-_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
+_of_this_process: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def let_children_leave(queue: Any) -> None:
+    """Let each forked child call `queue.leave()`: a worker must see that the loader is gone, though the child lives."""
+    _of_this_process.add(queue)
 
 
 def _after_fork_in_child() -> None:
-    """A child writes no tasks: a worker must see that the loader is gone, though the child lives."""
-    for each in tuple(_queues):
+    for each in tuple(_of_this_process):
         each.leave()
 
 
@@ -105,7 +109,7 @@ class TaskQueue(LiveRepr):
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._open_for_reading()
-        _queues.add(self)
+        let_children_leave(self)  # none of them writes tasks
 
     def _open_for_reading(self) -> None:
         self._closed = False

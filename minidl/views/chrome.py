@@ -674,7 +674,8 @@ class Export:
                 yield self._count(index, self.of_rank(name, index), unit, (at[seen], values[seen]))
         free = np.array([(one.at, one.shm_free) for one in samples if one.shm_free >= 0], np.int64).reshape(-1, 2)
         for index in list(self.home.values())[:1]:
-            yield self._count(index, "/dev/shm", "bytes free", (free[:, 0], free[:, 1]))
+            since = free[free[:, 0] > self.start]
+            yield self._count(index, "/dev/shm", "bytes free", (since[:, 0], since[:, 1]))
 
     def _process_of(self, loader: int, worker: int) -> int:
         """Return the process of an iterator's worker, or the iterator's own if the worker left no trace."""

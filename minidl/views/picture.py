@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import io
-import math
 import os
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -143,6 +142,7 @@ class _Drawing:
         self.counters = [c for c in scene.counters if len(c.times)]
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.framed = scene.framed if headline else None
+        self.cause = scene.cause if headline else None
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
         sentence = scene.headline.sentence if headline else ""
@@ -436,7 +436,8 @@ class _Drawing:
                 [death.time / self.scale], [top], marker="X", color=RED, markersize=8, markeredgecolor=PAPER, zorder=9,
                 clip_on=False,
             )  # fmt: skip
-            self._beside(axes, death.words, death.time, top, 7, RED, weight="bold")
+            arrow = self.cause.reached if self.cause is not None and self.cause.to_lane == death.lane else -1
+            self._beside(axes, death.words, max(death.time, arrow), top, 7, RED, weight="bold")
 
     def _beside(self, axes: Axes, words: str, time: int, y: float, size: float, colour: str, **style: Any) -> None:
         """Write what a mark says above its lane: on the mark's right, on its left, or not at all for want of room."""
@@ -516,16 +517,18 @@ class _Drawing:
         from matplotlib.patches import FancyArrowPatch
         from matplotlib.patheffects import withStroke
 
-        cause = self.scene.cause if self.framed is not None else None
-        if cause is None or math.isnan(at := cause.at(self.scene.begin, self.scene.end)):
+        cause = self.cause
+        ends = None if cause is None else cause.at(self.scene.begin, self.scene.end)
+        if cause is None or ends is None:
             return
         down = cause.from_lane < cause.to_lane
         lane = self.scene.lanes[cause.to_lane]
         reached = self._box(cause.to_lane, cause.to_row) if cause.to_row >= 0 else (lane.top, lane.bottom)
-        x = at / self.scale
+        y = reached[0 if down else 1] if cause.reached < 0 else sum(reached) / 2
+        x, to_x = (end / self.scale for end in ends)
         axes.add_patch(
             FancyArrowPatch(
-                (x, self._middle(cause.from_lane, cause.from_row)), (x, reached[0 if down else 1]),
+                (x, self._middle(cause.from_lane, cause.from_row)), (to_x, y),
                 arrowstyle="-|>", mutation_scale=11, color=self._blame, linewidth=1.8, shrinkA=0, shrinkB=0, zorder=8.5,
                 path_effects=[withStroke(linewidth=3.6, foreground=PAPER)], gid="cause",
             )

@@ -299,7 +299,8 @@ def run(arguments: argparse.Namespace) -> int:
     with terminal.busy(f"reading {arguments.trace}"):
         trace = only(read_trace(arguments.trace), arguments.dataloader)
         spot = headline(trace).focus
-    at = Replay(trace, spot.loader if arguments.iterator is None and spot is not None else arguments.iterator)
+    pointed = spot.loader if spot is not None and spot.loader else None  # 0: at the program's own code
+    at = Replay(trace, pointed if arguments.iterator is None else arguments.iterator)
     at.progress = terminal.counting("following the run's events") if sys.stderr.isatty() else None
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     moments = ((arguments.event, at.to), (arguments.batch, at.to_batch), (arguments.at, at.at))

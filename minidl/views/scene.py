@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import math
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -26,7 +25,7 @@ from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstandin
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import POLLED, alive_until, left_alive
-from minidl.tracefile.words import Unit, unit_of
+from minidl.tracefile.words import Unit, signal_name, unit_of
 from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 
@@ -84,7 +83,10 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An arrow from a wait to what is waited for: lane and row of both ends, and when both are (ns)."""
+    """An arrow from a wait to what is waited for: lane and row of both ends, and when both are (ns).
+
+    reached: when what is waited for ended, if that was before the wait, which begin and end are then of; else -1.
+    """
 
     from_lane: int
     from_row: int
@@ -92,11 +94,18 @@ class Pointer:
     to_row: int
     begin: int
     end: int
+    reached: int = -1
 
-    def at(self, begin: int, end: int) -> float:
-        """Return when it is drawn in a window: right of what is written at the begins of bars; NaN = not there."""
+    def at(self, begin: int, end: int) -> tuple[float, float] | None:
+        """Return when its ends are drawn in a window: right of what is written at the begins of bars; None = not there.
+
+        To what has ended it slants, from the wait's begin.
+        """
         left, right = max(self.begin, begin), min(self.end, end)
-        return left + 0.75 * (right - left) if left < right else math.nan
+        if left >= right or (self.reached >= 0 and not begin <= self.reached <= end):
+            return None
+        x = left + 0.75 * (right - left)
+        return (x, x) if self.reached < 0 else (left, self.reached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +296,7 @@ def alarming(events: Rows) -> Bools:
 
 def _exit_in_words(code: int) -> str:
     """Return an exit code in words: a negative one is a signal's number."""
-    try:
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    except ValueError:
-        return f"killed by signal {-code}"
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def title_of(trace: Trace) -> str:
@@ -443,12 +449,14 @@ class Scene:
         begin, end = framed.begin, framed.end
         if one is None:
             begin, end = int(self.bars["begin"][framed.bar]), int(self.bars["end"][framed.bar])
-        if self.headline.kind is What.DIED:  # it is waited for after its death too
-            begin, end = self.begin, self.end
-        begin, end = max(begin, int(bar["begin"])), min(end, int(bar["end"]), max(self.last, 1))
+        reached = (
+            end if self.headline.kind is What.DIED and end <= bar["begin"] else -1
+        )  # it is waited for all the same
+        begin = max(begin, int(bar["begin"]))
+        end = min(int(bar["end"]), max(self.last, 1), end if reached < 0 else NEVER)
         if lane == bar["lane"] or begin >= end:
             return None
-        return Pointer(int(bar["lane"]), int(bar["row"]), lane, row, begin, end)
+        return Pointer(int(bar["lane"]), int(bar["row"]), lane, row, begin, end, reached)
 
     def unended(self) -> list[int]:
         """Return the bars that did not end, what is to blame first: then work, the innermost first, waits, an epoch.

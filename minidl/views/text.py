@@ -47,7 +47,10 @@ _NUMBERED: Final = (ev.FETCH[0], ev.PIN[0], ev.CONSUMER[0], ev.RESULT_GET[0], ev
 _LEAST_CELLS: Final = 20
 _MOST_ALARMS: Final = 50
 _RESET: Final = "\x1b[0m"
-_KEY: Final = ("a small letter: less than half of its cell", "a number: the task", "blank: nothing recorded")
+_KEY: Final = (
+    "a small letter: less than half of its cell", "a number: the task", "blank: nothing recorded",
+    "percent: of the time shown",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

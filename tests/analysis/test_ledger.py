@@ -412,15 +412,23 @@ def test_what_goes_in_slabs(tmp_path: Path) -> None:
         event(ev.RESULT_PICKLE[0], 0, 7), event(ev.RESULT_PICKLE[1], 0, 8, 300, 40),
         event(ev.SLAB_SEND, 0, 9, 0, 50_000, 20_000), event(ev.SLAB_FALLBACK, 0, 9, 2, 8000),
         event(ev.RESULT_WRITE[0], 0, 10, 400), event(ev.RESULT_WRITE[1], 0, 11, 400),
-        event(ev.SLAB_TAKE, 1, 12, 40, 1 << 16, ev.SlabSource.ALONE),
+        event(ev.SLAB_TAKE, 1, 12, 256, 1 << 16, ev.SlabSource.ALONE),
     ]  # fmt: skip
     loader = [epoch(0, 1), *arrival(0, 20, 300, 400, 40, 58_064), event(ev.SLAB_RELEASE, 0, 30, 0, 1 << 16)]
-    found = ledger(made(tmp_path, loader, worker, loader_line(1, num_workers=1, transport="arena")))
+    found = ledger(
+        made(tmp_path, loader, worker, loader_line(1, num_workers=1, transport="arena", arena_bytes=1 << 20))
+    )
     assert [bytes_of(found, kind) for kind in (Copy.COLLATE, Copy.SLAB, Copy.FEEDER)] == [[30_000], [20_000], [0]]
     assert found.batches["by_handle"].tolist() == [58_000]
     assert found.batches["avoidable"].tolist() == [20_000], "that of many tensors each has its handle costs no segment"
-    assert found.slabs == Slabs(made=1, sent=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16)
+    assert found.slabs == Slabs(
+        made=1, sent=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16, alone_bytes=1 << 16,
+        budget=1 << 20,
+    )  # fmt: skip
     text = found.text()
     assert "feeder" not in text
     assert "into the worker's socket, by the worker" in text
-    assert "1 slab made, each used 1 times on average; at most 2 in use at once (128.0 KiB); 1 slab for" in text
+    assert (
+        "1 slab made, each used 1 times on average; at most 2 in use at once (128.0 KiB); 1 slab (64.0 KiB) for" in text
+    )
+    assert "beyond a worker's budget of 1.0 MiB (MINIDL_ARENA_BYTES)" in text

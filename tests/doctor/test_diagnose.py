@@ -578,3 +578,80 @@ def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
     reborn = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), started=999.0)
     assert diagnose([first, look(loop(1), IDLE, reborn, moment=4_000_000_000)]).state is State.HUNG
+
+
+# --- Sleeps again and again -------------------------------------------------------------------------------------------
+def nap(times: int, index: int = 37) -> SeenProcess:
+    """A worker in a short sleep, to which it came back so often by now."""
+    short = Syscall("clock_nanosleep", "0.03 s more", (1, 1), timeout=0.03)
+    stuck = worker(1, user("time.sleep(0.05)"), call=short, idle=0.02, switches=10, index=index)
+    return replace(stuck, threads=(replace(stuck.threads[0], switches=(times - 10, times)),))
+
+
+def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() -> None:
+    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    first, last = look(loop(1), IDLE, nap(20)), look(loop(1), IDLE, nap(100), moment=4_000_000_000)
+    said = diagnose([first, last], told)
+    assert (said.state, said.cause) == (State.HUNG, HangCause.SLEEP)
+    assert said.sentence == (
+        "hung for 12 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
+        "data.py:12): it polls: it sleeps about 0.05 s again and again, all the 4.5 s of looking"
+    )
+    assert "polls" not in diagnose([last]).sentence
+    moved = diagnose([first, look(loop(1), IDLE, nap(110, index=38), moment=4_000_000_000)], told)
+    assert moved.state is State.MOVES
+
+
+def test_short_sleeps_of_a_worker_may_hang_if_the_wait_is_long_by_the_trace() -> None:
+    """The earlier look saw the worker start: nothing says yet whether it stays where it is."""
+    told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    starts = look(loop(1), IDLE)
+    assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).state is State.MAYBE_HUNG
+
+
+# --- Workers that have ended ------------------------------------------------------------------------------------------
+DEAD = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=0)
+
+
+def test_a_loop_that_polls_finds_its_dead_worker_within_its_5_seconds() -> None:
+    first = look(loop(1), IDLE, DEAD)
+    assert diagnose([first, replace(first, moment=4_000_000_000)]).state is State.MAYBE_HUNG
+    assert diagnose([first, replace(first, moment=6_000_000_000)]).state is State.HUNG
+
+
+def test_a_dead_worker_of_another_loader_is_not_the_one_that_is_waited_for() -> None:
+    """The workers of the next epoch start, and those of the last have not been reaped by the fork server."""
+    told = Told(hung=True, seconds=12.0, pid=LOOP, task=0, worker=1, others=frozenset((101, 102)))
+    said = diagnose(later(loop(1), replace(DEAD, pid=101), DEAD), told)
+    assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
+
+
+# --- Locks that are polled for ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("source", "lock", "cause", "who"),
+    [
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.FILE_LOCK, 0),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 900, 3, 77), HangCause.FILE_LOCK, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "READ", 101, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 102, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 78), HangCause.SLEEP, 1),
+        ("time.sleep(0.1)", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.SLEEP, 1),
+    ],
+)
+def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
+    source: str, lock: FileLock, cause: HangCause, who: int
+) -> None:
+    """As SQLite's busy handler; of the same evidence, without an exclusive lock of another's on its file, it sleeps."""
+    short = Syscall("clock_nanosleep", "0.03 s more", (1, 1), timeout=0.03)
+    file = Descriptor(7, "file", "/data/cache.db", 77, 3, "rw")
+    holder = worker(0, user("time.sleep(990)"), call=SLEEPS, descriptors=(file,))
+    waiter = worker(1, user(source), call=short, idle=0.02, switches=5, descriptors=(file,))
+    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([look(loop(1), holder, waiter, locks=(lock,))], told)
+    assert (said.cause, said.who["worker"]) == (cause, who)
+    if cause is HangCause.FILE_LOCK:
+        assert said.sure is Sure.LIKELY
+        assert "polling for the lock of /data/cache.db (its C code sleeps); " in said.sentence
+        assert said.also
+    if who == 0:
+        assert said.sentence.endswith("holds that lock, and is asleep (990 s more)")

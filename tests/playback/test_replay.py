@@ -665,6 +665,18 @@ def test_waits_fetches_and_the_focus_are_found(tmp_path: Path) -> None:
         at.to_fetch(7)
 
 
+def test_of_a_run_whose_own_code_failed_the_loader_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The headline points at the program's code, which is of no iterator."""
+    made_trace.write(tmp_path / "t", Run(**made_trace.HEALTHY))
+    first = min((tmp_path / "t").glob("*.jsonl"))
+    error = {"kind": "uncaught", "error": "ValueError: boom", "at": ["train.py:5 main"]}
+    first.write_text(first.read_text() + json.dumps(error) + "\n")
+    assert cli.main(["replay", str(tmp_path / "t")]) == 0
+    shown = capsys.readouterr().out
+    assert "error: ValueError: boom in the program's own code" in shown
+    assert "   iterator 1 of " in shown
+
+
 @pytest.mark.parametrize("width", [20, 62, 100])
 def test_lines_are_wrapped_and_nothing_is_cut(tmp_path: Path, width: int) -> None:
     at = replay(made(tmp_path / "t", Run(**made_trace.HUNG)))

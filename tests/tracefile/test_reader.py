@@ -166,6 +166,15 @@ def test_texts_come_back(texts: list[str]) -> None:
     assert [strings[0, n] for n in numbers] == texts
 
 
+def test_names_of_processes_and_threads_are_escaped(tmp_path: Path) -> None:
+    """They stand in every message and picture."""
+    thread = {"kind": "thread", "tid": 7, "name": "copies\x1b[2J"}
+    write_process(tmp_path, [{"code": ev.PIN_START}], role="loader\x1b[2J", lines=[thread])
+    trace = read_trace(tmp_path)
+    assert trace.processes[0].name == "loader\\x1b[2J (pid 100)"
+    assert trace.threads[100, 7] == "copies\\x1b[2J"
+
+
 @pytest.mark.live
 def test_texts_that_no_encoding_can_write_are_escaped(tmp_path: Path) -> None:
     pen = Recorder(TraceConfig(str(create(tmp_path / "t"))))

@@ -7,7 +7,19 @@ import pytest
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.spans import SPAN
-from minidl.tracefile.words import counted, doing, duration, listed, name_of, percent, plain, size, value_of
+from minidl.tracefile.words import (
+    counted,
+    doing,
+    duration,
+    lacking,
+    listed,
+    name_of,
+    percent,
+    plain,
+    size,
+    unit_of,
+    value_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +56,17 @@ def test_counts_and_lists() -> None:
 
 def test_control_characters_are_escaped() -> None:
     assert plain("a\x1b[31mé\n") == "a\\x1b[31mé\\n"
+
+
+def test_what_a_trace_lacks_is_escaped() -> None:
+    assert lacking(["\x1b[2J"]) == ["missing from the trace: \\x1b[2J"]
+
+
+def test_a_duration_that_is_too_long_for_the_units_of_a_picture_is_told_in_a_longer_one() -> None:
+    """A watchdog may have seen a process for long after its last event."""
+    us = unit_of(46_000)
+    assert (us.of(12_300), us.at(12_300)) == ("12.3 µs", "12.3 µs")
+    assert (us.of(9_187_276_000), us.at(9_187_276_000)) == ("9.19 s", "9.19 s")
 
 
 def test_names_and_values() -> None:

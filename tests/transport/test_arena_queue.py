@@ -11,6 +11,7 @@ import resource
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ import workloads as wl
 import minidl
 from minidl import collate
 from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, Result, Sentinel
-from minidl.transport.arena import FREE, INLINE, TAKEN
+from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
+from minidl.transport import arena
+from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.queues import SharedFlag
@@ -65,8 +67,6 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     else:
         torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
     made.writer._arena._slabs.clear()
-    for mappings in made.queue._mappings:
-        mappings._memory.clear()
 
 
 def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
@@ -106,9 +106,11 @@ def test_the_loaders_own_message_wakes_the_reader(line: Line) -> None:
     line.writer.cancel_join_thread()
 
 
-def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(line: Line) -> None:
+def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line.writer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    threading.Timer(0.3, line.done.set).start()
+    monkeypatch.setattr(line.writer, "_wait", line.done.set)
     sent = 0
     while not line.done.is_set():
         line.put(sent, "x" * 2000)
@@ -119,9 +121,6 @@ def test_a_writer_waits_while_its_socket_is_full_until_the_loader_wants_no_more(
             got.append(line.queue.get(block=False).idx)
     assert got == list(range(len(got)))
     assert len(got) == sent - 1, "the last one found no room"
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join()
 
 
 def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
@@ -135,6 +134,32 @@ def test_a_full_socket_that_is_read_again_takes_the_rest(line: Line) -> None:
 def test_a_worker_whose_loader_is_gone_drops_its_results(line: Line) -> None:
     line.queue.leave()
     line.put(0, torch.ones(BIG))
+
+
+@pytest.mark.live
+def test_a_forked_child_has_no_reading_end(line: Line) -> None:
+    """Else a worker whose loader is gone would wait for it."""
+    child = os.fork()
+    if child == 0:
+        os._exit(line.queue._receiver.fileno() == -1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    line.put(0, 7)
+    assert line.get().data == 7
+
+
+def test_a_queue_that_is_closed_has_no_memory_but_that_of_batches_in_use(line: Line) -> None:
+    """A program may keep its iterator after the epoch."""
+    for idx in range(2):
+        line.put(idx, torch.full((BIG,), 3.0))
+    first, second = line.get(), line.get()
+    memory = [weakref.ref(each) for each in line.queue._mappings[0]._memory.values()]
+    del second
+    line.queue.close()
+    assert [each() is None for each in memory] == [False, True]
+    assert first.data.eq(3).all()
+    del first
+    assert memory[0]() is None
+    assert list(line.states[:2]) == [FREE, FREE]
 
 
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
@@ -159,19 +184,34 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        if isinstance(data, list):
-            with pytest.raises(OSError, match="too many open files"):
-                line.get()
-        else:
-            failure = line.get().data
-            assert isinstance(failure, RebuildFailure)
-            assert "too many open files" in str(failure.error)
+        result = line.get()
+        assert result.idx == 0
+        assert isinstance(result.data, RebuildFailure)
+        assert "too many open files" in str(result.data.error)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert most > 3
     line.put(1, data)
     again = line.get().data
     assert len(again) == len(data)
+
+
+def test_a_large_pickle_that_does_not_arrive_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's loader, too; else it would wait for the task for ever. A message of no task raises the error."""
+
+    def full(*args: Any) -> Any:
+        raise RuntimeError("Cannot allocate memory (12)")
+
+    words = [str(number) for number in range(20_000)]
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", full)
+    line.writer.put((4, words))
+    idx, failure = line.get()
+    assert idx == 4
+    with pytest.raises(OSError, match=r"(?s)in the loader while it rebuilt a batch.*Cannot allocate memory"):
+        failure.reraise()
+    line.writer.put(ResumeIteration(1, 0, str(words).encode()))
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        line.get()
 
 
 def test_a_descriptor_that_is_lost_is_not_replaced_by_the_next_packets(
@@ -212,14 +252,48 @@ def test_memory_that_can_not_be_mapped_is_its_tasks_error(line: Line, monkeypatc
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(idx: int) -> Any:
-        line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
+        line.put(idx, torch.full((BIG,), idx % 256, dtype=torch.uint8))
         return line.get().data
 
-    batches = [kept(idx) for idx in range(40)]
-    with pytest.warns(RuntimeWarning, match="More than 40 batches of one worker"):
-        batches.append(kept(40))
-    batches += [kept(idx) for idx in range(41, 45)]
-    assert [int(batch[-1]) for batch in batches] == list(range(45))
+    batches = [kept(idx) for idx in range(SLABS)]
+    with pytest.warns(RuntimeWarning, match=r"keeps at most 256 slabs .* Let the program hold fewer batches\.$"):
+        batches.append(kept(SLABS))
+    batches += [kept(idx) for idx in range(SLABS + 1, SLABS + 5)]
+    assert [int(batch[-1]) for batch in batches] == [idx % 256 for idx in range(SLABS + 5)]
+
+
+def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "1M")
+    line = request.getfixturevalue("line")
+    line.put(0, torch.zeros(1 << 19, dtype=torch.uint8))
+    kept = line.get().data
+    for idx in range(1, 4):
+        line.put(idx, torch.full((3 << 18,), idx, dtype=torch.uint8))
+        said = contextlib.nullcontext() if idx > 1 else pytest.warns(
+            RuntimeWarning,
+            match=r"^A batch needs 768K\. Worker 0 keeps at most slabs of 1M in all for use again, and 512K in 1 slab "
+            r"are in use\. .*Let MINIDL_ARENA_BYTES=8M be in the environment",
+        )  # fmt: skip
+        with said:
+            assert line.get().data.eq(idx).all()
+    assert kept.eq(0).all()
+
+
+def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
+    def opened() -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found += "minidl-slab" in os.readlink(f"/proc/self/fd/{fd}")
+        return found
+
+    kept = []
+    for idx in range(4):
+        line.put(idx, torch.ones(BIG))
+        kept.append(line.get().data)
+    assert opened() == 4
 
 
 def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_error(line: Line) -> None:
@@ -232,6 +306,32 @@ def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_
     assert idx == 4
     with pytest.raises(Exception, match="while worker 0 pickled a batch"):
         failure.reraise()
+
+
+def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had no descriptor left. What is an error already, and is that large, ends the worker."""
+
+    def no_descriptor(*about: int) -> Any:
+        raise OSError(24, "Too many open files")
+
+    words = [str(number) for number in range(20_000)]
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "Slab", no_descriptor)
+        line.put(0, words)
+        with pytest.raises(OSError, match="Too many open files"):
+            line.get().data.reraise()
+        line.writer.put((1, words))
+        with pytest.raises(OSError, match="while worker 0 pickled a batch"):
+            line.get()[1].reraise()
+        for message in (
+            Envelope(Result(2, 0, ExceptionWrapper(ValueError(words), "here"))),
+            (2, torch._utils.ExceptionWrapper((ValueError, ValueError(words), None), "here")),  # type: ignore[no-untyped-call]
+            ResumeIteration(1, 0, str(words).encode()),
+        ):
+            with pytest.raises(OSError, match="Too many open files"):
+                line.writer.put(message)
+    line.put(3, words)
+    assert line.get().data == words
 
 
 def test_the_done_event_may_be_told_later() -> None:
@@ -354,6 +454,24 @@ def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
+def test_two_workers_whose_batches_exceed_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that keeps all its batches, and workers whose budget is smaller than one of them."""
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "64K")
+    dataset = Mixed(3000)
+    expected = [list(flat(batch)) for batch in minidl.DataLoader(dataset, 4)]
+    for loader in (
+        minidl.DataLoader(dataset, 4, num_workers=2, transport="arena"),
+        torch.utils.data.DataLoader(
+            dataset, 4, num_workers=2, multiprocessing_context=minidl.observe(transport="arena")
+        ),
+    ):
+        with pytest.warns(RuntimeWarning, match="keeps at most slabs of 64K in all .* MINIDL_ARENA_BYTES=") as said:
+            kept = list(loader)
+        assert len([warning for warning in said if warning.category is RuntimeWarning]) == 1
+        assert [list(flat(batch)) for batch in kept] == expected
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_other_start_methods(context: str) -> None:
     both(Mixed(300), multiprocessing_context=context)
@@ -421,7 +539,7 @@ def test_an_error_of_a_batch_takes_no_slab(line: Line) -> None:
 @pytest.mark.parametrize(("seed", "way"), list(enumerate(arena_soak.WAYS)))
 def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "More than 40 batches", RuntimeWarning)
+        warnings.filterwarnings("ignore", "A batch needs", RuntimeWarning)
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         volume = arena_soak.soak(60, seed, way)
     assert volume.batches == 60

@@ -81,7 +81,8 @@ def test_what_finds_no_room_is_written_by_a_thread(tasks: Any) -> None:
         tasks.put(message)
     assert "not written" in repr(tasks)
     assert [tasks.get(timeout=wl.BOUND) for _ in sent] == sent
-    tasks._thread is None or tasks._thread.join(wl.BOUND)
+    thread = tasks._thread
+    thread is None or thread.join(wl.BOUND)
     assert tasks._thread is None
     tasks.put("the next one")
     assert tasks.get(timeout=wl.BOUND) == "the next one"

@@ -456,6 +456,7 @@ def test_what_a_watchdog_has_sampled_is_counted(tmp_path: Path) -> None:
     start = int(read_trace(place).events["time"][0])
     one = Vitals("S", 100, 2_000, 40, 9, 3)
     samples = [
+        Sample(start - 1_000_000, {}, 600),  # before the first event: no time that can be drawn
         Sample(start + 1_000_000, {1000: one, 1100: one._replace(rss_kib=-1)}, 500),
         Sample(start + 3_000_000, {1000: one._replace(cpu_ms=101, rss_kib=2_500)}, 400),
     ]

@@ -531,8 +531,10 @@ def test_a_step_that_did_not_end_is_framed_and_the_wait_points_at_it(tmp_path: P
     assert (cause.to_lane, cause.to_row) == framed.rows[0]
     (wait,) = (bar for bar in bars_of(drawn, "loader", "result_get") if bar["fate"])
     assert (cause.begin, cause.end) == (int(wait["begin"]), drawn.last), "both are there, and nothing beyond the end"
-    assert cause.begin < cause.at(drawn.begin, drawn.end) < cause.end
-    assert np.isnan(cause.at(0, cause.begin)), "the window ends before it"
+    at = cause.at(drawn.begin, drawn.end)
+    assert at is not None
+    assert cause.begin < at[0] == at[1] < cause.end
+    assert cause.at(0, cause.begin) is None, "the window ends before it"
 
 
 def test_a_process_that_stands_still_is_framed_as_a_whole_since_its_last_event(tmp_path: Path) -> None:
@@ -581,7 +583,10 @@ def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path) -> 
     assert cause is not None
     assert (framed.words, drawn.unended()) == ("idle", []), "it was idle when it died: that is no step that did not end"
     assert lane_named(drawn, (cause.to_lane, cause.to_row)) == ("worker 1", 0)
-    assert cause.at(drawn.begin, drawn.end) > death.time
+    bar, wait = drawn.bars[framed.bar], drawn.bars[drawn.waiter]
+    assert death.time <= bar["end"] < wait["begin"], "the loader asked for its task when it was dead"
+    assert cause.at(drawn.begin, drawn.end) == (wait["begin"], bar["end"]), "the arrow slants to the bar's end"
+    assert cause.at(int(bar["end"]) + 1, drawn.end) is None, "the bar is not in the window"
 
 
 def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:

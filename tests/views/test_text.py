@@ -49,7 +49,7 @@ feeder 1      busy 3% (pickle 2%, write <1%)
 = epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
 W write  - wait  R rebuild  L pin  N next  T consumer  J join  X shutdown
 a small letter: less than half of its cell; a number: the task; blank: nothing
-recorded
+recorded; percent: of the time shown
 """
 
 HUNG = """\
@@ -88,7 +88,7 @@ did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.0004
 + start  I sampling  . idle  F fetch  S sample  C collate  P pickle  W write
 - wait  R rebuild  N next  T consumer  > did not end, still waiting
 a small letter: less than half of its cell; a number: the task; blank: nothing
-recorded
+recorded; percent: of the time shown
 """
 
 
