@@ -386,7 +386,7 @@ class _Drawing:
             axes.text(
                 left, self._middle(bar["lane"], bar["row"]), f" {words} ", fontsize=size, color=INK,
                 va="center_baseline", ha="left", zorder=6, parse_math=False,
-                path_effects=[withStroke(linewidth=3 if look.waits else 0, foreground=on_paper(look))],
+                path_effects=[withStroke(linewidth=3, foreground=on_paper(look))] * look.waits,  # readable on its hatch
             )  # fmt: skip
 
     def _captions(self, axes: Axes, bars: Rows) -> None:
