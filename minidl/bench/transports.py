@@ -1,8 +1,9 @@
 """Cost of a batch by how it travels: torch's loader, minidl's in torch's way, with slabs, and what else there is.
 
 Interface: `bench_transports(rounds, length)`. In the process itself nothing travels: that row says what fetching and
-collating alone cost. Each loader has a process of its own, as in `bench.loader`. SPDL and Hugging Face's datasets are
-left out, with a line, if they are not installed.
+collating alone cost. Where a batch is one tensor, copying its bytes into memory that is there already bounds all of
+them. Each loader has a process of its own, as in `bench.loader`. SPDL and Hugging Face's datasets are left out, with a
+line, if they are not installed.
 """
 
 from __future__ import annotations
@@ -11,27 +12,33 @@ import contextlib
 import functools
 import importlib.util
 import itertools
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data
+from typing_extensions import Self
 
 import minidl
-from minidl.bench.child import Child
+from minidl.bench.child import Child, in_child
 from minidl.bench.loader import KINDS, Epoch, Kind, Samples, epochs_of, extra_of
+from minidl.bench.memory import held
 from minidl.bench.pairs import Row, rows_of, take_turns
 from minidl.tracefile.words import counted
 
-TORCH, ALONE, RING, UPSTREAM, ARENA, OBSERVED, SPDL, DATASETS = (
-    "torch", "torch in the process itself", "torch, collate into shared tensors that are used again",
+TORCH, ALONE, COPY, RING, UPSTREAM, ARENA, OBSERVED, SPDL, DATASETS = (
+    "torch", "torch in the process itself", "the copy alone, in the process itself",
+    "torch, collate into shared tensors that are used again",
     "minidl, transport upstream", "minidl, transport arena", "torch, observe(transport='arena')",
     "SPDL (threads)", "torch over datasets in torch format",
 )  # fmt: skip
-AGAINST = {TORCH: ""} | dict.fromkeys((ALONE, RING, UPSTREAM, ARENA, OBSERVED, SPDL, DATASETS), TORCH)
+AGAINST = {TORCH: ""} | dict.fromkeys((ALONE, COPY, RING, UPSTREAM, ARENA, OBSERVED, SPDL, DATASETS), TORCH)
 _NEEDS = {SPDL: "spdl", DATASETS: "datasets"}
 
 
@@ -50,6 +57,13 @@ TRAVELLERS = {
     "32 x 3 x 224 x 224 floats": Kind(_float_picture, 32, 24),
 }
 """What travels. The pictures are there already, so that the time is that of collating and of the way."""
+
+
+PAUSE = 0.05
+"""Seconds that the loop waits before memory is measured, so that the workers are as far ahead as they may be."""
+
+LOOKS, EPOCHS = 3, 3
+"""How often memory is measured in an epoch, and in how many epochs."""
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
@@ -71,42 +85,69 @@ class Ring:
         return torch.stack(tensors, out=self._made[next(self._turn)])
 
 
+class Copies:
+    """The bytes of one batch, copied again and again into memory that has been written before."""
+
+    def __init__(self, batch: torch.Tensor, batches: int) -> None:
+        self._from, self._to, self._batches = batch, batch.clone(), batches
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self._to.copy_(self._from) for _ in range(self._batches))
+
+
 class Threads:
-    """SPDL's pipeline over a dataset, one for each epoch: its threads fetch and collate whole batches."""
+    """SPDL's pipeline over a dataset: threads that stay, and fetch and collate whole batches, yielded in order."""
 
     def __init__(self, samples: Samples, batch_size: int, workers: int) -> None:
+        from spdl.pipeline import PipelineBuilder
+
         self._samples = samples
-        self._batches = [range(begin, begin + batch_size) for begin in range(0, len(samples), batch_size)]
-        self._workers = workers
+        batches = [range(begin, begin + batch_size) for begin in range(0, len(samples), batch_size)]
+        source = PipelineBuilder().add_source(batches, continuous=True)
+        pipe = source.pipe(self._fetch, concurrency=workers, output_order="input")
+        self._pipeline = pipe.add_sink(2 * workers).build(num_threads=workers)
 
     def _fetch(self, indices: range) -> Any:
         return torch.utils.data.default_collate([self._samples[index] for index in indices])
 
     def __iter__(self) -> Iterator[Any]:
-        from spdl.pipeline import PipelineBuilder
+        return iter(self._pipeline.get_iterator())
 
-        pipe = PipelineBuilder().add_source(self._batches).pipe(self._fetch, concurrency=self._workers)
-        pipeline = pipe.add_sink(2 * self._workers).build(num_threads=self._workers)
-        with pipeline.auto_stop():
-            yield from pipeline
+    def __enter__(self) -> Self:
+        self._pipeline.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pipeline.stop()
 
 
 def _rows_of_arrow(kind: Kind, count: int) -> Any:
-    """`count` samples as a table of Hugging Face's datasets, which repeats the first 32."""
+    """`count` samples as a table of Hugging Face's datasets, which repeats the first 32. Arrays keep their shapes."""
     import datasets
 
     samples = [kind.make(index) for index in range(32)]
     rows = [sample if isinstance(sample, dict) else {"x": sample} for sample in samples]
-    columns = {name: [torch.as_tensor(row[name]).tolist() if name != "name" else row[name] for row in rows]
-               for name in rows[0]}  # fmt: skip
-    return datasets.Dataset.from_dict(columns).with_format("torch").select([index % 32 for index in range(count)])
+    shapes = {
+        name: value.shape for name, value in rows[0].items() if isinstance(value, torch.Tensor) and value.ndim > 1
+    }
+    rows = [{name: np.asarray(v) if isinstance(v, torch.Tensor) else v for name, v in row.items()} for row in rows]
+    features = datasets.Dataset.from_list(rows[:1]).features
+    for name, shape in shapes.items():
+        kind_of_array = getattr(datasets, f"Array{len(shape)}D")
+        features[name] = kind_of_array(shape, str(rows[0][name].dtype))
+    table = datasets.Dataset.from_list(rows, features=features)
+    return table.with_format("torch").select([index % 32 for index in range(count)])
 
 
 @contextlib.contextmanager
 def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Any]:
     samples: Any = Samples(kind.batch_size * batches, kind.make)
     if variant == SPDL:
-        yield Threads(samples, kind.batch_size, workers)
+        with Threads(samples, kind.batch_size, workers) as threads:
+            yield threads
+        return
+    if variant == COPY:
+        yield Copies(torch.utils.data.default_collate([kind.make(n) for n in range(kind.batch_size)]), batches)
         return
     make: Any = torch.utils.data.DataLoader
     options: dict[str, Any] = {} if variant == ALONE else {"num_workers": workers, "persistent_workers": True}
@@ -142,13 +183,30 @@ def _firsts(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[fl
         yield (ended - began) * 1e3
 
 
+def _memory(variant: str, kind: Kind, workers: int, batches: int) -> tuple[float, float]:
+    """MiB that the loader and its workers have at most, and how many more in the last epoch than in the one before."""
+    before, peaks = held([os.getpid()]), []
+    with _loader(variant, kind, workers, batches) as loader:
+        for _ in range(EPOCHS):
+            peaks.append(0.0)
+            for number, batch in enumerate(loader):
+                if number % max(1, batches // LOOKS) == 0:
+                    time.sleep(PAUSE)
+                    pids = (process.pid for process in multiprocessing.active_children())
+                    now = held([os.getpid(), *(pid for pid in pids if pid is not None)])
+                    peaks[-1] = max(peaks[-1], (now - before) / (1 << 20))
+                del batch
+    return max(peaks), peaks[-1] - peaks[-2]
+
+
 def variants_for(kind: Kind) -> list[str]:
     """The loaders that are measured: those that are installed, and that the kind of batch allows."""
-    one_tensor = not isinstance(kind.make(0), dict)
+    sample = kind.make(0)
     return [
         variant
         for variant in AGAINST
-        if (variant != RING or one_tensor)
+        if (variant != RING or not isinstance(sample, dict))
+        and (variant != COPY or isinstance(sample, torch.Tensor))
         and (variant not in _NEEDS or importlib.util.find_spec(_NEEDS[variant]) is not None)
     ]
 
@@ -157,7 +215,8 @@ def bench_transports(rounds: int, length: float = 1.0, workers: tuple[int, ...] 
     """Measure microseconds per batch of each loader, for each kind of batch and each number of workers.
 
     length: of an epoch, as a share of the kind's. extra: batches a second, speed in percent of that in the process
-    itself, milliseconds to the first batch, medians of CPU microseconds per batch, and of their ratios.
+    itself, milliseconds to the first batch, memory (see `_memory`), medians of CPU microseconds per batch, and of their
+    ratios.
     """
     for variant, package in _NEEDS.items():
         if importlib.util.find_spec(package) is None:
@@ -172,6 +231,7 @@ def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> li
     variants = variants_for(kind)
     found: dict[str, list[Epoch]] = _in_turns(_epochs, variants, (kind, workers, batches), rounds, group)
     firsts = _in_turns(_firsts, variants, (kind, workers, batches), max(1, rounds // 3), f"{group}, first batch")
+    memory = {variant: in_child(_memory, variant, kind, workers, batches) for variant in variants}
     walls = {variant: [epoch.wall for epoch in epochs] for variant, epochs in found.items()}
     extra = {}
     for variant, epochs in found.items():
@@ -180,6 +240,8 @@ def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> li
             "batches/s": 1e6 / median(walls[variant]),
             "% of in-process": alone,
             "ms to first": median(firsts[variant]),
+            "peak MiB": memory[variant][0],
+            "grown MiB": memory[variant][1],
         } | extra_of(epochs, found.get(AGAINST[variant]))
     return rows_of(group, "µs/batch", walls, AGAINST, extra)
 

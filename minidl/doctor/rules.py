@@ -227,19 +227,26 @@ def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
     who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
     if locked is end:
-        sure = (Sure.CERTAIN if end.wait.certain else Sure.LIKELY) if facts else Sure.POSSIBLE
-        holds = "holds it" if end.wait.certain or not facts else "took it, and may have passed it on to a child"
+        polls = end.wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
+        sure = (Sure.CERTAIN if end.wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
+        passed = facts and not end.wait.certain and not polls
+        holds = "took it, and may have passed it on to a child" if passed else "holds it"
         return Judgement(
             HangCause.FILE_LOCK, f"is {end.wait.words}; {who} {holds}", sure, tuple(facts),
-            () if facts else ("a lock of another machine (network file system), or of another container",),
+            _POLLED if polls else () if facts else _ELSEWHERE,
             "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
         )  # fmt: skip
     below = judged(case, Chain(chain.links[-1:]))
     return Judgement(
         HangCause.FILE_LOCK,
-        f"holds that lock, and {below.what}", below.sure, (*facts, *below.facts), below.also,
+        f"holds that lock, and {below.what}", Sure.LIKELY if locked.wait.bounded else below.sure,
+        (*facts, *below.facts), (*below.also, *(_POLLED if locked.wait.bounded else ())),
         f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
     )  # fmt: skip
+
+
+_ELSEWHERE: Final = ("a lock of another machine (network file system), or of another container",)
+_POLLED: Final = ("it polls for something else, and the lock has nothing to do with it",)
 
 
 def _mutex(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -765,13 +772,15 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
     what, times = f"is {end.wait.words}", _naps(case, end)
+    seen = EvidenceLine(end.wait.words, _call(case, end))
     if times:
         what = (
             f"polls: it sleeps about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
+        seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", _call(case, end))
     return Judgement(
-        HangCause.SLEEP, what, facts=(EvidenceLine(end.wait.words, _call(case, end)),),
-        fix="remove the sleep, or bound the retries that it belongs to", moves=0 <= left <= SOON,
+        HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
+        moves=0 <= left <= SOON,
     )  # fmt: skip
 
 

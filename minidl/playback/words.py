@@ -48,6 +48,7 @@ _WORDS: Final = {
     ev.SLAB_SEND: "worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
     ev.SLAB_FALLBACK: "{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each",
     ev.SLAB_MAP: "{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
+    ev.SLAB_LOCK: "{reader} has page-locked {bytes} for a device: a new slab of worker {worker}",
     ev.SLAB_RELEASE: "nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
     ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
     ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",

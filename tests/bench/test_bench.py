@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import minidl
 from minidl import bench, cli, ports
 from minidl.bench import child, events, files, loader, machine, samplers, states, transports
 from minidl.bench.child import Child, in_child, metered
+from minidl.bench.memory import held
 from minidl.bench.pairs import Row, Spread, number, table, take_turns
 from minidl.check import examine
 from minidl.record.ports import TracedPorts
@@ -304,12 +307,16 @@ def test_pictures_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.live
-def test_bench_transports() -> None:
+def test_bench_transports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "PAUSE", 0.0)
     rows = transports.bench_transports(rounds=1, length=0.02, workers=(1,))
     kinds = transports.TRAVELLERS.values()
     assert [row.name for row in rows] == [name for kind in kinds for name in transports.variants_for(kind)]
     assert all(row.extra["CPU ratio"] > 0 for row in rows if row.name != transports.TORCH)
     assert all(row.extra["ms to first"] > 0 and row.extra["batches/s"] > 0 for row in rows)
+    batch = 32 * 3 * 224 * 224 * 4 / (1 << 20)  # MiB, which a copy and two workers' batches need at least
+    pictures = {row.name: row.extra["peak MiB"] for row in rows if row.group.startswith("32 x 3")}
+    assert all(pictures[name] > batch for name in (transports.COPY, transports.TORCH, transports.ARENA))
 
 
 def test_a_ring_of_shared_tensors_is_used_again() -> None:
@@ -322,6 +329,30 @@ def test_a_ring_of_shared_tensors_is_used_again() -> None:
 
 
 # --- A loader's state -------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_memory_that_processes_share_counts_once_also_while_it_is_only_a_descriptor() -> None:
+    size, anonymous = 64 << 20, held([os.getpid()])
+    segment = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    segment.fill_(1)
+    both = multiprocessing.get_context("fork").Event()
+    child = multiprocessing.get_context("fork").Process(target=both.wait, args=(60,))
+    child.start()
+    try:
+        assert child.pid is not None
+        assert size <= held([os.getpid(), child.pid]) - anonymous < 2 * size
+    finally:
+        both.set()
+        child.join()
+    fd = os.dup(segment._share_fd_cpu_()[0])
+    del segment
+    gc.collect()
+    try:
+        assert size <= held([os.getpid()]) - anonymous < 2 * size
+    finally:
+        os.close(fd)
+    assert held([os.getpid()]) - anonymous < size
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bench_states(workers: int) -> None:

@@ -624,3 +624,34 @@ def test_a_dead_worker_of_another_loader_is_not_the_one_that_is_waited_for() -> 
     told = Told(hung=True, seconds=12.0, pid=LOOP, task=0, worker=1, others=frozenset((101, 102)))
     said = diagnose(later(loop(1), replace(DEAD, pid=101), DEAD), told)
     assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
+
+
+# --- Locks that are polled for ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("source", "lock", "cause", "who"),
+    [
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.FILE_LOCK, 0),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 900, 3, 77), HangCause.FILE_LOCK, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "READ", 101, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 102, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 78), HangCause.SLEEP, 1),
+        ("time.sleep(0.1)", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.SLEEP, 1),
+    ],
+)
+def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
+    source: str, lock: FileLock, cause: HangCause, who: int
+) -> None:
+    """As SQLite's busy handler; of the same evidence, without an exclusive lock of another's on its file, it sleeps."""
+    short = Syscall("clock_nanosleep", "0.03 s more", (1, 1), timeout=0.03)
+    file = Descriptor(7, "file", "/data/cache.db", 77, 3, "rw")
+    holder = worker(0, user("time.sleep(990)"), call=SLEEPS, descriptors=(file,))
+    waiter = worker(1, user(source), call=short, idle=0.02, switches=5, descriptors=(file,))
+    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([look(loop(1), holder, waiter, locks=(lock,))], told)
+    assert (said.cause, said.who["worker"]) == (cause, who)
+    if cause is HangCause.FILE_LOCK:
+        assert said.sure is Sure.LIKELY
+        assert "polling for the lock of /data/cache.db (its C code sleeps); " in said.sentence
+        assert said.also
+    if who == 0:
+        assert said.sentence.endswith("holds that lock, and is asleep (990 s more)")

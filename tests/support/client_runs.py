@@ -8,7 +8,9 @@
     direct   the program makes `minidl.DataLoader` itself
     run arena, observe arena   the same with the transport "arena", and every tensor in a slab
 
-`row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table.
+`row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table;
+with `--transport arena`, it runs them all with slabs, compares their hashes with the table's, and exits with 1 if one
+differs.
 """
 
 from __future__ import annotations
@@ -263,7 +265,28 @@ def table() -> Iterator[str]:
             yield row(client, {"torch": torchs[client.baseline]} | runs)
 
 
+def with_slabs() -> Iterator[str]:
+    """A line for each run of a client with the transport "arena"."""
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in in_readme()[2:]}
+    with tempfile.TemporaryDirectory() as place:
+        for client in CLIENTS:
+            for mode in (f"{mode} arena" for mode in client.modes if mode != "direct"):
+                done = run(client, mode, Path(place) / f"{client}-{mode}")
+                assert done.code == 0, f"{client} {mode}: {done.output[-3000:]}"
+                assert done.trace is not None
+                sent = sum(len(read_trace(path).select("slab_send")) for path in traces_in([done.trace]))
+                same = "same" if f"`{done.digest}`" == cells[client.name][4] and sent else "OTHER"
+                facts = _cell(done, done, None).removeprefix("same, ")
+                yield f"{same}: {client.name} {client.version}, {mode}, {sent} slabs sent, {facts}"
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--transport", "arena"]:
+        outcomes = []
+        for outcome in with_slabs():
+            print(outcome, flush=True)
+            outcomes.append(outcome)
+        sys.exit(any(not outcome.startswith("same: ") for outcome in outcomes))
     written = []
     for line in table():
         print(line, flush=True)
