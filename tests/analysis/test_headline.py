@@ -143,6 +143,12 @@ def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[i
             "dataset's __iter__); task 123 is still in its index queue; later batches that wait behind it: 12",
             "making its fetcher (an iterable dataset's __iter__); task 123 is still in its index queue",
         ),
+        (
+            "hung for 12.4 s, since 0.18 s: the loop waits for batch 5 of worker 1, in sample 21 (D.__getitem__ at "
+            "own.py:6): it waits for a lock in D.__getitem__ (own.py:6) that no thread of its process can release",
+            "batch 5 of worker 1, in sample 21: it waits for a lock in D.__getitem__ that no thread of its process can "
+            "release",
+        ),
         ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
     ],
 )
