@@ -311,7 +311,7 @@ def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_
 def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the worker had no descriptor left. What is an error already, and is that large, ends the worker."""
 
-    def no_descriptor(number: int, size: int) -> Any:
+    def no_descriptor(*about: int) -> Any:
         raise OSError(24, "Too many open files")
 
     words = [str(number) for number in range(20_000)]
