@@ -190,8 +190,8 @@ def _way_rows(plan: Plan, rounds: int) -> list[Row]:
     """
     images = _Images(plan.images * plan.steps, plan.side)
     options: dict[str, Any] = {"num_workers": plan.workers, "pin_memory": True, "persistent_workers": True}
-    plain = torch.utils.data.DataLoader(images, plan.images, **options)  # type: ignore[arg-type]
-    ours = {
+    plain = torch.utils.data.DataLoader(images, plan.images, **options)
+    ours: dict[str, minidl.DataLoader[Any]] = {
         BY_UPSTREAM: minidl.DataLoader(images, plan.images, transport="upstream", **options),
         BY_ARENA: minidl.DataLoader(images, plan.images, transport="arena", **options),
     }
