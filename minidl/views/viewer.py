@@ -379,10 +379,10 @@ class _Document:
     def _write(self) -> None:
         try:
             self.write(self._count)
-        except OSError as error:
-            self.error = f"the trace cannot be written for Perfetto: {error}"
         except _StoppedError:
             return
+        except Exception as error:  # a page that waits for the file would wait for ever
+            self.error = f"the trace cannot be written for Perfetto: {error!r}"
 
     def _count(self, done: int, total: int) -> None:
         if self._stopped:
