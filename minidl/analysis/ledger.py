@@ -81,6 +81,7 @@ WHAT = {
 """What moves where, and by whom; the feeder is the worker's, the reader is the loader or its pin thread."""
 
 WHAT_WITH_SLABS = WHAT | {
+    Copy.INDEX_WRITE: "indices into the worker's socket, by the loader",
     Copy.COLLATE: "samples into a slab, by the worker",
     Copy.PICKLE: "the rest into a message, by the worker",
     Copy.WRITE: "the message into the worker's socket, by the worker",

@@ -290,7 +290,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
     assert found.kind is What.HUNG
     assert found.sentence == (
         "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
-        "is idle"
+        "is idle; nothing has told it to end"
     )
     allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
     assert allowed.kind is What.FINE, "the watchdog was told to allow 5 s"
@@ -299,7 +299,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
 def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
     found = after_its_end(tmp_path / "a", watched.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
     assert (found.kind, found.sentence.partition(": ")[2]) == (
-        What.HUNG, "the loop shuts down, and waits for worker 0, which is idle"
+        What.HUNG, "the loop shuts down, and waits for worker 0, which is idle; nothing has told it to end"
     )  # fmt: skip
     elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
     assert elsewhere.kind is What.FINE, "the evidence is not of a shutdown"

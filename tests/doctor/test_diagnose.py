@@ -92,7 +92,7 @@ WAIT = library("Condition.wait", source="waiter.acquire()")
         ((user("time.sleep(990)"),), SLEEPS, {}, HangCause.SLEEP, "it is asleep (990 s more)"),
         ((user("x"),), SLEEPS, {"state": "T"}, HangCause.STOPPED, "it is stopped by a signal (state T)"),
         ((user("x"),), SLEEPS, {"state": "D"}, HangCause.UNINTERRUPTIBLE, "in an uninterruptible sleep"),
-        ((user("sleep"),), SLEEPS, {"gil": True}, HangCause.GIL, "keeps the GIL in Data.__getitem__ at data.py:12"),
+        ((user("sleep"),), SLEEPS, {"gil": True}, HangCause.GIL, "it keeps the GIL, asleep (990 s more)"),
         ((user("os.waitpid(pid, 0)"),), Syscall("wait4", "for any child", target=0, timeout=-1.0), {}, HangCause.CHILD,
          "waits for its child"),
         ((user("open(fifo)"),), None, {}, HangCause.UNKNOWN, "asleep"),
@@ -204,6 +204,7 @@ def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
              "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
     said = found(loop(stack=stack, call=SLEEPS), IDLE)
     assert "in a signal handler or finalizer" in said.sentence
+    assert said.cause is HangCause.SLEEP
     assert said.where["step"] == "signal-handler"
 
 
@@ -595,7 +596,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     assert (said.state, said.cause) == (State.HUNG, HangCause.SLEEP)
     assert said.sentence == (
         "hung for 12 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
-        "data.py:12): it polls: it sleeps about 0.05 s again and again, all the 4.5 s of looking"
+        "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
     )
     assert "polls" not in diagnose([last]).sentence
     moved = diagnose([first, look(loop(1), IDLE, nap(110, index=38), moment=4_000_000_000)], told)
