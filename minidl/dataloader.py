@@ -26,7 +26,7 @@ from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.live_repr import LiveRepr, counted
 from minidl.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
-from minidl.transport.arena import budget
+from minidl.transport.arena import Host, budget
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -155,25 +155,40 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             return _InfiniteConstantSampler()
         return RandomSampler(self.dataset, generator=generator) if shuffle else SequentialSampler(self.dataset)
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
+    def _get_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
         iterator: _BaseDataLoaderIter
         if self.num_workers == 0:
             iterator = _SingleProcessDataLoaderIter(self)
         else:
             self.check_worker_number_rationality()
-            iterator = _MultiProcessingDataLoaderIter(self)
+            iterator = _MultiProcessingDataLoaderIter(self, host)
         self._live_iterators.add(iterator)
         return iterator
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        return self._iterate()
+
+    def iterate_for(self, host: Host) -> Iterator[T_co]:
+        """As iter(), for who copies each batch to a device and keeps it until the copy has ended, as DeviceLoader does.
+
+        With transport="arena", pin_memory=True and workers, `host` page-locks the slabs, and there is no pin thread.
+        """
+        own = type(self).__iter__ is DataLoader.__iter__ and type(self)._get_iterator is DataLoader._get_iterator
+        if own and self.transport == "arena" and self.pin_memory and self.num_workers > 0:
+            return self._iterate(host)
+        return iter(self)
+
+    def _iterate(self, host: Host | None = None) -> _BaseDataLoaderIter:
         if not (self.persistent_workers and self.num_workers > 0):
-            return self._get_iterator()
+            return self._get_iterator() if host is None else self._get_iterator(host)
         if self._given is not None and self._iterator is not None:
             self._iterator.close()  # its workers are where they are: others begin where the state says
+        if self._iterator is not None and (self._iterator._host is None) != (host is None):
+            self._iterator.close()  # nobody else may have batches in slabs that are page-locked
         if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
             self._iterator = None
         if self._iterator is None:
-            self._iterator = self._get_iterator()
+            self._iterator = self._get_iterator() if host is None else self._get_iterator(host)
         else:
             self._iterator._reset(self)
         return self._iterator

@@ -50,6 +50,7 @@ from minidl.progress import ProgressBoard
 from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
 from minidl.resume import Course
 from minidl.shutdown import Crew
+from minidl.transport.arena import Host
 from minidl.transport.arguments import Parcel
 from minidl.transport.queues import start_tracker_apart
 from minidl.transport.tensors import NotHandedOverError, patience
@@ -88,8 +89,9 @@ _NOTHING: tuple[int, int] = (-1, -1)
 class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
     """What both iterators share: options, sampler, seed, `__next__` with its bookkeeping. Article 1 §2.3.2."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, host: Host | None = None) -> None:
         self._ports = ports.new_ports()
+        self._host = host
         self._dataset = loader.dataset
         self._dataset_kind = loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
@@ -102,7 +104,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._timeout = loader.timeout
         self._collate_fn = collate.ours(loader.collate_fn)
         self._persistent_workers = loader.persistent_workers
-        self._pin_memory, self._pin_memory_device = _pinning(loader)
+        self._pin_memory, self._pin_memory_device = _pinning(loader) if host is None else (False, None)
         self._state_every = loader.state_every
         self._keeps_state = loader._keeps_state
         self._ports.note(ports.Opened(self, loader))
@@ -219,8 +221,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: it holds worker processes and queues")
 
 
-_USERS_LOOP = 6
-"""How far `for batch in loader` is from a warning in `_pinning`: two __init__, `_get_iterator`, `__iter__`."""
+_USERS_LOOP = 7
+"""How far `for batch in loader` is from a warning in `_pinning`: two __init__, `_get_iterator`, `_iterate`, `__iter__`.
+"""
 
 
 def _pinning(loader: Loader) -> tuple[bool, str | None]:
@@ -304,10 +307,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,
     result queue -> pin-memory thread -> ready queue -> consumer. `_data_queue` is the one that the consumer reads.
+
+    host: what page-locks the slabs that batches come in (transport "arena"): then nothing needs pinning.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        super().__init__(loader)
+    def __init__(self, loader: Loader, host: Host | None = None) -> None:
+        super().__init__(loader, host)
         self._record.base_seed = int(self._base_seed)
         self._worker_init_fn = loader.worker_init_fn
         if self._num_workers <= 0 or not self._prefetch_factor:
@@ -337,7 +342,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             start_tracker_apart()
         self._workers_done_event = self._ports.done_event("workers")
         if loader.transport == "arena":
-            self._worker_result_queue = self._ports.arena_queue(self._num_workers, self._workers_done_event)
+            done = self._workers_done_event
+            self._worker_result_queue = self._ports.arena_queue(self._num_workers, done, self._host)
         else:
             self._worker_result_queue = self._ports.queue("result", context)
         self._board = ProgressBoard(self._num_workers)

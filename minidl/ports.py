@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from minidl.fetch import Progress, Unwatched
 from minidl.messages import Result, Task
 from minidl.progress import ProgressBoard, WorkerProgress
+from minidl.transport.arena import Host
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.packets import TaskQueue
@@ -94,9 +95,9 @@ class Ports:
         """Make a queue between processes in a multiprocessing context; "ready" is local."""
         return ReadyQueue() if which == "ready" else BoundedQueue(context)
 
-    def arena_queue(self, num_workers: int, done_event: Any) -> Any:
-        """Make the result queue of the transport "arena"; done_event: the workers'."""
-        return ArenaQueue(num_workers, done_event)
+    def arena_queue(self, num_workers: int, done_event: Any, host: Host | None) -> Any:
+        """Make the result queue of the transport "arena"; done_event: the workers'; host: page-locks its slabs."""
+        return ArenaQueue(num_workers, done_event, host=host)
 
     def arena_task_queue(self, worker_id: int) -> Any:
         """Make a worker's index queue of the transport "arena"."""

@@ -1001,7 +1001,7 @@ def titled(sentence: str) -> str:
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
         (r"(?<![\w.])/\S*/", ".../"),
-        (r" \([^()]* at [^()]*:\d+\)", ""),
+        (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),
     ):
         if len(sentence) > LONGEST:

@@ -81,6 +81,7 @@ WHAT = {
 """What moves where, and by whom; the feeder is the worker's, the reader is the loader or its pin thread."""
 
 WHAT_WITH_SLABS = WHAT | {
+    Copy.INDEX_WRITE: "indices into the worker's socket, by the loader",
     Copy.COLLATE: "samples into a slab, by the worker",
     Copy.PICKLE: "the rest into a message, by the worker",
     Copy.WRITE: "the message into the worker's socket, by the worker",
@@ -242,7 +243,8 @@ class Slabs:
     made: new ones, to be used again; sent: in messages; alone: made for one batch only, with alone_bytes in all; kept,
     lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves: parts of
     batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these; budget:
-    bytes of slabs that a worker may keep for use again, 0 = not known.
+    bytes of slabs that a worker may keep for use again, 0 = not known; locked, locked_bytes: page-locked for a device;
+    simulated: which is simulated.
     """
 
     made: int
@@ -255,6 +257,9 @@ class Slabs:
     most_bytes: int
     alone_bytes: int = 0
     budget: int = 0
+    locked: int = 0
+    locked_bytes: int = 0
+    simulated: bool = False
 
     def text(self) -> str:
         """A line: how many slabs have done it, and what did not go as it should."""
@@ -262,6 +267,11 @@ class Slabs:
         parts = [
             f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
         ]
+        if self.locked:
+            parts.append(
+                f"{counted(self.locked, 'slab')} page-locked ({size(self.locked_bytes)}), so no pin copy"
+                f"{' (simulated)' if self.simulated else ''}"
+            )
         if self.alone:
             budget = f" of {size(self.budget)} (MINIDL_ARENA_BYTES)" if self.budget else ""
             parts.append(
@@ -282,6 +292,7 @@ def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
     alone = taken[taken["z"] == ev.SlabSource.ALONE]
     budgets = [loaders.get(number, {}).get("arena_bytes") for number in np.unique(events["loader"]).tolist()]
     sources = taken["z"].tolist()
+    locked = events[(events["code"] == ev.SLAB_LOCK) & (events["x"] > 0)]
     changes = np.concatenate([np.ones(len(taken), np.int64), -np.ones(len(released), np.int64)])
     times = np.concatenate([taken["time"], released["time"]])
     _, in_use = sums(times, changes)
@@ -295,6 +306,9 @@ def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
         leaves=int(events["x"][events["code"] == ev.SLAB_FALLBACK].sum()),
         most=int(in_use.max(initial=0)),
         most_bytes=int(in_bytes.max(initial=0)),
+        locked=len(locked),
+        locked_bytes=int(locked["x"].sum()),
+        simulated=bool(locked["z"].any()),
         alone_bytes=int(alone["y"].sum()),
         budget=max((number for number in budgets if isinstance(number, int)), default=0),
     )
@@ -476,7 +490,8 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
     proof = sorted(devices - {"None", "simulated", "mps"})
     notes = []
     for number, params in sorted(trace.loaders.items()):
-        if proof and params.get("pin_memory") is False and wanted in (None, number):
+        pageable = params.get("pin_memory") is False and not params.get("slabs_locked")
+        if proof and pageable and wanted in (None, number):
             own = batches[batches["loader"] == number]
             notes.append(
                 f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}, for which another "

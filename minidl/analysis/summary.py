@@ -465,4 +465,5 @@ def _params(params: dict[str, Any]) -> str:
     """The parameters that shape a run, if they are known: ": num_workers=4, prefetch_factor=2, in_order=True"."""
     names = ("num_workers", "batch_size", "prefetch_factor", "in_order", "persistent_workers", "pin_memory")
     known = [f"{name}={params[name]}" for name in names if name in params]
+    known += ["transport=arena"] if params.get("transport") == "arena" else []
     return f": {', '.join(known)}" if known else ""

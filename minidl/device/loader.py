@@ -6,7 +6,13 @@ the copy before it uses the batch; the batch's memory is not given to the next c
 (`record_stream`); and the host does not run so far ahead that batches pile up on the device.
 
 Rules of use: use a batch on the stream that is current when `next` is called. `transform` gets the batch on the device
-and runs on the side stream; what it needs must be made before the iteration begins. Streams come from `streams`.
+and runs on the side stream; what it needs must be made before the iteration begins. What stays on the host (an array)
+may be in page-locked memory: a copy of your own from it must end before you let go of it. Streams come from `streams`.
+
+Over a `DataLoader` with workers, transport="arena" and pin_memory=True, the memory that the workers write batches into
+(`transport.arena`) is page-locked itself, once: there is no pin thread, and no copy into other memory. A worker writes
+into it again only after the copy of its batch, because the batch is kept here until then. Who loops over the same
+loader without a DeviceLoader copies at any time, so the pin thread runs there. xpu and mps have no such locks.
 """
 
 from __future__ import annotations
@@ -164,11 +170,28 @@ class _FailedBatch:
     count: int
 
 
+_unread: list[tuple[Mark, Any]] = []
+"""What a device that hangs had not read when an iteration ended, with the mark after it."""
+
+
+def _let_go() -> None:
+    """Let go of what has been read meanwhile."""
+    _unread[:] = [(mark, sources) for mark, sources in _unread if _may_read(mark)]
+
+
+def _may_read(mark: Mark) -> bool:
+    try:
+        return not mark.done()
+    except RuntimeError:  # the device has failed
+        return False
+
+
 class _DeviceIter(LiveRepr):
     """One iteration of a DeviceLoader.
 
     `_in_flight`: batches enqueued but not yielded, at most `prefetch`. `_in_use`: batches yielded that the device may
-    still read; the host memory of each is kept until its mark in the consumer's stream is reached.
+    still read; the host memory of each is kept until its copy has ended, and its mark in the consumer's stream is
+    reached. That stream need not be the one that waits for the copy: the program may have changed it.
     """
 
     def __init__(self, owner: DeviceLoader) -> None:
@@ -176,14 +199,14 @@ class _DeviceIter(LiveRepr):
         self._closed = False
         self._exhausted = False
         self._in_flight: deque[_Flight | _FailedBatch] = deque()
-        self._in_use: deque[tuple[Mark, Any]] = deque()
-        self._source: Any = None
-        self._ready: Mark | None = None  # after the copy of the batch that was yielded last
-        self._handed_out = False
+        self._in_use: deque[tuple[tuple[Mark, ...], Any]] = deque()
+        self._yielded: tuple[Mark, Any] | None = None  # of the last batch, until the program asks for the next
+        self._latest: Mark | None = None  # in the side stream, after all copies
         self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
         self._timeout = owner.timeout
-        self._inner: Iterator[Any] | None = iter(owner.loader)
+        self._inner: Iterator[Any] | None = _iterator(owner.loader, self._device)
         own = self._inner if isinstance(self._inner, _BaseDataLoaderIter) else None
+        _let_go()
         its = own._ports if own is not None else ports.new_ports()
         self._stream = its.device_stream(self._device, owner.prefetch, owner.loader)
         self._course = own._record.course if own is not None else Course([], False)
@@ -220,11 +243,12 @@ class _DeviceIter(LiveRepr):
 
         Waits if the device is more than `prefetch` batches behind: this bounds the device's memory.
         """
-        if self._handed_out:
-            self._in_use.append((self._device.mark(), self._source))
-            self._handed_out, self._source = False, None
-        while self._in_use and (len(self._in_use) > self._prefetch or self._in_use[0][0].done()):
-            if not self._stream.wait(self._in_use[0][0], self._timeout):
+        if self._yielded is not None:
+            ready, source = self._yielded
+            self._in_use.append(((self._device.mark(), ready), source))
+            self._yielded = None
+        while self._in_use and (len(self._in_use) > self._prefetch or all(mark.done() for mark in self._in_use[0][0])):
+            if not all(self._stream.wait(mark, self._timeout) for mark in self._in_use[0][0]):
                 raise RuntimeError(
                     f"DeviceLoader timed out after {self._timeout:g} seconds: {self._device.name} has not finished its "
                     f"work with the last {len(self._in_use)} batches: a kernel or a copy hangs, or takes longer than "
@@ -256,32 +280,45 @@ class _DeviceIter(LiveRepr):
             copied = self._stream.copy(batch)
             if self._transform is not None:
                 copied = self._stream.transform(self._transform, copied)
-            return _Flight(copied, self._stream.mark(), batch, self._course.counted)
+            self._latest = self._stream.mark()
+            return _Flight(copied, self._latest, batch, self._course.counted)
         except Exception as error:
+            self._keep(batch)
             return _FailedBatch(error, self._course.counted)
+
+    def _keep(self, batch: Any) -> None:
+        """Keep a batch that has failed: some of its copies may be under way."""
+        with contextlib.suppress(RuntimeError):  # a device that has failed reads nothing
+            self._latest = self._stream.mark()
+            self._in_use.append(((self._latest,), batch))
 
     def _hand_over(self, flight: _Flight | _FailedBatch) -> Any:
         if isinstance(flight, _FailedBatch):
-            raise flight.error
+            try:
+                raise flight.error
+            finally:
+                del flight  # the error's traceback has this frame: a cycle would keep the batch
         batch = self._stream.hand_over(flight.copied, flight.ready)
-        self._source, self._ready, self._handed_out = flight.source, flight.ready, True
+        self._yielded = flight.ready, flight.source
         return batch
 
     def _end(self) -> None:
         """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory.
 
-        A device that has failed reads nothing any more; its error comes with its next use.
+        A device that has failed reads nothing any more; its error comes with its next use. What one that hangs may
+        still read is kept.
         """
         self._closed = True
         self._inner = None
-        last = [self._ready, *(flight.ready for flight in self._in_flight if isinstance(flight, _Flight))][-1]
         with contextlib.suppress(RuntimeError):
-            if last is not None:
-                is_reached(last, MP_STATUS_CHECK_INTERVAL)
+            if self._latest is not None and not is_reached(self._latest, MP_STATUS_CHECK_INTERVAL):
+                sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
+                _unread.append((self._latest, [*sources, *self._in_use, self._yielded]))
         self._in_flight.clear()
         self._stream.close()
         self._in_use.clear()
-        self._source = None
+        self._yielded = None
+        _let_go()
 
     def close(self) -> None:
         """Drop what is in flight, and close the loader's iterator if it can be. Calling next() raises StopIteration."""
@@ -306,6 +343,11 @@ class _DeviceIter(LiveRepr):
 
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle its DeviceLoader's loader instead")
+
+
+def _iterator(loader: Iterable[Any], device: Device) -> Iterator[Any]:
+    """An iterator; of a minidl.DataLoader, one that may page-lock the memory of its batches for the device."""
+    return loader.iterate_for(device) if isinstance(loader, DataLoader) and device.locks else iter(loader)
 
 
 def _close(what: Any) -> None:

@@ -12,7 +12,9 @@
 //             it uses the block (record_stream), or it reads what the next user writes. To show that mistake each time,
 //             a block is filled with 0xFF (NaN) when it is free, by its own stream, in order.
 //   Copies    The device reads pinned memory by itself, while the host goes on. From pageable memory it cannot, so the
-//             host waits for such a copy. A device has one copy engine for each direction.
+//             host waits for such a copy. A device has one copy engine for each direction. Pinned is what the allocator
+//             of pinned memory gave out, which knows the copies from it, and what the program has registered, which the
+//             device reads when its turn comes, whatever the program has written there or unmapped meanwhile.
 //   Kernels   An operator is enqueued without being computed, so the shape of its result must be known first: torch's
 //             "meta" device computes shapes alone. The stream then computes with torch's CPU operator, on CPU tensors that
 //             view the backing. An operator without such shapes (nonzero) or with random numbers runs at once, with
@@ -81,6 +83,7 @@ std::map<std::string, std::atomic<double>> settings = [] {
   all["latency"] = 10e3;     // ns of a copy without a byte
   all["kernel"] = 10e3;      // ns of any kernel, at least
   all["memory"] = 4.0 * (1ull << 30);  // bytes of a device
+  all["lockable"] = 1e15;    // bytes of host memory that may be registered
   return all;
 }();
 
@@ -596,6 +599,41 @@ void PinnedMemory::free(void* context) {
   pinned.reclaim();
 }
 
+// Host memory that the program has registered. Its pages are not locked either.
+struct RegisteredMemory {
+  std::mutex mutex;
+  std::map<char*, size_t> ranges;
+  size_t bytes = 0;
+  int64_t times = 0;  // that memory was registered
+
+  bool find(const void* address) {
+    if (!usable()) return false;
+    auto* wanted = static_cast<char*>(const_cast<void*>(address));
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = ranges.upper_bound(wanted);
+    return found != ranges.begin() && wanted < (--found)->first + found->second;
+  }
+  bool add(char* address, size_t size) {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (bytes + size > settings["lockable"] || !ranges.emplace(address, size).second) return false;
+    bytes += size, times++;
+    return true;
+  }
+  bool remove(char* address) {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto found = ranges.find(address);
+    if (found == ranges.end()) return false;
+    bytes -= found->second;
+    ranges.erase(found);
+    return true;
+  }
+};
+auto& registered_memory = *new RegisteredMemory;
+
+bool is_pinned(const void* address) {
+  return pinned.is_pinned(address) || registered_memory.find(address);
+}
+
 // --- What torch asks of an accelerator: devices, streams, events -------------------------------------------------------
 using EventMark = MarkPtr;  // torch's event holds a pointer to the mark of its last record
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -730,7 +768,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return device < 0 ? current_device : exchangeDevice(device);
   }
   bool isPinnedPtr(const void* address) const override {
-    return pinned.is_pinned(address);
+    return is_pinned(address);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
     return &pinned;
@@ -773,12 +811,12 @@ void transfer(const Tensor& there, const Tensor& here, Kind kind, bool non_block
   auto *far = heap_of(device).at(there.data_ptr()), *near = static_cast<char*>(here.data_ptr());
   auto* to = kind == TO_DEVICE ? far : near;
   auto* from = kind == TO_DEVICE ? near : far;
-  auto is_pinned = pinned.is_pinned(near);
-  auto speed = double(settings[is_pinned ? "pinned" : "pageable"]);
+  auto near_is_pinned = is_pinned(near);
+  auto speed = double(settings[near_is_pinned ? "pinned" : "pageable"]);
   queue.run(kind, settings["latency"] + bytes / speed, bytes, [=] { memcpy(to, from, bytes); });
   auto mark = queue.mark();
-  if (is_pinned) pinned.use(near, mark);
-  if (is_pinned && non_blocking) return;
+  if (near_is_pinned) pinned.use(near, mark);
+  if (near_is_pinned && non_blocking) return;
   mark->wait();  // the device cannot read pageable memory, which may be paged out or freed: the host waits
   states[device].check();
 }
@@ -1109,6 +1147,22 @@ std::tuple<int64_t, int64_t> pinned_bytes(bool reset_peak) {
   return out;
 }
 
+bool register_memory(int64_t address, int64_t size) {
+  check_process();
+  user = getpid();
+  return registered_memory.add(reinterpret_cast<char*>(address), size);
+}
+
+bool unregister_memory(int64_t address) {
+  check_process();
+  return registered_memory.remove(reinterpret_cast<char*>(address));
+}
+
+std::tuple<int64_t, int64_t> registered_bytes() {
+  std::lock_guard<std::mutex> guard(registered_memory.mutex);
+  return {registered_memory.bytes, registered_memory.times};
+}
+
 c10::Dict<std::string, int64_t> fallback_counts() {
   std::lock_guard<std::mutex> guard(fallbacks.mutex);
   c10::Dict<std::string, int64_t> out;
@@ -1129,6 +1183,9 @@ TORCH_LIBRARY(minidl_sim, m) {
   m.def("repair() -> ()", &repair);
   m.def("log(bool on) -> Tensor", &log);
   m.def("pinned_bytes(bool reset_peak) -> (int, int)", &pinned_bytes);
+  m.def("register_memory(int address, int size) -> bool", &register_memory);
+  m.def("unregister_memory(int address) -> bool", &unregister_memory);
+  m.def("registered_bytes() -> (int, int)", &registered_bytes);
   m.def("fallbacks() -> Dict(str, int)", &fallback_counts);
   m.def("forked() -> bool", &forked);
 }

@@ -19,7 +19,7 @@ What is simulated, and how far:
 | random numbers | the CPU's generator: equal seeds give the CPU's numbers |
 | priorities of streams | taken, without effect |
 | time of copies and kernels | what `configure` sets, or as long as the processor takes, if that is longer |
-| pinned memory | the allocator's own; its pages are not locked |
+| pinned memory | the allocator's own, and what is registered (`cudart`); its pages are not locked |
 | autocast, torch.profiler, graphs, peer access, memory pools | none |
 """
 
@@ -50,6 +50,7 @@ FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-DAT_PER_OPERATO
 
 SETTINGS: Final = {
     "pinned": "GB/s", "pageable": "GB/s", "device": "GB/s", "latency": "ns", "kernel": "ns", "memory": "bytes",
+    "lockable": "bytes",
 }  # fmt: skip
 """What `configure` sets, and its units."""
 
@@ -198,6 +199,25 @@ def synchronize(device: int | str | torch.device | None = None) -> None:
     torch.accelerator.synchronize(device)
 
 
+class cudart:  # noqa: N801  # as torch.cuda's: called, it is the runtime
+    """What `torch.cuda.cudart()` offers for memory of the program's own. 0 is success."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:  # noqa: N802
+        """Let the devices read host memory by themselves: the program keeps it as it is until they have."""
+        return 0 if _ops().register_memory(address, size) else 2
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:  # noqa: N802
+        """Undo it. No device may still read from there."""
+        return 0 if _ops().unregister_memory(address) else 1
+
+    @staticmethod
+    def cudaGetErrorString(status: int) -> str:  # noqa: N802
+        """Say what a status means."""
+        return ("no error", "it is not registered", "more memory than may be locked")[status]
+
+
 def manual_seed_all(seed: int) -> None:
     """Do nothing: the random numbers are the CPU's."""
 
@@ -211,7 +231,7 @@ def configure(**settings: float) -> dict[str, float]:
     """Change the model; return the values before.
 
     pinned, pageable: GB/s of copies between host and device. device: GB/s of copies inside a device. latency: ns of
-    any copy. kernel: ns of any kernel, at least. memory: bytes of a device.
+    any copy. kernel: ns of any kernel, at least. memory: bytes of a device. lockable: bytes that may be registered.
     """
     before = {name: value for name, value in model().items() if name in settings}
     for name, value in settings.items():
@@ -257,6 +277,12 @@ def pinned_bytes(reset_peak: bool = False) -> tuple[int, int]:
     """Return the bytes of pinned memory that are in use, now and at the peak."""
     now, peak = _ops().pinned_bytes(reset_peak)
     return now, peak
+
+
+def registered_bytes() -> tuple[int, int]:
+    """Return the bytes of memory that are registered now, and how often memory was."""
+    now, times = _ops().registered_bytes()
+    return now, times
 
 
 def fallbacks() -> dict[str, int]:

@@ -10,6 +10,7 @@ of `copy` and `transform` are only for `transform` and `hand_over`: the batch is
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +22,9 @@ from minidl.device.nest import map_nested, tensors_in
 
 POLL = 0.001
 """Interval of polls of a mark in seconds."""
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: page-locked for all devices of the process."""
 
 
 class Mark(Protocol):
@@ -82,6 +86,16 @@ class Device(Protocol):
     def idle_mark(self) -> Mark:
         """Return a timed mark in a stream without other work."""
 
+    @property
+    def locks(self) -> bool:
+        """Whether `lock` may succeed."""
+
+    def lock(self, address: int, size: int) -> None:
+        """Page-lock host memory, so that copies from it do not block the host. OSError says why that can't be done."""
+
+    def unlock(self, address: int) -> None:
+        """Undo it; copies from there have ended."""
+
 
 def is_reached(mark: Mark, seconds: float) -> bool:
     """Poll a mark for at most `seconds`; return whether it is reached. The wait ends even if the device hangs."""
@@ -142,6 +156,23 @@ class AcceleratorDevice:
         if self._idle is None:
             self._idle = self.module.Stream(device=self.device)
         return self.record(self._idle, True)
+
+    @property
+    def locks(self) -> bool:
+        return hasattr(self.module, "cudart")
+
+    def lock(self, address: int, size: int) -> None:
+        cudart = self.module.cudart()
+        with self.module.stream(self.side):  # on this device: CUDA opens a context on the current one
+            status = cudart.cudaHostRegister(address, size, _PORTABLE)
+        if int(status):
+            with contextlib.suppress(RuntimeError):  # CUDA keeps the error for the next kernel
+                torch.zeros(1, device=self.device)
+            raise OSError(f"cudaHostRegister of {size} bytes: {cudart.cudaGetErrorString(status)}")
+
+    def unlock(self, address: int) -> None:
+        with contextlib.suppress(RuntimeError), self.module.stream(self.side):  # of a device that has failed
+            self.module.cudart().cudaHostUnregister(address)
 
     def record(self, stream: Any, timed: bool, **options: bool) -> AcceleratorMark:
         """Return a new mark in `stream`."""

@@ -55,6 +55,17 @@ class CauseRule:
 
 
 # --- What a process is in, whatever its code --------------------------------------------------------------------------
+def _idle_and_joined(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The loop waits for the end of a worker, and that waits for a task."""
+    if not chain.missing or chain.links[0].place.step not in (LoaderStep.SHUTDOWN, LoaderStep.EXIT):
+        return None
+    return Judgement(
+        HangCause.NOBODY, "is idle; nothing has told it to end", Sure.POSSIBLE,
+        (EvidenceLine(f"{case.name(chain.end.pid)} waits for a task", f"stacks of {chain.end.pid}"),),
+        ("it was told, and is about to end",), "close the iterator, or end it, before the program ends",
+    )  # fmt: skip
+
+
 def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
     """All workers wait for tasks, and the loop waits for a result: it was lost on its way, or never sent."""
     if not chain.missing:
@@ -80,7 +91,7 @@ def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
     sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder may be stuck in what can't be seen
     return Judgement(
-        HangCause.LOST_RESULT, f"{idle}: {task} is nowhere, lost on its way to the loop", sure,
+        HangCause.LOST_RESULT, f"{idle}; {task} was lost on its way to the loop", sure,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
         "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
         "plain tensors",
@@ -99,7 +110,8 @@ def _bytes_waiting(case: RunFacts, loop: Link) -> int:
 def _worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
     """The loop waits for a worker that is no more, and no other thread of the run can be followed to."""
     loop, place = chain.end, chain.end.place
-    if len(chain.links) > 1 or place.step not in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ):
+    waits = place.step in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ) and not place.interrupted
+    if len(chain.links) > 1 or not waits:
         return None
     number = case.told.worker if case.told and case.told.worker >= 0 else place.worker
     name, workers = case.processes[loop.pid].name, case.workers_of(loop.pid)
@@ -144,7 +156,7 @@ def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.links[1].wait.words}: a circle of waiting ({' -> '.join(ring)})",
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({' -> '.join(ring)})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
         also=("one of them has a timeout, which ends the circle",) if given_up else (),
         fix="take the locks in one order everywhere, or hold none while waiting for another process",
@@ -197,7 +209,7 @@ def _keeps_the_gil(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"thread {tid} asks for the GIL in vain", f"/proc/{pid}/task/{tid}") for tid in starved]
     if holder.gil:
         facts.append(EvidenceLine(f"thread {holder.tid} holds the interpreter's lock", "py-spy"))
-    at = f" in {spot(place)}" if spot(place) else ""
+    at = f" in {spot(place)}" if spot(place) and holder.tid != chain.end.tid else ""
     return Judgement(
         HangCause.GIL, f"keeps the GIL{at}{inside}", Sure.CERTAIN if holder.gil else Sure.LIKELY, tuple(facts),
         fix="the C code that it calls must release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or return",
@@ -227,19 +239,26 @@ def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
     who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
     if locked is end:
-        sure = (Sure.CERTAIN if end.wait.certain else Sure.LIKELY) if facts else Sure.POSSIBLE
-        holds = "holds it" if end.wait.certain or not facts else "took it, and may have passed it on to a child"
+        polls = end.wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
+        sure = (Sure.CERTAIN if end.wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
+        passed = facts and not end.wait.certain and not polls
+        holds = "took it, and may have passed it on to a child" if passed else "holds it"
         return Judgement(
             HangCause.FILE_LOCK, f"is {end.wait.words}; {who} {holds}", sure, tuple(facts),
-            () if facts else ("a lock of another machine (network file system), or of another container",),
+            _POLLED if polls else () if facts else _ELSEWHERE,
             "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
         )  # fmt: skip
     below = judged(case, Chain(chain.links[-1:]))
     return Judgement(
         HangCause.FILE_LOCK,
-        f"holds that lock, and {below.what}", below.sure, (*facts, *below.facts), below.also,
+        f"holds that lock, and {below.what}", Sure.LIKELY if locked.wait.bounded else below.sure,
+        (*facts, *below.facts), (*below.also, *(_POLLED if locked.wait.bounded else ())),
         f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
     )  # fmt: skip
+
+
+_ELSEWHERE: Final = ("a lock of another machine (network file system), or of another container",)
+_POLLED: Final = ("it polls for something else, and the lock has nothing to do with it",)
 
 
 def _mutex(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -412,7 +431,7 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     process, frame = case.processes[end.pid], end.place.inside[0]
     line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
     own = case.users_threads(end.pid, but=end.tid)
-    what = f"waits for a lock in {line}"
+    what = f"waits for a lock in {line}" if library(frame.file) else "waits for a lock"
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
@@ -700,11 +719,12 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     who = listed([case.name(one.pid) for one in end.wait.holders])
     own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
-    other = "which it has itself" if own else (who or "a server that is not among these processes")
+    has = "have" if len(end.wait.holders) > 1 else "has"
+    other = "it has the other end itself" if own else f"{who or 'none of these processes'} {has} the other end"
     if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
         other = f"{who} should accept it"
     return Judgement(
-        HangCause.SOCKET, f"is {end.wait.words}; the other end: {other}", Sure.LIKELY,
+        HangCause.SOCKET, f"is {end.wait.words}; {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
         helped=any(_at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
         fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
@@ -765,13 +785,15 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
     what, times = f"is {end.wait.words}", _naps(case, end)
+    seen = EvidenceLine(end.wait.words, _call(case, end))
     if times:
         what = (
-            f"polls: it sleeps about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
+            f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
+        seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", _call(case, end))
     return Judgement(
-        HangCause.SLEEP, what, facts=(EvidenceLine(end.wait.words, _call(case, end)),),
-        fix="remove the sleep, or bound the retries that it belongs to", moves=0 <= left <= SOON,
+        HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
+        moves=0 <= left <= SOON,
     )  # fmt: skip
 
 
@@ -832,6 +854,9 @@ def _unknown(case: RunFacts, chain: Chain) -> Judgement | None:
 
 RULES: Final = (
     CauseRule(_worker_is_gone, "a worker is no more", "it is there"),
+    CauseRule(
+        _idle_and_joined, "a worker is joined that was not told to end", "it is in anything but a wait for a task"
+    ),
     CauseRule(_nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
     CauseRule(_worker_has_ended, "a worker died, perhaps in a message", "it runs"),
     CauseRule(_stopped, "SIGSTOP or a debugger", "its state is not T or t"),

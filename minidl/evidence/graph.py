@@ -146,7 +146,7 @@ def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, en
     if call.name == "futex":
         return _futex(process, thread, evidence, ends)
     if call.name in ("nanosleep", "clock_nanosleep"):
-        return KernelWait(Blocked.SLEEPS, f"asleep ({call.words})" if call.words else "asleep", bounded=True)
+        return _asleep(process, thread, evidence)
     if call.name in ("wait4", "waitid"):
         children = (call.target,) if call.target > 0 else process.children
         holders = tuple(Holder(pid, why="is its child") for pid in children)
@@ -173,6 +173,33 @@ def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, en
     if call.name in _POLLS and not call.fds and bounded:
         return KernelWait(Blocked.SLEEPS, f"asleep in {call.name} ({call.timeout:g} s)", bounded=True)
     return KernelWait(Blocked.OTHER, f"in {call.name}" + (f" ({call.words})" if call.words else ""), bounded=bounded)
+
+
+POLL: Final = 1.0
+"""Seconds: who sleeps for no longer may look at something again and again."""
+
+
+def _asleep(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait:
+    """A sleep; or a poll for a file lock: C code that sleeps by itself, with a file open that another has locked.
+
+    So waits SQLite, whose busy handler asks for a POSIX lock again and again: the kernel knows of no wait then.
+    """
+    call = thread.syscall
+    assert call is not None
+    words = f"asleep ({call.words})" if call.words else "asleep"
+    line = thread.stack[0].source if thread.stack else ""
+    if line and "sleep" not in line and 0 <= call.timeout <= POLL:
+        for file in process.descriptors:
+            held = [
+                one for one in evidence.locks
+                if (one.device, one.inode, one.kind) == (file.device, file.inode, "POSIX") and not one.waits
+            ]  # fmt: skip
+            pids = dict.fromkeys(one.pid for one in held if one.mode == "WRITE")
+            if pids and process.pid not in pids:
+                holders = tuple(Holder(pid, why="holds it (POSIX WRITE in /proc/locks)") for pid in pids if pid > 0)
+                doing = f"polling for the lock of {file.target} (its C code sleeps)"
+                return KernelWait(Blocked.FILE_LOCK, doing, file.target, holders, len(holders) == 1, True)
+    return KernelWait(Blocked.SLEEPS, words, bounded=True)
 
 
 def _by_lock_table(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait | None:

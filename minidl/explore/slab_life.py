@@ -1,11 +1,13 @@
-"""All interleavings of a worker, its loader and forked processes around two slabs: is one ever written while seen?
+"""All interleavings of a worker, its loader, a device and forked processes around two slabs: is one written while seen?
 
 Interface: `explore_slabs(guards)` -> `Explored`; `GUARDS`: what each is for; `run()`: `minidl explore --slabs`.
 
 The worker decides with `arena.may_write`, as the live one. A batch lies in one slab. In any order: the worker takes a
 slab, sends it and may keep the batch; the loader gets messages, keeps batches and drops them; each of both may fork a
-process, which sees what its parent sees, and drops it without telling anybody; the worker may be killed. It is wrong if
-a slab is written while a process or a message has its batch, and if a program that keeps its batches gets no more.
+process, which sees what its parent sees, and drops it without telling anybody; the worker may be killed. The loader has
+page-locked one of the slabs: a device is told to copy its batch, and reads it later. It is wrong if a slab is written
+while a process, a message or the device has its batch, if the device reads pages that the worker has given back, and if
+a program that keeps its batches gets no more.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from minidl.explore.search import breadth_first
-from minidl.transport.arena import FREE, KEPT, TAKEN, may_write
+from minidl.transport.arena import FREE, KEPT, TAKEN, may_give_back, may_write
 
 
 def _guard(what: str) -> bool:
@@ -32,6 +34,8 @@ class Guards:
     fork_of_loader: bool = _guard("a fork of the loader sets the bytes of the batches that it sees to KEPT")
     fork_of_worker: bool = _guard("a fork of the worker marks the slabs whose batches it sees")
     alone: bool = _guard("a batch gets a slab for itself if no other is free")
+    copy_event: bool = _guard("who copies from a locked slab keeps its batch until the event behind the copy")
+    locked_memory: bool = _guard("no memory of a locked slab is given back to the system")
 
 
 GUARDS: Final = {guard.name: str(guard.metadata["for"]) for guard in fields(Guards)}
@@ -39,7 +43,10 @@ GUARDS: Final = {guard.name: str(guard.metadata["for"]) for guard in fields(Guar
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """One slab: its byte and the worker's mark, and who has its batch: the message, and which processes."""
+    """One slab: its byte and the worker's mark, and who has its batch: the message, which processes, and the device.
+
+    locked: by the loader; torn: the locked pages are no longer those that the worker writes.
+    """
 
     byte: int = FREE
     inherited: bool = False
@@ -47,20 +54,24 @@ class _Slab:
     worker: bool = False
     loader: bool = False
     child: bool = False
+    device: bool = False
     told: bool = True  # the loader's callback will set the byte
+    locked: bool = False
+    torn: bool = False
 
     @property
     def seen_by(self) -> str:
         """Who has the batch that lies in it; "" if nobody."""
         who = (("a message", self.sent), ("the worker", self.worker), ("the program", self.loader))
-        return next((name for name, has in (*who, ("a forked process", self.child)) if has), "")
+        others = ("a forked process", self.child), ("the device", self.device)
+        return next((name for name, has in (*who, *others) if has), "")
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
     """writing: the slab that the worker fills, -1 = none; fault: what has gone wrong."""
 
-    slabs: tuple[_Slab, ...] = (_Slab(), _Slab())
+    slabs: tuple[_Slab, ...] = (_Slab(locked=True), _Slab())
     writing: int = -1
     queue: tuple[int, ...] = ()
     lives: bool = True
@@ -99,7 +110,12 @@ def _steps(state: _State, guards: Guards) -> Iterator[Step]:
         got = replace(state, queue=state.queue[1:]).with_slab(number, sent=False, loader=True, told=True)
         yield f"the loader gets slab {number}", got
     for number, slab in enumerate(state.slabs):
-        if slab.loader:
+        if slab.device:
+            fault = f"the device reads pages of slab {number} that the worker has given back" if slab.torn else ""
+            yield f"the device has read slab {number}", replace(state.with_slab(number, device=False), fault=fault)
+        elif slab.loader and slab.locked:
+            yield f"the device is told to copy slab {number}", state.with_slab(number, device=True)
+        if slab.loader and not (slab.device and guards.copy_event):
             free = {"byte": FREE} if slab.told else {}
             yield f"the program drops the batch in slab {number}", state.with_slab(number, loader=False, **free)
         if slab.child:
@@ -122,6 +138,8 @@ def _of_worker(state: _State, guards: Guards) -> Iterator[Step]:
     else:
         yield _take(state, guards)
     for number, slab in enumerate(state.slabs):
+        if slab.locked and slab.byte == FREE and not slab.torn and may_give_back(guards.locked_memory):
+            yield f"the worker gives memory of slab {number} back", state.with_slab(number, torn=True)
         if slab.worker and number != state.writing:
             yield f"the worker drops the batch in slab {number}", state.with_slab(number, worker=False)
             if not slab.child:
@@ -140,7 +158,7 @@ def _take(state: _State, guards: Guards) -> Step:
             return f"the worker takes slab {number}", replace(taken, writing=number, fault=fault)
         if byte != TAKEN and not own:  # a forked process may see it: new memory under this number
             slabs = list(state.slabs)
-            slabs[number] = _Slab(byte=TAKEN)
+            slabs[number] = _Slab(byte=TAKEN, locked=slab.locked)
             return f"the worker makes slab {number} anew", replace(state, slabs=tuple(slabs), writing=number)
     if guards.alone or state.queue:
         return "the worker makes a slab for one batch", state

@@ -48,6 +48,7 @@ _WORDS: Final = {
     ev.SLAB_SEND: "worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
     ev.SLAB_FALLBACK: "{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each",
     ev.SLAB_MAP: "{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
+    ev.SLAB_LOCK: "{reader} has page-locked {bytes} for a device: a new slab of worker {worker}",
     ev.SLAB_RELEASE: "nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
     ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
     ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",
@@ -107,6 +108,8 @@ _WORDS: Final = {
 
 
 _WITH_SLABS: Final = {
+    ev.INDEX_WRITE[0]: "the loader begins to write {what} to worker {worker}'s socket",
+    ev.INDEX_WRITE[1]: "the loader has written {what} to worker {worker}'s socket",
     ev.RESULT_PICKLE[0]: "worker {worker} begins to pickle task {task}'s result",
     ev.RESULT_PICKLE[1]: "worker {worker} has pickled task {task}'s result: {bytes}",
     ev.RESULT_WRITE[0]: "worker {worker} begins to write {what} ({bytes}) to its socket",
@@ -115,7 +118,7 @@ _WITH_SLABS: Final = {
     ev.SHM_COPY[0]: "worker {worker} begins to copy {bytes} of task {task} into a segment of their own",
     ev.SHM_COPY[1]: "worker {worker} has copied {bytes} of task {task} into a segment of their own",
 }
-"""What is different with the transport "arena", which has no feeder thread for results."""
+"""What is different with the transport "arena", which has no feeder threads."""
 
 
 def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:

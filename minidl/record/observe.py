@@ -130,6 +130,7 @@ UNSEEN: Final[dict[str, str]] = {
     "state_put": "torch's loader has no state",
     "state_kept": "torch's loader has no state",
     "state_taken": "torch's loader has no state",
+    "slab_lock": "slabs are locked for minidl's loader alone",
 }
 """Event -> why no queue, event or process shows it. Such an event is not in the trace."""
 

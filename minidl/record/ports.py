@@ -43,7 +43,7 @@ from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
-from minidl.transport.arena import budget
+from minidl.transport.arena import Host, budget
 from minidl.transport.arena_queue import ArenaQueue
 
 
@@ -88,9 +88,9 @@ class TracedPorts(Shared, ports.Ports):
         self.pinned |= which == "ready"
         return TRACED_QUEUES[which](self, super().queue(which, context, worker_id), worker_id)
 
-    def arena_queue(self, num_workers: int, done_event: Any) -> Any:
+    def arena_queue(self, num_workers: int, done_event: Any, host: Host | None) -> Any:
         mappings = functools.partial(TracedMappings, self)
-        return TRACED_QUEUES["result"](self, ArenaQueue(num_workers, done_event, mappings))
+        return TRACED_QUEUES["result"](self, ArenaQueue(num_workers, done_event, mappings, host))
 
     def arena_task_queue(self, worker_id: int) -> Any:
         return TRACED_QUEUES["index"](self, super().arena_task_queue(worker_id), worker_id)
@@ -206,6 +206,7 @@ def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, 
         "persistent_workers": iterator._persistent_workers,
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,
+        "slabs_locked": getattr(iterator, "_host", None) is not None,
         "timeout_s": iterator._timeout,
         "transport": transport if iterator._num_workers else None,
         **({"arena_bytes": budget()} if transport == "arena" and iterator._num_workers else {}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.transport import tensors
-from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, Slab
+from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST
@@ -25,8 +26,10 @@ _LOST = ev.SlabEnd.LOST
 class TracedArena(Arena):
     """A worker's slabs."""
 
-    def __init__(self, shared: Shared, worker_id: int, states: memoryview, budget: int = BUDGET) -> None:
-        super().__init__(states, budget)
+    def __init__(
+        self, shared: Shared, worker_id: int, states: memoryview, budget: int = BUDGET, locked: bool = False
+    ) -> None:
+        super().__init__(states, budget, locked)
         self._shared = shared
         self._worker_id = worker_id
         self._leaves: dict[int, int] = {}  # of the present batch, that go in no slab: address -> bytes
@@ -67,8 +70,8 @@ class TracedArena(Arena):
 class TracedMappings(Mappings):
     """The reader's side of one worker's slabs."""
 
-    def __init__(self, shared: Shared, states: memoryview, worker_id: int) -> None:
-        super().__init__(states, worker_id)
+    def __init__(self, shared: Shared, states: memoryview, worker_id: int, locks: PageLocks | None = None) -> None:
+        super().__init__(states, worker_id, locks)
         self._shared = shared
         self._new: set[int] = set()
         self._batches: dict[int, tuple[int, int]] = {}  # slab -> task and bytes; task -1: not known yet
@@ -76,6 +79,13 @@ class TracedMappings(Mappings):
     def map(self, number: int, size: int, fd: int) -> None:
         super().map(number, size, fd)
         self._new.add(number)
+
+    def _lock(self, locks: PageLocks, memory: Any) -> bool:
+        began = time.monotonic_ns()
+        locked = super()._lock(locks, memory)
+        took, size = time.monotonic_ns() - began, len(memory) if locked else 0
+        self._shared.emit(ev.SLAB_LOCK, -1, self.worker_id, size, took, int(locks.host.simulated))
+        return locked
 
     def root(self, number: int) -> Any:
         root = super().root(number)

@@ -47,14 +47,14 @@ class Recording:
 SCENES: dict[str, Recording] = {}
 
 
-def tell(name: str, setting: Setting) -> None:
-    """Write the recording's name and device into the trace, for the table of recordings."""
+def tell(name: str, setting: Setting, *, on_device: bool = True) -> None:
+    """Write the recording's name and device into the trace, for the table of recordings; on_device: it uses that."""
     recording = recorder.active()
     assert recording is not None
     accelerator = torch.get_device_module(setting.compute).get_device_name()
     cores = len(os.sched_getaffinity(0))
     recording.describe("recording", name=name, device=setting.device, accelerator=accelerator, cores=cores)
-    if setting.simulated:
+    if setting.simulated and on_device:
         recording.describe(accelerator, **sim.model(), delay_of_a_sample=setting.delay)
 
 
@@ -216,7 +216,7 @@ def _transport_scene(transport: str, shows: str) -> None:
     def record(setting: Setting, directory: Path) -> Path:
         images = InMemory(100 * 32)
         with minidl.trace(directory, detail="batch"):
-            tell(name, setting)
+            tell(name, setting, on_device=False)
             loader: Any = minidl.DataLoader(images, 32, num_workers=1, transport=transport)
             with loader:
                 for _ in loader:

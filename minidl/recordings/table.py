@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from minidl.analysis.summary import summary
 from minidl.device import sim
 from minidl.recordings.scenes import SCENES
 from minidl.terminal import say
+from minidl.tracefile import events as ev
 from minidl.tracefile.format import PACKED_SUFFIX
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -39,8 +42,8 @@ def _rows(directory: Path) -> Iterator[tuple[str, ...]]:
             trace = read_trace(path)
             about, manifest = facts(trace), trace.manifest
             versions = manifest.get("versions") or {}
-            real = "simulated" if about.get("device") in ("simulated", sim.NAME) else "real"
-            accelerator = "no accelerator" if real == "simulated" else str(about.get("accelerator"))
+            real = _real(trace)
+            accelerator = "no accelerator" if _by_sim(trace) else str(about.get("accelerator"))
             date = dt.datetime.fromtimestamp(int(manifest.get("realtime_ns", 0)) / 1e9, dt.timezone.utc)
             yield (
                 recording.name,
@@ -55,6 +58,17 @@ def _rows(directory: Path) -> Iterator[tuple[str, ...]]:
             )
 
 
+def _by_sim(trace: Trace) -> bool:
+    return facts(trace).get("device") in ("simulated", sim.NAME)
+
+
+def _real(trace: Trace) -> str:
+    """Return whether what the recording shows is real: without pinning and device, there is nothing to simulate."""
+    if not np.isin(trace.events["code"], [ev.PIN[0], ev.H2D[0]]).any():
+        return "real; nothing is pinned"
+    return "simulated" if _by_sim(trace) else "real"
+
+
 def _verdict(trace: Trace) -> str:
     """Return the summary's sentence about the first iterator that yielded a batch."""
     iterators = summary(trace).loaders
@@ -63,13 +77,13 @@ def _verdict(trace: Trace) -> str:
 
 
 def table(directory: Path) -> str:
-    """List the recordings in `directory` as Markdown; name those that are missing or only simulated."""
+    """List the recordings in `directory` as Markdown; name those that are missing or simulated."""
     rows = list(_rows(directory))
     lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     lines += [f"| {' | '.join(cell.replace('|', chr(0x2223)) for cell in row)} |" for row in rows]
-    real = {row[0] for row in rows if row[3] == "real"}
+    real = {row[0] for row in rows if row[3].startswith("real")}
     missing = [name for name in SCENES if name not in real]
-    device = sim.NAME if all(row[3] == "simulated" for row in rows) else "cuda"
+    device = "cuda" if any(row[3] == "real" for row in rows) else sim.NAME
     lines += ["", f"Each was made by `python -m minidl.recordings --device {device} --only NAME`."] if rows else []
     lines += ["", f"Not yet recorded on a GPU: {', '.join(missing)}."] if missing else []
     return "\n".join(lines)

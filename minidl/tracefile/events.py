@@ -541,6 +541,10 @@ SLAB_RELEASE = _instant(
     154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
     "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
     "transport.arena:_set", "", "3 §storage")  # fmt: skip
+SLAB_LOCK = _instant(
+    155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
+    "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",
+    "transport.arena:lock", "", "3 §storage")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(

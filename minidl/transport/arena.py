@@ -25,8 +25,11 @@ A slab is in use for two processes, and each tells only about itself.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
    own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
    that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
-6. Slabs are not page-locked. So a copy to a device has read the slab when it returns, also with `non_blocking=True`;
-   with `pin_memory=True` the pin thread has copied the batch before.
+6. A copy to a device from memory that is not page-locked has read it when it returns, also with `non_blocking=True`.
+   From a page-locked slab the device reads later, so slabs are locked only for a `DeviceLoader`, which makes the copy
+   and keeps the batch until the event behind it is reached. Any other loop with `pin_memory=True` gets copies by the
+   pin thread. The device reads the pages that were locked: memory of a locked slab is never given back to the system,
+   since the worker would write into new pages. The mapping that was locked lives as long as its last root.
 """
 
 from __future__ import annotations
@@ -37,11 +40,13 @@ import itertools
 import mmap
 import os
 import re
+import sys
 import threading
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -167,13 +172,26 @@ def may_write(state: int, visible: bool, inherited: bool) -> bool:
     return state == FREE and not visible and not inherited
 
 
+def may_give_back(locked: bool) -> bool:
+    """Whether a worker may give memory of a slab in which nobody sees a batch back to the system.
+
+    A device goes on reading the pages that were locked, and the worker would write into others. Also used by
+    `explore.slab_life`.
+    """
+    return not locked
+
+
 # --- The worker's side ------------------------------------------------------------------------------------------------
 class Slab:
-    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it."""
+    """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it.
 
-    def __init__(self, number: int, size: int) -> None:
+    locked: the loader page-locks it, or tries to.
+    """
+
+    def __init__(self, number: int, size: int, locked: bool = False) -> None:
         self.number = number
         self.size = size
+        self.locked = locked
         self.fd = os.memfd_create("minidl-slab", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size)
@@ -199,7 +217,7 @@ class Slab:
     def give_back(self, size: int) -> None:
         """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
         begin = _round_up(size, mmap.PAGESIZE)
-        if begin < self.touched:
+        if begin < self.touched and may_give_back(self.locked):
             self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)
             self.touched = begin
 
@@ -242,17 +260,19 @@ class Arena:
     """A worker's slabs. `allocate` and `reduce` fill slabs for the present batch; `seal` returns these.
 
     states: the bytes of this worker's slabs, shared with the loader. budget: bytes of slabs to keep for use again.
+    locked: whether the loader page-locks these.
     """
 
-    def __init__(self, states: memoryview, budget: int = BUDGET) -> None:
+    def __init__(self, states: memoryview, budget: int = BUDGET, locked: bool = False) -> None:
         _parties[id(self)] = self
         self._states = states
         self._budget = budget
+        self._locked = locked
         self._slabs: dict[int, Slab] = {}  # in the order in which they were taken last
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
-        self.inline = INLINE
+        self.inline = 0 if locked else INLINE  # a small storage in the message would be copied from pageable memory
         self._expected = 0  # bytes of the largest batches
         self._recent = 0  # of recent ones
         self._alone = itertools.cycle(ALONE)
@@ -411,7 +431,7 @@ class Arena:
         number = self._number(size)
         if number < 0:
             return Slab(next(self._alone), size)
-        slab = self._slabs[number] = Slab(number, size)
+        slab = self._slabs[number] = Slab(number, size, self._locked)
         self._states[number] = TAKEN
         return slab
 
@@ -428,12 +448,61 @@ class Arena:
 
 
 # --- The loader's side ------------------------------------------------------------------------------------------------
-class Mappings:
-    """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker."""
+class Host(Protocol):
+    """What page-locks host memory for a device's copies, such as `device.streams.AcceleratorDevice`."""
 
-    def __init__(self, states: memoryview, worker_id: int = 0) -> None:
+    name: str
+    simulated: bool
+
+    def lock(self, address: int, size: int) -> None:
+        """Page-lock memory. OSError says why that can't be done."""
+
+    def unlock(self, address: int) -> None:
+        """Undo it, before the memory is unmapped."""
+
+
+class PageLocks:
+    """Page-locks the slabs of a loader for a device. Once that has failed, later slabs are not locked."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.failed = False
+
+    def lock(self, memory: Any) -> bool:
+        """Lock a mapping until it goes; return whether it is locked. The first failure is a RuntimeWarning."""
+        if self.failed:
+            return False
+        address = memory.ctypes.data
+        try:
+            self.host.lock(address, len(memory))
+        except OSError as error:
+            self.failed = True
+            warnings.warn(
+                f"{self.host.name} cannot page-lock the memory of batches: {error}. From here on their copies block "
+                "the loop; `ulimit -l unlimited`, or transport='upstream', may help.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        weakref.finalize(memory, _unlock, self.host, address, os.getpid()).atexit = False
+        return True
+
+
+def _unlock(host: Host, address: int, pid: int) -> None:
+    if os.getpid() == pid and not sys.is_finalizing():  # a forked child has not locked it; at the end, the system does
+        host.unlock(address)
+
+
+class Mappings:
+    """The slabs of one worker, as the loader has mapped them. states: their bytes, shared with the worker.
+
+    locks: what page-locks those that are used again.
+    """
+
+    def __init__(self, states: memoryview, worker_id: int = 0, locks: PageLocks | None = None) -> None:
         self._states = states
         self.worker_id = worker_id
+        self._locks = locks
         self._memory: dict[int, Any] = {}
         self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
         self._count = itertools.count()
@@ -444,11 +513,18 @@ class Mappings:
     def map(self, number: int, size: int, fd: int) -> None:
         """Map a slab that the worker has made. In place of an older one with this number, if there was one.
 
+        It is page-locked, if it is to be: once, and not for one batch alone, since that takes longer than a copy.
+
         Raises RuntimeError if it can't be mapped. The mapping needs no descriptor: a program may keep any number of
         batches.
         """
-        memory: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
-        self._memory[number] = torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+        storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, size)
+        self._memory[number] = memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        if self._locks is not None and number not in ALONE:
+            self._lock(self._locks, memory)
+
+    def _lock(self, locks: PageLocks, memory: Any) -> bool:
+        return locks.lock(memory)
 
     def root(self, number: int) -> Any:
         """A new root for the batch in this slab; when it goes, the slab is free."""
@@ -482,6 +558,10 @@ class Mappings:
     def _set(self, number: int, state: int) -> None:
         if number not in ALONE:
             self._states[number] = state
+
+    def close(self) -> None:
+        """Let go of all slabs; those with batches that this process can see stay mapped for as long."""
+        self._memory.clear()
 
     @property
     def visible(self) -> int:

@@ -27,7 +27,18 @@ from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.live_repr import LiveRepr, counted
 from minidl.messages import RebuildFailure, Result
-from minidl.transport.arena import ALONE, BUDGET, BUDGET_VARIABLE, SLABS, Arena, Mappings, budget, reading
+from minidl.transport.arena import (
+    ALONE,
+    BUDGET,
+    BUDGET_VARIABLE,
+    SLABS,
+    Arena,
+    Host,
+    Mappings,
+    PageLocks,
+    budget,
+    reading,
+)
 from minidl.transport.message import Envelope, packed, unpacked
 from minidl.transport.packets import Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
@@ -56,13 +67,22 @@ _STEP = 0.1
 
 
 class ArenaWriter(LiveRepr):
-    """A worker's end. Pickled, and inherited, with the worker's other arguments."""
+    """A worker's end. Pickled, and inherited, with the worker's other arguments.
+
+    locked: whether the loader page-locks the worker's slabs.
+    """
 
     def __init__(
-        self, worker_id: int, sender: socket.socket, board: torch.Tensor, done_event: Any, budget: int = BUDGET
+        self,
+        worker_id: int,
+        sender: socket.socket,
+        board: torch.Tensor,
+        done_event: Any,
+        budget: int = BUDGET,
+        locked: bool = False,
     ) -> None:
         self.worker_id = worker_id
-        self._budget = budget
+        self._budget, self._locked = budget, locked
         self._socket = sender
         self._board = board
         self._done_event = done_event
@@ -75,9 +95,9 @@ class ArenaWriter(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"of worker {self.worker_id}"
 
-    def enter_worker(self, arena_of: Callable[[memoryview, int], Arena] = Arena) -> None:
+    def enter_worker(self, arena_of: Callable[[memoryview, int, bool], Arena] = Arena) -> None:
         """This process is the worker: collate makes its large tensors in slabs from here."""
-        self._arena = arena = arena_of(_row(self._board, self.worker_id), self._budget)
+        self._arena = arena = arena_of(_row(self._board, self.worker_id), self._budget, self._locked)
 
         def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
             made = arena.allocate(size) if torch.device(device).type == "cpu" else None
@@ -212,23 +232,28 @@ def _in_units(number: int) -> str:
 class ArenaQueue(LiveRepr):
     """The reader's end, in the loader's process: `get` takes the next message of any worker.
 
-    `put` is for the loader's own sentinel, which wakes the pin thread.
+    `put` is for the loader's own sentinel, which wakes the pin thread. host: page-locks the slabs for a device.
     """
 
     _closed = True  # as long as it is not made
 
     def __init__(
-        self, num_workers: int, done_event: Any = None, mappings: Callable[[memoryview, int], Mappings] = Mappings
+        self,
+        num_workers: int,
+        done_event: Any = None,
+        mappings: Callable[[memoryview, int, PageLocks | None], Mappings] = Mappings,
+        host: Host | None = None,
     ) -> None:
         self._budget = budget()
         self._board = torch.zeros((num_workers, SLABS), dtype=torch.uint8)
         self._board.share_memory_()  # type: ignore[no-untyped-call]
         self._receiver, self._sender = socket_pair()
         self._writers = [
-            ArenaWriter(worker_id, self._sender, self._board, done_event, self._budget)
+            ArenaWriter(worker_id, self._sender, self._board, done_event, self._budget, host is not None)
             for worker_id in range(num_workers)
         ]
-        self._mappings = [mappings(_row(self._board, worker_id), worker_id) for worker_id in range(num_workers)]
+        locks = None if host is None else PageLocks(host)
+        self._mappings = [mappings(_row(self._board, worker_id), worker_id, locks) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
         self._packet = memoryview(self._buffer)
@@ -339,10 +364,12 @@ class ArenaQueue(LiveRepr):
             self.leave()
 
     def leave(self) -> None:
-        """Close the reading end."""
+        """Close the reading end, and let go of the slabs."""
         if not self._closed:
             self._closed = True
             self._receiver.close()
             self._close_descriptors()
+            for mappings in self._mappings:  # the program may keep the iterator
+                mappings.close()
 
     __del__ = close

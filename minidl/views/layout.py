@@ -21,7 +21,7 @@ import numpy.typing as npt
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.events import EVENTS, Phase, Track
-from minidl.tracefile.loaders import in_slabs, name_of
+from minidl.tracefile.loaders import name_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -101,6 +101,7 @@ _IN_WORKER = table_of(
 """Events that only a worker emits, with its own number. (A sample is also fetched without workers: with number -1.)"""
 
 _FEEDS, _PINS, _CONSUMES = _on(Track.FEEDER), _on(Track.PIN), _on(Track.CONSUMER)
+_PUTS = table_of([ev.INDEX_PUT, ev.RESULT_PUT])
 _INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT and not event.detail)
 """Those that are drawn: an instant for each sample would hide all others."""
 
@@ -219,7 +220,7 @@ class Layout:
         events = trace.events
         self.marks = np.flatnonzero(_INSTANT[events["code"]])
         self._pinning = np.unique(_thread(events[_PINS[events["code"]]]))
-        self._in_slabs = in_slabs(trace)
+        self._putting = np.unique(_thread(events[_PUTS[events["code"]]]))
         span_keys, mark_keys = self._keys(spans), self._keys(events[self.marks])
         self._lane_keys = np.unique(np.concatenate([span_keys, mark_keys]))
         self.span_lane = np.searchsorted(self._lane_keys, span_keys)
@@ -232,7 +233,7 @@ class Layout:
         inside = worker >= 0
         kind = np.where(inside, LaneKind.WORKER, LaneKind.LOADER)
         kind[~inside & np.isin(_thread(rows), self._pinning)] = LaneKind.PIN_THREAD
-        feeds = _FEEDS[code] & ~(inside & np.isin(rows["loader"], self._in_slabs))  # these a worker does itself
+        feeds = _FEEDS[code] & ~np.isin(_thread(rows), self._putting)  # with slabs, the thread that puts also writes
         kind[feeds] = np.where(inside, LaneKind.FEEDER, LaneKind.QUEUE_FEEDERS)[feeds]
         kind[_CONSUMES[code]] = LaneKind.CONSUMER
         kind[rows["tid"] >= ev.DEVICE_TID] = LaneKind.DEVICE

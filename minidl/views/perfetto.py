@@ -10,7 +10,8 @@ folded. A process has its feeder threads, the depths of its queues, its samples 
 its lane. Batches in flight share as many rows as there are at once. An event's values are annotations.
 
 The format is https://perfetto.dev/docs/reference/synthetic-track-event, encoded as
-https://protobuf.dev/programming-guides/encoding.
+https://protobuf.dev/programming-guides/encoding. The few lines that encode it are here, since importing minidl needs
+torch and NumPy alone; the tests of `viewer` let Perfetto's own trace processor read the file.
 """
 
 from __future__ import annotations
@@ -199,13 +200,13 @@ class _File:
                 place = order[held[0] if what == CAUSE and bound[what, number] else held[-1]]
                 bound[what, number].append(int(place))
         for ident, slices in enumerate(bound.values(), 1):
-            told = b"\xf9\x02" + np.uint64(ident).tobytes()
+            flow = b"\xf9\x02" + np.uint64(ident).tobytes()  # flow_ids, fixed64
             last = -1
             for place in slices if len(slices) > 1 else ():
                 late = begin[place] < last and end[place] < _FOREVER
                 at = int(begins[place]) + (self._ends_after(int(begins[place])) if late else 0)
                 last = int(end[place] if late else begin[place])
-                self._events[at] += told
+                self._events[at] += flow
 
     def _ends_after(self, begin: int) -> int:
         """Return how many events after that of a slice's begin its end is."""
@@ -283,10 +284,8 @@ class _File:
 
     def _bodies(self, kind: int, rows: _Filled, lanes: Ints) -> Iterable[bytes]:
         """Return the track events of a kind: type, track, category, name and annotations."""
-        head, tail = (
-            number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + self._coloured(rows),
-            b"",
-        )
+        head = number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + self._coloured(rows)
+        tail = b""
         tracks = {lane: number_field(11, lane) for lane in np.unique(lanes).tolist()}
         columns: list[Iterable[bytes]] = [map(tracks.__getitem__, lanes.tolist())]
         if "name" in rows.constants:
@@ -446,7 +445,7 @@ class _Tracks:
         self.export = export
         self._lanes = {(export.pids[lane.process], lane.tid): (n, lane) for n, lane in enumerate(export.lanes)}
         self._processes = {pid: index for index, pid in enumerate(export.pids)}
-        self._guests = {pid: title for title, pid in export.attached.processes.items()}
+        self._attached = {pid: title for title, pid in export.attached.processes.items()}
         self._threads = {(pid, tid): title for pid, tid, title in export.attached.threads}
         self._ranks = len({export.rank(index) for index in range(len(export.pids))})
         spot = export.scene.headline.focus
@@ -466,7 +465,7 @@ class _Tracks:
             yield bytes_field(1, bytes_field(60, fields + number_field(12, order.get(track, 0))))
 
     def _track(self, key: object, parent: int, place: tuple[int, ...], title: str, more: bytes = b"") -> int:
-        """Return the number of a track, which is made if nobody has asked for it before."""
+        """Return the number of a track, which is made when it is first asked for."""
         if key not in self._numbers:
             track = self._numbers[key] = len(self._numbers) + 1
             self._places[parent][track] = place
@@ -498,8 +497,8 @@ class _Tracks:
 
     def _of_process(self, pid: int) -> int:
         """Return the lane of a process; that of a device that only an attachment knows."""
-        if pid in self._guests:
-            return self._track(("guest", pid), self._group(0), (_GUESTS, pid), self._guests[pid])
+        if pid in self._attached:
+            return self._track(("attached", pid), self._group(0), (_ATTACHED, pid), self._attached[pid])
         index = self._processes[pid]
         return self.lane(pid, self.export.trace.processes[index].pid)
 
@@ -508,7 +507,7 @@ class _Tracks:
         place, lane = self._lanes.get((pid, tid), (0, None))
         if lane is None:
             title = self._threads.get((pid, tid), f"thread {tid}")
-            return self._track((pid, tid), self._of_process(pid), (_GUESTS, tid), title)
+            return self._track((pid, tid), self._of_process(pid), (_ATTACHED, tid), title)
         if lane.role is LaneRole.THREAD:
             return self._track((pid, tid), self._of_process(pid), (lane.role, place), lane.name)
         later = self._comes_later(lane.process) if lane.role is LaneRole.WORKER else 0
@@ -535,5 +534,5 @@ class _Tracks:
         return self._track(("counter", pid, title), parent, (_COUNTERS, len(self._numbers)), title, more)
 
 
-_ROWS, _GUESTS, _COUNTERS = range(len(LaneRole), len(LaneRole) + 3)
+_ROWS, _ATTACHED, _COUNTERS = range(len(LaneRole), len(LaneRole) + 3)
 """Places after the lanes."""

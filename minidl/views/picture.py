@@ -373,7 +373,9 @@ class _Drawing:
         self._caption_open(axes, bar, cuts[0], cuts[-1])
 
     def _caption_open(self, axes: Axes, bar: np.void, left: float, right: float) -> None:
-        high = self.scene.lanes[bar["lane"]].heights[bar["row"]]
+        from matplotlib.patheffects import withStroke
+
+        look, high = paint(int(bar["code"])), self.scene.lanes[bar["lane"]].heights[bar["row"]]
         full, short = caption(self.scene, bar)
         size = self._letters(min(6.5, 11 * high))
         room = (right - left) * self.scale / (self.scene.end - self.scene.begin) * self.pixels
@@ -384,6 +386,7 @@ class _Drawing:
             axes.text(
                 left, self._middle(bar["lane"], bar["row"]), f" {words} ", fontsize=size, color=INK,
                 va="center_baseline", ha="left", zorder=6, parse_math=False,
+                path_effects=[withStroke(linewidth=3, foreground=on_paper(look))] * look.waits,  # readable on its hatch
             )  # fmt: skip
 
     def _captions(self, axes: Axes, bars: Rows) -> None:

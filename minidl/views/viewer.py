@@ -258,7 +258,11 @@ def has_display() -> bool:
 def tunnel(url: str) -> str:
     """Return the command that lets a browser on the user's own machine open `url`."""
     port = urlsplit(url).port
-    return f"ssh -L {port}:{HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number and no name
+        user = "USER"
+    return f"ssh -L {port}:{HOST}:{port} {user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +383,10 @@ class _Document:
     def _write(self) -> None:
         try:
             self.write(self._count)
-        except OSError as error:
-            self.error = f"the trace cannot be written for Perfetto: {error}"
         except _StoppedError:
             return
+        except Exception as error:  # a page that waits for the file would wait for ever
+            self.error = f"the trace cannot be written for Perfetto: {error!r}"
 
     def _count(self, done: int, total: int) -> None:
         if self._stopped:

@@ -1,7 +1,8 @@
 """What the notebooks share: recordings, datasets for their workers, questions, and checks of exercises.
 
-`record` runs a loader and returns its batches and its trace; `place` gives a new folder for a recording. `asking` has
-predictions, `checking` exercises; each notebook's own are in the module of its name (`first_look`, `many_workers`, ...).
+`record` runs a loader and returns its batches and its trace; `place` gives a new folder for a recording; `say`, `show`
+and `table` print. `asking` has predictions, `checking` exercises; each notebook's own are in the module of its name
+(`first_look`, `many_workers`, ...).
 Importing it silences two warnings that depend on the reader's machine: of more workers than cores, and (Python 3.12 and
 later) of fork in a process with threads.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Iterable
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PATIENCE", "STEP", "Canonical", "Held", "Stream", "Uneven", "Walk",
-    "numbers", "place", "record", "recorded", "recording", "show", "table",
+    "numbers", "place", "record", "recorded", "recording", "say", "show", "table",
 ]  # fmt: skip
 
 warnings.filterwarnings("ignore", "This DataLoader will create")
 warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
+WIDTH = 120
+"""Characters of a line that a saved page shows whole."""
 
 _folder = tempfile.TemporaryDirectory(prefix="minidl-course-")  # removed when the kernel ends
 _number = itertools.count(1)
@@ -61,7 +66,7 @@ def recording(name: str) -> minidl.Trace:
     facts = trace.manifest
     versions = facts.get("versions", {})
     simulated = bool(trace.described("simulated accelerator"))
-    print(
+    say(
         f"The recorded run {name!r}: {facts.get('cpus_allowed')} cores, Python {versions.get('python')}, "
         f"torch {versions.get('torch')}" + ("; pinned memory and device are simulated." if simulated else ".")
     )
@@ -85,6 +90,13 @@ def record(
     return got, recorded(directory)
 
 
+def say(*texts: str) -> None:
+    """Print what commands say. A long line is broken between words: a saved page would break it inside one."""
+    for line in itertools.chain.from_iterable((text.splitlines() or [""]) for text in texts):
+        hanging = " " * (len(line) - len(line.lstrip()) + 4)
+        print(textwrap.fill(line, WIDTH, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False))
+
+
 def show(*functions: Any) -> None:
     """Print functions of the package as they stand there, with the name of their file."""
     for function in functions:
@@ -99,4 +111,5 @@ def table(rows: Iterable[tuple[object, ...]], columns: list[str]) -> Styler:
     import pandas as pd
 
     left = [{"selector": "th, td", "props": "text-align: left"}]
-    return pd.DataFrame(list(rows), columns=columns).style.hide(axis="index").set_table_styles(left)
+    styled = pd.DataFrame(list(rows), columns=columns).style.set_uuid(f"table{next(_number)}")  # not a random one
+    return styled.hide(axis="index").set_table_styles(left)

@@ -15,7 +15,7 @@ from minidl.analysis.consult import recorded_looks
 from minidl.analysis.headline import headline
 from minidl.doctor.case import RunFacts
 from minidl.doctor.diagnosis import Diagnosis
-from minidl.evidence.model import RunEvidence
+from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 
 NAMES = ("one", "two", "three", "four", "five", "six")
 
@@ -61,6 +61,18 @@ def _name(case: RunFacts, pid: int) -> str:
     return f"worker {case.workers[pid]}" if pid in case.workers else "main"
 
 
+def _call(process: SeenProcess, thread: SeenThread) -> str:
+    """The system call that the thread is in, with its file, and the locks on files that its process holds."""
+    call = thread.syscall
+    if call is None:
+        return ""
+    files = {file.fd: file for file in process.descriptors if file.kind == "file"}
+    named = [call.words.removeprefix("opens ")] if call.name == "openat" else []
+    named += [files[fd].target for fd in call.fds if fd in files]
+    held = [file.target for file in files.values() if any("FLOCK" in lock for lock in file.locks)]
+    return " ".join([call.name, *named]) + (f"; holds {', '.join(held)}" if held else "")
+
+
 def threads(trace: minidl.Trace) -> Any:
     """Every thread of the run: what the kernel says of it, and where its Python code is, innermost frame first."""
     look = evidence(trace)
@@ -68,12 +80,17 @@ def threads(trace: minidl.Trace) -> Any:
     found = []
     for process in sorted(look.processes, key=lambda process: _name(case, process.pid)):
         for thread in process.threads:
-            call = thread.syscall.name if thread.syscall is not None else ""
             frames = [
                 f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})" for frame in thread.stack or ()
             ]
             found.append(
-                (_name(case, process.pid), thread.state[1], call, thread.wchan, html.escape(" ← ".join(frames[:4])))
+                (
+                    _name(case, process.pid),
+                    thread.state[1],
+                    html.escape(_call(process, thread)),
+                    thread.wchan,
+                    html.escape(" ← ".join(frames[:4])),
+                )
             )
     return table(found, ["process", "state", "system call", "kernel function", "Python, from the inside"])
 

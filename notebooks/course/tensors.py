@@ -65,6 +65,13 @@ def run(dataset: Any, **options: Any) -> tuple[list[Any], minidl.Trace]:
     return batches, recorded(directory)
 
 
+def epoch(trace: minidl.Trace) -> dict[str, float]:
+    """For `timeline`: from the first batch that is fetched to the epoch's end, without start and end of the workers."""
+    times = trace.to_pandas().time_ns
+    begin, end = rows(trace, "fetch", "E")[0], rows(trace, "epoch", "E")[-1]
+    return {"since": (times[begin] - times[0]) / 1e9, "until": (times[end] - times[0]) / 1e9}
+
+
 # --- Questions --------------------------------------------------------------------------------------------------------
 @question
 def message_size(tensor: torch.Tensor, payload: bytes) -> Asked:

@@ -143,6 +143,12 @@ def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[i
             "dataset's __iter__); task 123 is still in its index queue; later batches that wait behind it: 12",
             "making its fetcher (an iterable dataset's __iter__); task 123 is still in its index queue",
         ),
+        (
+            "hung for 12.4 s, since 0.18 s: the loop waits for batch 5 of worker 1, in sample 21 (D.__getitem__ at "
+            "own.py:6): it waits for a lock in D.__getitem__ (own.py:6) that no thread of its process can release",
+            "batch 5 of worker 1, in sample 21: it waits for a lock in D.__getitem__ that no thread of its process can "
+            "release",
+        ),
         ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
     ],
 )
@@ -284,7 +290,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
     assert found.kind is What.HUNG
     assert found.sentence == (
         "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
-        "is idle"
+        "is idle; nothing has told it to end"
     )
     allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
     assert allowed.kind is What.FINE, "the watchdog was told to allow 5 s"
@@ -293,7 +299,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
 def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
     found = after_its_end(tmp_path / "a", watched.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
     assert (found.kind, found.sentence.partition(": ")[2]) == (
-        What.HUNG, "the loop shuts down, and waits for worker 0, which is idle"
+        What.HUNG, "the loop shuts down, and waits for worker 0, which is idle; nothing has told it to end"
     )  # fmt: skip
     elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
     assert elsewhere.kind is What.FINE, "the evidence is not of a shutdown"

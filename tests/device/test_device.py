@@ -108,6 +108,8 @@ def ones(count: int) -> Iterator[torch.Tensor]:
 class Blocks(minidl.Dataset[torch.Tensor]):
     """i -> as many i as fill a slab."""
 
+    SLAB = 1 << 18
+
     def __init__(self, n: int) -> None:
         self.n = n
 
@@ -155,6 +157,124 @@ def test_a_slab_is_not_written_again_before_it_was_copied(pin: bool) -> None:
         del batch
     sim.wake()
     assert [copy.cpu().unique().tolist() for copy in copies] == [[number] for number in range(30)]
+
+
+def in_slabs(count: int, **options: Any) -> minidl.DataLoader[Any]:
+    """A loader of `count` batches, n full of n, that two workers write into slabs which may be page-locked."""
+    return minidl.DataLoader(Blocks(count), 1, **{"num_workers": 2, "transport": "arena", "pin_memory": True} | options)
+
+
+def values(batches: Any) -> list[list[float]]:
+    """The values in each batch, which is dropped once it is copied on the device."""
+    copies = [batch * 1 for batch in batches]
+    return [copy.unique().tolist() for copy in copies]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_slabs_are_page_locked_once_and_no_thread_pins(start_method: str) -> None:
+    """A worker gets a slab again only after the copy: the device is slow, and there are more batches than slabs."""
+    gc.collect()
+    before, times = sim.registered_bytes()
+    settings = sim.configure(latency=1e6)
+    try:
+        inner = in_slabs(60, multiprocessing_context=start_method, persistent_workers=True)
+        with DeviceLoader(inner, SIMULATED) as loader:
+            for _ in range(2):
+                iterator = iter(loader)
+                first = next(iterator)
+                assert "pin_memory" not in {thread.name for thread in threading.enumerate()}
+                source = iterator._yielded[1]  # type: ignore[index]
+                assert source.is_pinned()
+                assert values([first, *iterator]) == [[float(number)] for number in range(60)]
+                del source, iterator, first
+            now, locked = sim.registered_bytes()
+            assert 0 < locked - times < 20, "for 120 batches"
+            assert now - before == (locked - times) * Blocks.SLAB
+    finally:
+        sim.configure(**settings)
+    del inner, loader
+    gc.collect()
+    assert sim.registered_bytes()[0] == before
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_only_who_knows_the_copies_end_gets_locked_slabs() -> None:
+    """A plain loop over the same loader has the pin thread, and new workers; so has a subclass that yields its own."""
+
+    class Own(minidl.DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return iter([batch.clone() for batch in super().__iter__()])
+
+    gc.collect()
+    before = sim.registered_bytes()
+    with in_slabs(6, persistent_workers=True) as inner:
+        pids = []
+        for slabs_locked in (False, True, True, False):
+            batches = DeviceLoader(inner, SIMULATED) if slabs_locked else inner
+            assert values(batches) == [[float(number)] for number in range(6)]
+            pinned = any(thread.name == "pin_memory" for thread in threading.enumerate())
+            assert pinned is not slabs_locked
+            pids.append([worker.pid for worker in inner._iterator._workers])  # type: ignore[union-attr]
+            if not pids[1:]:
+                assert sim.registered_bytes() == before
+        assert pids[1] == pids[2]
+        assert len({*map(tuple, pids)}) == 3
+    times = sim.registered_bytes()[1]
+    own = Own(Blocks(4), 1, num_workers=1, pin_memory=True, transport="arena")
+    for other in (own, in_slabs(4, pin_memory=False), in_slabs(4, transport="upstream")):
+        assert values(DeviceLoader(other, SIMULATED)) == [[float(number)] for number in range(4)]
+    assert sim.registered_bytes()[1] == times
+    del inner, own, other, batches
+    gc.collect()
+
+
+@pytest.mark.live
+def test_where_memory_cannot_be_locked_the_copies_block_and_are_right() -> None:
+    gc.collect()
+    settings = sim.configure(lockable=sim.registered_bytes()[0] + Blocks.SLAB)
+    try:
+        with pytest.warns(RuntimeWarning, match="sim:0 cannot page-lock .*: cudaHostRegister of .* bytes: more memory"):
+            assert values(DeviceLoader(in_slabs(30), SIMULATED)) == [[float(number)] for number in range(30)]
+    finally:
+        sim.configure(**settings)
+
+
+@pytest.mark.live
+def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> None:
+    from minidl.analysis.ledger import Copy, ledger
+
+    trace = traced(tmp_path / "t", in_slabs(12))
+    assert minidl_check(trace) == []
+    locked = trace.select("slab_lock")
+    new = trace.select("slab_map")
+    assert locked["x"].tolist() == new["y"][new["z"] == 1].tolist() == [Blocks.SLAB] * len(locked)
+    assert set(locked["z"].tolist()) == {1}
+    (number,) = set(locked["loader"].tolist())
+    assert (trace.loaders[number]["slabs_locked"], trace.loaders[number]["pin_memory"]) == (True, False)
+    found = ledger(trace)
+    assert Copy.PIN not in found.copies["kind"]
+    assert found.batches["avoidable"].sum() == 0, "no copy to the device is from pageable memory"
+    assert f"{len(locked)} slabs page-locked" in found.text()
+    assert "so no pin copy (simulated)" in found.text()
+
+
+def test_what_a_hanging_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "MP_STATUS_CHECK_INTERVAL", 0.0)
+    batches = list(pinned(3))
+    alive = [weakref.ref(batch) for batch in batches]
+    loader = DeviceLoader((batches.pop(0) for _ in range(3)), SIMULATED, 2)
+    hold(side_of(loader))
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+    del iterator
+    assert [batch() is not None for batch in alive[:2]] == [True, True]
+    sim.wake()
+    side_of(loader).synchronize()
+    list(DeviceLoader([], SIMULATED))
+    assert [batch() for batch in alive[:2]] == [None, None]
 
 
 def test_torchs_loader_and_plain_iterables_are_taken() -> None:
@@ -836,13 +956,82 @@ def test_gpu_batches_are_the_loaders_own(cuda: torch.device, pin: bool, workers:
 @gpu
 @pytest.mark.parametrize("pin", [True, False])
 def test_gpu_a_slab_is_not_written_again_before_it_was_copied(cuda: torch.device, pin: bool) -> None:
-    """Slabs are not page-locked: a copy from one has read it when it returns, also if it does not block."""
+    """In a plain loop slabs are not page-locked: a copy from one has read it when it returns."""
     copies = []
     for batch in minidl.DataLoader(Blocks(200), 1, num_workers=2, pin_memory=pin, transport="arena"):
         busy(cuda, 1)
         copies.append(batch.to(cuda, non_blocking=True))
         del batch
     assert [copy.unique().tolist() for copy in copies] == [[number] for number in range(200)]
+
+
+@gpu
+def test_gpu_slabs_are_page_locked_and_copied_while_the_host_goes_on(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and unlocked at the end; no thread pins."""
+    gc.collect()
+    calls: dict[str, list[int]] = {"lock": [], "unlock": []}
+    for name, noted in calls.items():
+        real = getattr(AcceleratorDevice, name)
+
+        def call(device: Any, address: int, *size: int, noted: list[int] = noted, real: Any = real) -> None:
+            real(device, address, *size)
+            noted.append(address)
+
+        monkeypatch.setattr(AcceleratorDevice, name, call)
+    busy(cuda)
+    with DeviceLoader(in_slabs(60), "cuda") as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        source = iterator._yielded[1]  # type: ignore[index]
+        assert "pin_memory" not in {thread.name for thread in threading.enumerate()}
+        assert source.is_pinned()
+        with torch.cuda.stream(side_of(loader)):
+            busy(cuda, 64)
+            there = source.to(cuda, non_blocking=True)
+            end = torch.cuda.Event()
+            end.record()
+            assert not end.query(), "the host has not waited for the copy, nor for what was before it"
+        end.synchronize()
+        assert torch.equal(there.cpu(), source)
+        assert values([first, *iterator]) == [[float(number)] for number in range(60)]
+    del source, iterator, loader, first
+    gc.collect()
+    assert 0 < len(calls["lock"]) < 20
+    assert sorted(calls["lock"]) == sorted(calls["unlock"])
+
+
+class Sizes(Blocks):
+    """As Blocks; one in ten is large."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((50_000 if index % 10 else 5_000_000,), float(index))
+
+
+@gpu
+def test_gpu_a_locked_slab_is_written_again_only_after_its_copy_and_keeps_its_pages(cuda: torch.device) -> None:
+    """The device is behind, and each batch is dropped at once; after a large batch the slab's pages stay."""
+    inner = minidl.DataLoader(Sizes(300), 1, num_workers=2, pin_memory=True, transport="arena")
+    sums = []
+    for batch in DeviceLoader(inner, "cuda", transform=lambda batch: (busy(cuda, 1), batch * 1)[1]):
+        sums.append(torch.stack([batch.min(), batch.max()]))
+        del batch
+    assert [each.tolist() for each in sums] == [[number, number] for number in range(300)]
+
+
+@gpu
+def test_gpu_memory_that_cannot_be_locked_is_an_error_and_the_device_works_on(cuda: torch.device) -> None:
+    memory = torch.zeros(1 << 16)
+    device = open_device("cuda")
+    device.lock(memory.data_ptr(), memory.nbytes)
+    try:
+        with pytest.raises(OSError, match=r"cudaHostRegister of 262144 bytes: .*already"):
+            device.lock(memory.data_ptr(), memory.nbytes)
+        assert (torch.ones(3, device=cuda) + 1).tolist() == [2, 2, 2]
+    finally:
+        device.unlock(memory.data_ptr())
+    assert not memory.is_pinned()
 
 
 @gpu

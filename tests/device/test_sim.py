@@ -292,6 +292,26 @@ def test_a_pinned_copy_leaves_the_host_alone_and_a_pageable_one_blocks_it() -> N
     assert target.tolist() == [1.0] * 9
 
 
+def test_registered_memory_is_read_when_the_copys_turn_comes_and_not_before() -> None:
+    """Nothing but the program keeps it as it is until then."""
+    source = torch.arange(2048.0)
+    address, size = source.data_ptr(), source.nbytes
+    cudart, before = sim.cudart(), sim.registered_bytes()[0]
+    assert cudart.cudaHostRegister(address, size, 0) == 0
+    try:
+        assert (source.is_pinned(), source[7:].is_pinned(), sim.registered_bytes()[0]) == (True, True, before + size)
+        assert cudart.cudaHostRegister(address, size, 0) != 0, "it is registered"
+        sim.sleep(FOREVER)
+        target = source.to("sim", non_blocking=True)
+        source.fill_(-1)
+        sim.wake()
+        assert target.cpu().unique().tolist() == [-1]
+    finally:
+        assert cudart.cudaHostUnregister(address) == 0
+    assert (source.is_pinned(), sim.registered_bytes()[0]) == (False, before)
+    assert cudart.cudaHostUnregister(address) != 0
+
+
 def test_a_pinned_buffer_is_not_given_out_while_it_is_copied_and_poisoned_before() -> None:
     source = torch.ones(5000).pin_memory()
     place = source.data_ptr()

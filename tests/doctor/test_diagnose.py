@@ -92,7 +92,7 @@ WAIT = library("Condition.wait", source="waiter.acquire()")
         ((user("time.sleep(990)"),), SLEEPS, {}, HangCause.SLEEP, "it is asleep (990 s more)"),
         ((user("x"),), SLEEPS, {"state": "T"}, HangCause.STOPPED, "it is stopped by a signal (state T)"),
         ((user("x"),), SLEEPS, {"state": "D"}, HangCause.UNINTERRUPTIBLE, "in an uninterruptible sleep"),
-        ((user("sleep"),), SLEEPS, {"gil": True}, HangCause.GIL, "keeps the GIL in Data.__getitem__ at data.py:12"),
+        ((user("sleep"),), SLEEPS, {"gil": True}, HangCause.GIL, "it keeps the GIL, asleep (990 s more)"),
         ((user("os.waitpid(pid, 0)"),), Syscall("wait4", "for any child", target=0, timeout=-1.0), {}, HangCause.CHILD,
          "waits for its child"),
         ((user("open(fifo)"),), None, {}, HangCause.UNKNOWN, "asleep"),
@@ -204,6 +204,7 @@ def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
              "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
     said = found(loop(stack=stack, call=SLEEPS), IDLE)
     assert "in a signal handler or finalizer" in said.sentence
+    assert said.cause is HangCause.SLEEP
     assert said.where["step"] == "signal-handler"
 
 
@@ -595,7 +596,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     assert (said.state, said.cause) == (State.HUNG, HangCause.SLEEP)
     assert said.sentence == (
         "hung for 12 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
-        "data.py:12): it polls: it sleeps about 0.05 s again and again, all the 4.5 s of looking"
+        "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
     )
     assert "polls" not in diagnose([last]).sentence
     moved = diagnose([first, look(loop(1), IDLE, nap(110, index=38), moment=4_000_000_000)], told)
@@ -624,3 +625,34 @@ def test_a_dead_worker_of_another_loader_is_not_the_one_that_is_waited_for() -> 
     told = Told(hung=True, seconds=12.0, pid=LOOP, task=0, worker=1, others=frozenset((101, 102)))
     said = diagnose(later(loop(1), replace(DEAD, pid=101), DEAD), told)
     assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
+
+
+# --- Locks that are polled for ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("source", "lock", "cause", "who"),
+    [
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.FILE_LOCK, 0),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 900, 3, 77), HangCause.FILE_LOCK, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "READ", 101, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 102, 3, 77), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 78), HangCause.SLEEP, 1),
+        ("time.sleep(0.1)", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.SLEEP, 1),
+    ],
+)
+def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
+    source: str, lock: FileLock, cause: HangCause, who: int
+) -> None:
+    """As SQLite's busy handler; of the same evidence, without an exclusive lock of another's on its file, it sleeps."""
+    short = Syscall("clock_nanosleep", "0.03 s more", (1, 1), timeout=0.03)
+    file = Descriptor(7, "file", "/data/cache.db", 77, 3, "rw")
+    holder = worker(0, user("time.sleep(990)"), call=SLEEPS, descriptors=(file,))
+    waiter = worker(1, user(source), call=short, idle=0.02, switches=5, descriptors=(file,))
+    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([look(loop(1), holder, waiter, locks=(lock,))], told)
+    assert (said.cause, said.who["worker"]) == (cause, who)
+    if cause is HangCause.FILE_LOCK:
+        assert said.sure is Sure.LIKELY
+        assert "polling for the lock of /data/cache.db (its C code sleeps); " in said.sentence
+        assert said.also
+    if who == 0:
+        assert said.sentence.endswith("holds that lock, and is asleep (990 s more)")

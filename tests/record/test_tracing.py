@@ -268,7 +268,7 @@ def test_every_event_of_the_table_is_emitted_by_some_run(traces: dict[str, Trace
     assert missing == {f"{EVENTS[code].name} i" for code in SLABS}
 
 
-SLABS = (ev.SLAB_TAKE, ev.SLAB_SEND, ev.SLAB_FALLBACK, ev.SLAB_MAP, ev.SLAB_RELEASE)
+SLABS = (ev.SLAB_TAKE, ev.SLAB_SEND, ev.SLAB_FALLBACK, ev.SLAB_MAP, ev.SLAB_LOCK, ev.SLAB_RELEASE)
 """Of the other transport: test_slabs.py emits them, with all of their values."""
 
 

@@ -212,7 +212,7 @@ def _by_thread(loader: Any) -> Iterator[Any]:
         except BaseException as error:
             ready.put(error)
 
-    thread = threading.Thread(target=fetch)
+    thread = threading.Thread(target=fetch, daemon=True)  # a failure leaves it waiting for room
     thread.start()
     while not isinstance(batch := ready.get(timeout=BOUND), BaseException):
         yield batch
@@ -273,6 +273,7 @@ def soak(batches: int, seed: int, way: str = "plain", workers: int = 2, context:
     children: list[tuple[int, int]] = []
     collate = Collate()
     iterator: Any = None
+    slabs = 0
     try:
         for _ in range(epochs):
             iterator = iter(loader)
@@ -282,6 +283,7 @@ def soak(batches: int, seed: int, way: str = "plain", workers: int = 2, context:
                     assert first == 2 * place
                 wanted = collate([dataset[index] for index in range(first, min(first + 2, len(dataset)))])
                 volume.batches += 1
+                slabs = max(slabs, _mapped(iterator))
                 volume.bytes += same(batch, wanted)
                 _act(draw, batch, wanted, held, volume, neighbour)
                 if draw.random() < 0.02:
@@ -295,7 +297,8 @@ def soak(batches: int, seed: int, way: str = "plain", workers: int = 2, context:
             volume.bytes += sum(same(one, other) for one, other in held)
         held.clear()
         gc.collect()
-        volume.slabs += _free(iterator)
+        volume.slabs += slabs
+        _all_free(iterator)
     finally:
         while children:
             _end(children.pop())
@@ -338,13 +341,16 @@ def _act(
         del held[: draw.randrange(25)]
 
 
-def _free(iterator: Any) -> int:
-    """How many slabs the loader has mapped; AssertionError if one is still in use."""
-    mappings = iterator._worker_result_queue._mappings
-    for each in mappings:
+def _mapped(iterator: Any) -> int:
+    """How many slabs the loader has mapped."""
+    return sum(len(each._memory) for each in iterator._worker_result_queue._mappings)
+
+
+def _all_free(iterator: Any) -> None:
+    """Raises AssertionError if a slab is still in use."""
+    for each in iterator._worker_result_queue._mappings:
         assert each.visible == 0, "a slab stays in use"
         assert set(bytes(each._states)) <= {FREE, KEPT}, bytes(each._states)
-    return sum(len(each._memory) for each in mappings)
 
 
 def _end(child: tuple[int, int]) -> None:

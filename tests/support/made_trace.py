@@ -92,7 +92,7 @@ class Run:
     def __post_init__(self) -> None:
         pid = self.first_pid
         self.main = Process(pid, "loader", loader=self.loader, threads={pid: "MainThread"})
-        self.main.threads |= {pid + 1 + w: f"QueueFeederThread-{w}" for w in range(self.workers)}
+        self.main.threads |= {pid + 1 + w: f"QueueFeederThread-{w}" for w in range(self.workers * (not self.slabs))}
         self.pin_tid = pid + 50
         if self.pin:
             self.main.threads[self.pin_tid] = "pin_memory"
@@ -178,6 +178,8 @@ class Run:
         self.say(ev.TASK_ASSIGNED, task, worker, self.sent, self.outstanding)
         self.say(ev.INDEX_PUT, task, worker, self.batch_size)
         feeder, begin = self.main.pid + 1 + worker, max(self.now + 20_000, self.written[worker])
+        if self.slabs:  # without feeder threads
+            feeder, begin, self.now = self.main.pid, self.now, self.now + 10_000
         self.written[worker] = begin + 10_000
         self.main.emit(begin, feeder, ev.INDEX_WRITE[0], task, worker, (60,))
         self.main.emit(begin + 9_000, feeder, ev.INDEX_WRITE[1], task, worker, (60,))

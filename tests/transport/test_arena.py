@@ -30,7 +30,9 @@ from minidl.transport.arena import (
     SLABS,
     TAKEN,
     Arena,
+    Host,
     Mappings,
+    PageLocks,
     Slab,
     reading,
 )
@@ -48,10 +50,10 @@ Message = tuple[bytes, list[tuple[int, int, int]], bytearray]
 class Pair:
     """A worker's side and a loader's, in one process."""
 
-    def __init__(self, slabs: int = SLABS, budget: int = BUDGET) -> None:
+    def __init__(self, slabs: int = SLABS, budget: int = BUDGET, host: Host | None = None) -> None:
         self.states = memoryview(bytearray(slabs))
-        self.arena = Arena(self.states, budget)
-        self.mappings = Mappings(self.states)
+        self.arena = Arena(self.states, budget, host is not None)
+        self.mappings = Mappings(self.states, locks=None if host is None else PageLocks(host))
 
     def pickled(self, batch: Any) -> Message:
         with filling(self.arena):
@@ -172,6 +174,82 @@ def test_slabs_that_a_loader_needs_no_more_give_their_memory_back(pair: Pair) ->
     del again
 
 
+class Locking:
+    """A host whose lock fails once more than `room` bytes are locked. now: address -> bytes; ever: sizes."""
+
+    name, simulated = "a device", True
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        self.room, self.now, self.ever = room, dict[int, int](), list[int]()
+
+    def lock(self, address: int, size: int) -> None:
+        if sum(self.now.values()) + size > self.room:
+            raise OSError("no more")
+        self.now[address] = size
+        self.ever.append(size)
+
+    def unlock(self, address: int) -> None:
+        del self.now[address]
+
+
+def test_a_slab_is_locked_once_and_until_the_last_batch_in_it_is_gone() -> None:
+    """Also if the loader is gone before; a slab that is made anew, in place of one that is too small, is locked too."""
+    host = Locking()
+    pair = Pair(host=host)
+    for _ in range(3):
+        assert pair.sent(pair.made(BIG, 1)).eq(1).all()
+    assert host.ever == [1 << 16]
+    batch = pair.sent(pair.made(1 << 17, 2))
+    assert host.ever == [1 << 16, 1 << 17]
+    address = batch.untyped_storage().data_ptr()
+    assert {start: size for start, size in host.now.items() if start <= address < start + size} == host.now
+    del pair
+    gc.collect()
+    assert list(host.now.values()) == [1 << 17]
+    del batch
+    gc.collect()
+    assert host.now == {}
+
+
+def test_a_forked_child_unlocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Locking()
+    pair = Pair(host=host)
+    assert pair.sent(pair.made(BIG, 1)).eq(1).all()
+    monkeypatch.setattr(module.os, "getpid", lambda: -1)
+    pair.mappings._memory.clear()
+    assert list(host.now.values()) == [1 << 16]
+
+
+def test_a_locked_slab_gives_no_memory_back_and_holds_small_storages_too() -> None:
+    """The device would go on reading the pages that were locked; what is in the message is in pageable memory."""
+    pair = Pair(host=Locking())
+    assert pair.sent(pair.made(16 << 20, 1)).eq(1).all()
+    for _ in range(10):
+        assert pair.sent(pair.made(9, 2)).tolist() == [2] * 9
+    assert memory_of(pair) == [16 << 20]
+    _, slabs, small = pair.pickled([torch.ones(1)])
+    assert (len(slabs), len(small)) == (1, 0)
+
+
+def test_a_slab_for_one_batch_is_not_locked() -> None:
+    host = Locking()
+    pair = Pair(slabs=1, host=host)
+    batches = [pair.sent(pair.made(BIG, number)) for number in range(3)]
+    assert len(host.ever) == 1
+    del batches
+
+
+def test_without_room_for_locked_memory_that_is_said_once_and_batches_come_as_before() -> None:
+    host = Locking(room=1 << 16)
+    pair = Pair(host=host)
+    first = pair.sent(pair.made(BIG, 1))
+    with pytest.warns(RuntimeWarning, match="a device cannot page-lock the memory of batches: no more") as told:
+        others = [pair.sent(pair.made(BIG, number)) for number in (2, 3)]
+    assert len(told) == 1
+    assert [int(batch[0]) for batch in (first, *others)] == [1, 2, 3]
+    assert len(host.now) == 1
+
+
 def test_small_storages_travel_in_the_message(pair: Pair) -> None:
     batch = {"a": torch.arange(5), "b": torch.zeros(0), "c": torch.ones(INLINE, dtype=torch.uint8)}
     message = pair.pickled(batch)
@@ -204,7 +282,7 @@ def test_what_the_dataset_has_shared_stays_shared(pair: Pair) -> None:
 def test_without_a_descriptor_for_a_slab_the_storage_goes_the_other_way(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_descriptor(number: int, size: int) -> Slab:
+    def no_descriptor(*about: int) -> Slab:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(module, "Slab", no_descriptor)

@@ -11,6 +11,7 @@ import resource
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,6 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     else:
         torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
     made.writer._arena._slabs.clear()
-    for mappings in made.queue._mappings:
-        mappings._memory.clear()
 
 
 def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
@@ -146,6 +145,21 @@ def test_a_forked_child_has_no_reading_end(line: Line) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     line.put(0, 7)
     assert line.get().data == 7
+
+
+def test_a_queue_that_is_closed_has_no_memory_but_that_of_batches_in_use(line: Line) -> None:
+    """A program may keep its iterator after the epoch."""
+    for idx in range(2):
+        line.put(idx, torch.full((BIG,), 3.0))
+    first, second = line.get(), line.get()
+    memory = [weakref.ref(each) for each in line.queue._mappings[0]._memory.values()]
+    del second
+    line.queue.close()
+    assert [each() is None for each in memory] == [False, True]
+    assert first.data.eq(3).all()
+    del first
+    assert memory[0]() is None
+    assert list(line.states[:2]) == [FREE, FREE]
 
 
 def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
@@ -297,7 +311,7 @@ def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_
 def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the worker had no descriptor left. What is an error already, and is that large, ends the worker."""
 
-    def no_descriptor(number: int, size: int) -> Any:
+    def no_descriptor(*about: int) -> Any:
         raise OSError(24, "Too many open files")
 
     words = [str(number) for number in range(20_000)]

@@ -51,10 +51,11 @@ def test_a_lane_for_each_actor_in_reading_order(tmp_path: Path) -> None:
     assert all(a.bottom <= b.top for a, b in zip(drawn.lanes, drawn.lanes[1:], strict=False))
 
 
-def test_with_slabs_a_worker_has_no_feeder_and_writes_in_its_own_lane(tmp_path: Path) -> None:
+def test_with_slabs_there_is_no_feeder_and_each_writes_in_its_own_lane(tmp_path: Path) -> None:
     drawn = scene_of(made(tmp_path / "trace", Run(**made_trace.SLABS)))
-    assert [lane.title for lane in drawn.lanes][-3:] == ["queue feeders", "worker 0", "worker 1"]
+    assert [lane.title for lane in drawn.lanes] == ["epochs", "consumer", "loader", "worker 0", "worker 1"]
     assert len(bars_of(drawn, "worker 1", "result_write")) == 6
+    assert len(bars_of(drawn, "loader", "index_write")) == 12
 
 
 def test_each_span_is_one_bar_in_its_actors_lane(healthy: Trace) -> None:
