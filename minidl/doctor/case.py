@@ -138,8 +138,10 @@ class RunFacts:
             mine = [worker for worker in mine if worker in self.told.numbers]
         elif self.told:  # none of its own has recorded anything yet
             mine = [worker for worker in mine if worker not in self.told.others]
-        same = [worker for worker in mine if queue and self._queue_of(worker) == queue]
-        mine = sorted(same or mine, key=lambda worker: not self.idle_worker(worker))
+        queues = {worker: self._queue_of(worker) for worker in mine}
+        if queue and queue in queues.values():  # of one that starts it is not known yet
+            mine = [worker for worker in mine if queues[worker] in (queue, "")]
+        mine = sorted(mine, key=lambda worker: not self.idle_worker(worker))
         return {self.workers[worker]: worker for worker in mine}
 
     def _queue_of(self, worker: int) -> str:

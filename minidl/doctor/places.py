@@ -165,6 +165,8 @@ def is_ours(file: str) -> bool:
 def step_of(frame: Frame) -> LoaderStep | None:
     """The loader's step that a frame stands for, None if it is none."""
     file, name = frame.file.replace("\\", "/"), frame.function.rpartition(".")[2]
+    if name == "<module>":  # a loader's module that is imported runs no step of a loader
+        return None
     for files, functions, sources, step in _STEPS:
         if (
             files.search(file)

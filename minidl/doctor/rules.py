@@ -808,7 +808,9 @@ def _naps(case: RunFacts, end: Link) -> int:
         return 0
     same = (before.task, before.sample, spot(before)) == (end.place.task, end.place.sample, spot(end.place))
     times = now.switches[1] - then.switches[0]
-    return times if same and then.syscall.name == now.syscall.name and times > 1 else 0
+    pause = 2 * case.apart / max(times, 1)  # what sleeps for longer than that now has another rhythm
+    fits = now.idle <= pause and now.syscall.timeout <= pause
+    return times if same and fits and then.syscall.name == now.syscall.name and times > 1 else 0
 
 
 def _computes(case: RunFacts, chain: Chain) -> Judgement | None:

@@ -599,6 +599,8 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
         "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
     )
     assert "polls" not in diagnose([last]).sentence
+    slept = replace(nap(100), threads=(replace(nap(100).threads[0], idle=3.3),))
+    assert "polls" not in diagnose([first, look(loop(1), IDLE, slept, moment=4_000_000_000)], told).sentence
     moved = diagnose([first, look(loop(1), IDLE, nap(110, index=38), moment=4_000_000_000)], told)
     assert moved.state is State.MOVES
 
@@ -671,3 +673,16 @@ def test_the_lock_of_the_results_is_held_by_a_feeder_that_does_not_get_the_gil(f
     shared = [replace(p, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),)) for p in (loop(1), keeps, waits)]
     said = diagnose(later(*shared))
     assert (said.cause, said.who["worker"], said.who["role"]) == (HangCause.GIL, 0, "worker")
+
+
+def test_a_spawned_worker_that_imports_a_module_of_the_loader_imports() -> None:
+    """The module's own code is no step of the loader that it is for."""
+    spawn = "/lib/python3.11/multiprocessing/spawn.py"
+    stack = (
+        library("<module>", "/site-packages/torch/utils/data/sampler.py", "from torch import Generator"),
+        library("_call_with_frames_removed", "<frozen importlib._bootstrap>"),
+        library("_main", spawn, "prepare(preparation_data)"),
+    )
+    new = worker(1)
+    said = found(loop(1), IDLE, replace(new, threads=(thread(102, stack, None, cpu=0.2),)))
+    assert said.where["step"] == "import"
