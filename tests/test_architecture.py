@@ -66,7 +66,7 @@ ORDER = (
         "ablations slab_life __init__",
     ),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
-    ("bench", "child machine memory own_thread pairs device events files loader samplers states transports __init__"),
+    ("bench", "child machine memory own_thread pairs events files loader device samplers states transports __init__"),
     ("recordings", "images training scenes table suite one __main__"),
     ("faults", "cells program runner __init__"),
     ("lab", "case"),

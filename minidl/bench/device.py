@@ -1,4 +1,4 @@
-"""Performance of the device stage: copy bandwidth, copies hidden behind compute, time that each stage saves the GPU.
+"""Performance of the device stage: bandwidth, copies hidden behind compute, time that each stage saves the GPU.
 
 Interface: `bench_device(quick, simulate)`; `minidl bench --device` runs it. Needs an accelerator that torch can use.
 `simulate` runs the same code on `sim`, with small sizes: each group of rows is marked as simulated, and its figures
@@ -7,6 +7,7 @@ are the host's. Figures that only a trace has come from a traced epoch after the
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
 import minidl
 from minidl.analysis.device_use import device_use
+from minidl.bench.loader import epochs_of
 from minidl.bench.pairs import Row, rows_of, take_turns
 from minidl.device import sim
 from minidl.device.augment import Augment
@@ -87,7 +90,8 @@ def bench_device(quick: bool, simulate: bool = False) -> list[Row]:
     """
     mine, rounds = plan(simulate, quick), 3 if quick else 9
     print(", ".join(f"{name} {value}" for name, value in accelerator(mine).items()))
-    rows = [row for size in mine.sizes for row in _copy_rows(mine, size, rounds)] + _step_rows(mine, rounds)
+    rows = [row for size in mine.sizes for row in _copy_rows(mine, size, rounds)]
+    rows += _way_rows(mine, rounds) + _step_rows(mine, rounds)
     return rows if mine.simulated else rows + cross_check(mine)
 
 
@@ -156,6 +160,58 @@ class _Cycle:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (self.batches[number % len(self.batches)] for number in range(self.count))
+
+
+# --- From the workers to the device -----------------------------------------------------------------------------------
+BY_TORCH, BY_UPSTREAM, BY_ARENA = (
+    "torch, pin thread, copied by the loop", "minidl, transport upstream, pin thread, DeviceLoader",
+    "minidl, transport arena, page-locked, DeviceLoader",
+)  # fmt: skip
+"""The ways of a batch, all with pin_memory=True."""
+
+
+@dataclass(frozen=True)
+class _There:
+    """The batches, moved if they are not on the device yet; the device's work has ended when they end."""
+
+    batches: Iterable[torch.Tensor]
+    where: torch.device
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.batches:
+            yield batch.to(self.where, non_blocking=True)
+        torch.accelerator.synchronize()
+
+
+def _way_rows(plan: Plan, rounds: int) -> list[Row]:
+    """Measure the GB/s of image batches from the dataset, which has them, to the device.
+
+    extra: CPU seconds per GB of this process and its workers. A simulated device's own work is part of it.
+    """
+    images = _Images(plan.images * plan.steps, plan.side)
+    options: dict[str, Any] = {"num_workers": plan.workers, "pin_memory": True, "persistent_workers": True}
+    plain = torch.utils.data.DataLoader(images, plan.images, **options)
+    ours: dict[str, minidl.DataLoader[Any]] = {
+        BY_UPSTREAM: minidl.DataLoader(images, plan.images, transport="upstream", **options),
+        BY_ARENA: minidl.DataLoader(images, plan.images, transport="arena", **options),
+    }
+    staged = {name: minidl.DeviceLoader(loader, plan.device) for name, loader in ours.items()}
+    ways: dict[str, Iterable[torch.Tensor]] = {BY_TORCH: plain, **staged}
+    group, gb = plan.named(f"{plan.images} images to the device"), plan.images * 3 * plan.side**2 / 1e9
+    try:
+        turns = {name: functools.partial(next, epochs_of(_There(way, _where(plan)))) for name, way in ways.items()}
+        found = take_turns(turns, rounds, f"device: {group}")
+    finally:
+        for each in staged.values():
+            each.close()
+        if plain._iterator is not None:
+            plain._iterator._shutdown_workers()  # type: ignore[attr-defined]
+    rates = {name: [1e6 * gb / epoch.wall for epoch in epochs] for name, epochs in found.items()}
+    extra = {
+        name: {"CPU s/GB": statistics.median(epoch.loader + epoch.workers for epoch in epochs) / 1e6 / gb}
+        for name, epochs in found.items()
+    }
+    return rows_of(group, "GB/s", rates, dict.fromkeys(ours, BY_TORCH), extra)
 
 
 # --- A training step --------------------------------------------------------------------------------------------------

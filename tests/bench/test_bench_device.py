@@ -34,6 +34,10 @@ def test_on_a_simulated_device_every_group_says_so(small: None) -> None:
         *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN, device.OURS)),
         *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN_PAGEABLE, device.OURS_PAGEABLE)),
         *(
+            ("2 images to the device (simulated)", name)
+            for name in (device.BY_TORCH, device.BY_UPSTREAM, device.BY_ARENA)
+        ),
+        *(
             ("a step of 2 images (simulated)", name)
             for name in (
                 device.COMPUTE,
@@ -46,7 +50,8 @@ def test_on_a_simulated_device_every_group_says_so(small: None) -> None:
         ),
     ]
     assert {row.name: row.against for row in rows[:4]}[device.OURS] == device.PLAIN
-    by_name = {row.name: row for row in rows[4:]}
+    assert all(row.extra["CPU s/GB"] > 0 for row in rows[4:7])
+    by_name = {row.name: row for row in rows[7:]}
     extra = by_name[device.ASIDE].extra
     assert 0 <= extra["hidden %"] <= 100
     assert extra["MiB"] == 2 * 20 * 20 * 3 / (1 << 20)

@@ -956,13 +956,82 @@ def test_gpu_batches_are_the_loaders_own(cuda: torch.device, pin: bool, workers:
 @gpu
 @pytest.mark.parametrize("pin", [True, False])
 def test_gpu_a_slab_is_not_written_again_before_it_was_copied(cuda: torch.device, pin: bool) -> None:
-    """Slabs are not page-locked: a copy from one has read it when it returns, also if it does not block."""
+    """In a plain loop slabs are not page-locked: a copy from one has read it when it returns."""
     copies = []
     for batch in minidl.DataLoader(Blocks(200), 1, num_workers=2, pin_memory=pin, transport="arena"):
         busy(cuda, 1)
         copies.append(batch.to(cuda, non_blocking=True))
         del batch
     assert [copy.unique().tolist() for copy in copies] == [[number] for number in range(200)]
+
+
+@gpu
+def test_gpu_slabs_are_page_locked_and_copied_while_the_host_goes_on(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and unlocked at the end; no thread pins."""
+    gc.collect()
+    calls: dict[str, list[int]] = {"lock": [], "unlock": []}
+    for name, noted in calls.items():
+        real = getattr(AcceleratorDevice, name)
+
+        def call(device: Any, address: int, *size: int, noted: list[int] = noted, real: Any = real) -> None:
+            real(device, address, *size)
+            noted.append(address)
+
+        monkeypatch.setattr(AcceleratorDevice, name, call)
+    busy(cuda)
+    with DeviceLoader(in_slabs(60), "cuda") as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        source = iterator._yielded[1]  # type: ignore[index]
+        assert "pin_memory" not in {thread.name for thread in threading.enumerate()}
+        assert source.is_pinned()
+        with torch.cuda.stream(side_of(loader)):
+            busy(cuda, 64)
+            there = source.to(cuda, non_blocking=True)
+            end = torch.cuda.Event()
+            end.record()
+            assert not end.query(), "the host has not waited for the copy, nor for what was before it"
+        end.synchronize()
+        assert torch.equal(there.cpu(), source)
+        assert values([first, *iterator]) == [[float(number)] for number in range(60)]
+    del source, iterator, loader, first
+    gc.collect()
+    assert 0 < len(calls["lock"]) < 20
+    assert sorted(calls["lock"]) == sorted(calls["unlock"])
+
+
+class Sizes(Blocks):
+    """As Blocks; one in ten is large."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((50_000 if index % 10 else 5_000_000,), float(index))
+
+
+@gpu
+def test_gpu_a_locked_slab_is_written_again_only_after_its_copy_and_keeps_its_pages(cuda: torch.device) -> None:
+    """The device is behind, and each batch is dropped at once; after a large batch the slab's pages stay."""
+    inner = minidl.DataLoader(Sizes(300), 1, num_workers=2, pin_memory=True, transport="arena")
+    sums = []
+    for batch in DeviceLoader(inner, "cuda", transform=lambda batch: (busy(cuda, 1), batch * 1)[1]):
+        sums.append(torch.stack([batch.min(), batch.max()]))
+        del batch
+    assert [each.tolist() for each in sums] == [[number, number] for number in range(300)]
+
+
+@gpu
+def test_gpu_memory_that_cannot_be_locked_is_an_error_and_the_device_works_on(cuda: torch.device) -> None:
+    memory = torch.zeros(1 << 16)
+    device = open_device("cuda")
+    device.lock(memory.data_ptr(), memory.nbytes)
+    try:
+        with pytest.raises(OSError, match=r"cudaHostRegister of 262144 bytes: .*already"):
+            device.lock(memory.data_ptr(), memory.nbytes)
+        assert (torch.ones(3, device=cuda) + 1).tolist() == [2, 2, 2]
+    finally:
+        device.unlock(memory.data_ptr())
+    assert not memory.is_pinned()
 
 
 @gpu
