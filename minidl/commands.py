@@ -170,7 +170,7 @@ def _hang_after(asked: float | None) -> float | None:
 
 
 def _say_headline(directory: Path) -> None:
-    """Say on stderr what held the run's loaders up; a trace that can't be read ends no run.
+    """Say on stderr what held the run's loaders up. Whatever fails here, the run keeps its exit code.
 
     Of a large trace only the end is read: it shows a hang or a death, and not what bounded the run.
     """
@@ -179,11 +179,15 @@ def _say_headline(directory: Path) -> None:
     from minidl.tracefile.format import TraceError
     from minidl.tracefile.reader import read_trace
 
-    with contextlib.suppress(OSError, TraceError):
+    try:
         whole = is_small(directory)
         trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
         if len(trace) and (whole or headline(trace).kind.wrong):
             terminal.say(f"minidl: {headline(trace).sentence}")
+    except (OSError, TraceError):
+        return
+    except Exception as error:
+        terminal.say(f"minidl: what held the loaders up cannot be said ({error!r}): please report this mistake")
 
 
 def top(arguments: Namespace) -> int:

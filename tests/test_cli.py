@@ -582,6 +582,18 @@ def test_of_a_large_trace_run_reads_only_the_end(
     ]
 
 
+def test_a_run_keeps_its_exit_code_whatever_fails_in_its_headline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(trace: object) -> None:
+        raise IndexError("a mistake")
+
+    made_trace.write(tmp_path / "t", made_trace.Run(**made_trace.HEALTHY))
+    monkeypatch.setattr("minidl.analysis.headline.headline", fails)
+    commands._say_headline(tmp_path / "t")
+    assert "IndexError('a mistake')" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["--iterator", "--loader"])
 def test_an_iterator_is_chosen_by_its_number_under_its_old_name_too(name: str) -> None:
     assert cli.parser().parse_args(["replay", "x", name, "3"]).iterator == 3

@@ -126,7 +126,7 @@ class Trace:
         version = manifest.get("format")
         if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
             versions = manifest.get("versions")
-            writer = versions.get("minidl", "?") if isinstance(versions, dict) else "?"
+            writer = plain(str(versions.get("minidl", "?"))) if isinstance(versions, dict) else "?"
             raise TraceError(
                 f"{self.path} was written by minidl {writer}, format {version!r}; this minidl reads up to format "
                 f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"

@@ -258,7 +258,11 @@ def has_display() -> bool:
 def tunnel(url: str) -> str:
     """Return the command that lets a browser on the user's own machine open `url`."""
     port = urlsplit(url).port
-    return f"ssh -L {port}:{HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number and no name
+        user = "USER"
+    return f"ssh -L {port}:{HOST}:{port} {user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -483,8 +483,10 @@ def test_a_broken_manifest_is_said(small: Path, content: str) -> None:
 
 
 def test_a_later_format_is_refused_with_a_remedy(small: Path) -> None:
-    (small / MANIFEST).write_text(json.dumps({"format": 2, "versions": {"minidl": "7.1"}}))
-    with pytest.raises(TraceError, match=r"written by minidl 7\.1, format 2; .* reads up to format 1: read it with"):
+    (small / MANIFEST).write_text(json.dumps({"format": 2, "versions": {"minidl": "7.1\x1b"}}))
+    with pytest.raises(
+        TraceError, match=r"written by minidl 7\.1\\x1b, format 2; .* reads up to format 1: read it with"
+    ):
         read_trace(small)
     (small / MANIFEST).write_text(json.dumps({"format": "new", "versions": 3}))
     with pytest.raises(TraceError, match=r"written by minidl \?, format 'new';"):

