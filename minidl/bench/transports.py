@@ -121,6 +121,7 @@ class Threads:
         self._pipeline.stop()
 
 
+@functools.cache  # its making is no part of the time to the first batch
 def _rows_of_arrow(kind: Kind, count: int) -> Any:
     """`count` samples as a table of Hugging Face's datasets, which repeats the first 32. Arrays keep their shapes."""
     import datasets

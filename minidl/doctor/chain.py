@@ -330,7 +330,9 @@ def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
     shared = link.wait.kind is Blocked.SEMAPHORE
     if not shared and link.wait.kind is not Blocked.FUTEX:
         return []
-    asks = next((f for f in link.place.inside if not f.file.endswith(("synchronize.py", "threading.py"))), None)
+    thread = case.thread(link.pid, link.tid)
+    stack = (thread.stack or ()) if thread is not None else ()  # also the loader's own: a feeder asks for its lock
+    asks = next((f for f in stack if not f.file.endswith(("synchronize.py", "threading.py"))), None)
     pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
     found: _Next = []
     if asks is None:
@@ -340,14 +342,22 @@ def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
             wait = case.wait(pid, thread.tid)
             if (pid, thread.tid) == (link.pid, link.tid) or wait is None or wait.target == link.wait.target:
                 continue
-            if any(_further(frame, asks) for frame in thread.stack or ()):
+            got_it = shared and wait.kind is not Blocked.SEMAPHORE  # at the line that asks, and not waiting for it
+            if any(_further(frame, asks, or_there=got_it) for frame in thread.stack or ()):
                 found.append((pid, thread.tid, "is inside of the lock, by its stack"))
+    if not found and shared and link.place.step in (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE):
+        stuck = [pid for pid in pids if pid in case.processes and _cannot_answer(case, pid)]
+        found = [(pid, pid, "shares the lock of the loader's queue, and can't run") for pid in stuck]
     return found if len(found) == 1 else []
 
 
-def _further(frame: Frame, asks: Frame) -> bool:
-    """Whether a frame is in the function of another one, of the same object as far as that is known, and further on."""
-    same = (frame.file, frame.function) == (asks.file, asks.function) and frame.line > asks.line
+def _further(frame: Frame, asks: Frame, or_there: bool) -> bool:
+    """Whether a frame is in the function of another one, of the same object as far as that is known, and further on.
+
+    or_there: at the line itself will do.
+    """
+    there = or_there and (frame.line, frame.source) == (asks.line, asks.source)
+    same = (frame.file, frame.function) == (asks.file, asks.function) and (frame.line > asks.line or there)
     objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
     return same and len(objects) < 2
 

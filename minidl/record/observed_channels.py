@@ -169,9 +169,8 @@ class ObservedShared(Shared):
 
     loader_side: ObservedLoader
     worker_side: ObservedWorker | None = None  # None in the loader's process
-    with_state = (
-        False  # a task is (idx, (index, ...)), a result (idx, (data, ...)), as of torchdata's StatefulDataLoader
-    )
+    with_state = False
+    """A task is (idx, (index, ...)), a result (idx, (data, ...)), as of torchdata's StatefulDataLoader."""
 
     def content(self, message: tuple[Any, ...]) -> Any:
         """The indices of a task, or the data of a result."""

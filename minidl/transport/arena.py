@@ -22,9 +22,10 @@ A slab is in use for two processes, and each tells only about itself.
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
    their own. A worker that forks marks the slabs that it sees itself, and each that it fills while another thread of it
    forks. It never takes a KEPT or marked slab again, and never gives the memory of one back.
-5. `pickle` copies a batch while it holds the storage. A queue or pipe of the program gets a copy in a segment of its
-   own. torch's way, which moves a storage to shared memory, would free the slab under arrays and running computations
-   that use its address; `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
+5. `pickle` copies a batch while it holds the storage. A queue or pipe gets a copy in a segment of its own, on both
+   sides: one of the program, and that of the tasks, whose indices may be a part of a batch. torch's way, which moves a
+   storage to shared memory, would free the slab under arrays and running computations that use its address;
+   `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
 6. A copy to a device from memory that is not page-locked has read it when it returns, also with `non_blocking=True`.
    From a page-locked slab the device reads later, so slabs are locked only for a `DeviceLoader`, which makes the copy
    and keeps the batch until the event behind it is reached. Any other loop with `pin_memory=True` gets copies by the
@@ -51,7 +52,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from minidl.transport.tensors import DTYPES, NAMES, Reduced, reduce_storage, reduce_view, storage_of
+from minidl.transport.tensors import (
+    DTYPES,
+    NAMES,
+    Reduced,
+    mark_in_slab,
+    out_of_slab,
+    reduce_storage,
+    reduce_view,
+    storage_of,
+)
 
 BUDGET = 2 << 30
 """Bytes of slabs that a worker keeps for use again, unless MINIDL_ARENA_BYTES says otherwise.
@@ -155,7 +165,7 @@ def _root(memory: mmap.mmap, size: int) -> Any:
 
 def _storage(root: Any, offset: int, size: int) -> torch.UntypedStorage:
     """A storage of `size` bytes in a slab; it keeps the root alive."""
-    return torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset).untyped_storage()
+    return mark_in_slab(torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset).untyped_storage())
 
 
 def _array(root: Any, offset: int, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:
@@ -265,6 +275,7 @@ class Arena:
 
     def __init__(self, states: memoryview, budget: int = BUDGET, locked: bool = False) -> None:
         _parties[id(self)] = self
+        _let_queues_copy()
         self._states = states
         self._budget = budget
         self._locked = locked
@@ -364,10 +375,6 @@ class Arena:
         memoryview(self._open[number].root).cast("B")[begin : begin + len(data)] = data
         self._open[number].copied += len(data)
         return number, begin
-
-    def made(self, storage: torch.UntypedStorage) -> bool:
-        """Whether `allocate` has made this storage, for the present batch."""
-        return self._home(storage.data_ptr()) >= 0
 
     def _home(self, address: int) -> int:
         """Which of the present batch's slabs has this address, -1 for none."""
@@ -569,28 +576,13 @@ class Mappings:
         return len(self._roots)
 
 
-_OF_A_BATCH = "_minidl_of_a_batch"
-"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
-
-
-def _of_a_batch(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    setattr(storage, _OF_A_BATCH, True)
-    return storage
-
-
 @functools.cache
 def _let_queues_copy() -> None:
-    """Let queues of the program send a copy of a batch's storages.
-
-    torch would move the storage to a new segment, in the queue's feeder thread: away from the arrays and the running
-    computations that use it. A worker's batch in torch stays where it is, because it is shared already.
-    """
+    """Let queues of the program send a copy of a storage in a slab (see `tensors.out_of_slab`)."""
     before = reduction.ForkingPickler._extra_reducers[torch.UntypedStorage]  # type: ignore[attr-defined]
 
     def _reduce(storage: torch.UntypedStorage) -> Reduced:
-        if getattr(storage, _OF_A_BATCH, False) and not storage.is_shared():
-            storage = torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
-        return before(storage)  # type: ignore[no-any-return]
+        return before(out_of_slab(storage))  # type: ignore[no-any-return]
 
     reduction.ForkingPickler.register(torch.UntypedStorage, _reduce)
 
@@ -627,11 +619,11 @@ def slab_array(number: int, offset: int, dtype: Any, shape: tuple[int, ...], ord
 
 def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
     """Called by the loader's unpickler: a storage in one of the message's slabs; no bytes are copied."""
-    return _of_a_batch(_storage(_root_of(number), offset, size))
+    return _storage(_root_of(number), offset, size)
 
 
 def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
     tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
-    _of_a_batch(tensor.untyped_storage())
+    mark_in_slab(tensor.untyped_storage())
     return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

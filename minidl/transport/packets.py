@@ -51,7 +51,9 @@ class Readable:
     """Waits until a socket has something to read.
 
     It looks for a short time before it sleeps. Where that is in vain, because messages take longer or other processes
-    need the cores, it does so more and more rarely.
+    need the cores, it does so more and more rarely. Between two looks it yields its core. Two processes that wake each
+    other tend to stay on one core, since only one of them can run at a time. A reader that looked all the time would
+    keep the sender from it; while both can run, the kernel moves one of them to an idle core.
     """
 
     def __init__(self, receiver: socket.socket) -> None:
@@ -73,6 +75,7 @@ class Readable:
         elif seconds != 0:
             end = time.perf_counter() + _SOON
             while time.perf_counter() < end:
+                os.sched_yield()
                 if look(0):
                     self._rest = max(_FEWEST, self._rest // 2)
                     return True

@@ -71,7 +71,7 @@ class TensorPickler(pickle.Pickler):
     def _reduce_in_arena(self, tensor: torch.Tensor, arena: Any) -> Reduced:
         reduced: Reduced | None = arena.reduce_tensor(tensor)
         if reduced is None:
-            _share_if_small_part(tensor, arena)
+            _share_if_small_part(tensor)
             return reduce_tensor(tensor)
         if reduced[0] is not view_of:
             self.shared_bytes += tensor.nbytes
@@ -102,7 +102,7 @@ class TensorPickler(pickle.Pickler):
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Reduce a storage whose bytes are not in shared memory yet; this is where the copy happens."""
-        return reduce_storage(storage)
+        return reduce_storage(out_of_slab(storage))
 
 
 _filling = threading.local()
@@ -126,14 +126,39 @@ def is_filling() -> bool:
     return getattr(_filling, "arena", None) is not None
 
 
-def _share_if_small_part(tensor: torch.Tensor, arena: Any) -> None:
+def _share_if_small_part(tensor: torch.Tensor) -> None:
     """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
 
     As in torch, whose first batch of such a storage moves the storage to shared memory, where it stays.
     """
     storage = tensor.untyped_storage()
-    if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not arena.made(storage):
+    if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not _is_in_slab(storage):
         storage.share_memory_()
+
+
+_IN_SLAB = "_minidl_in_slab"
+"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
+
+
+def mark_in_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Mark a storage that lies in a slab."""
+    setattr(storage, _IN_SLAB, True)
+    return storage
+
+
+def _is_in_slab(storage: torch.UntypedStorage) -> bool:
+    return getattr(storage, _IN_SLAB, False) and not storage.is_shared()
+
+
+def out_of_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A copy in shared memory of a storage that lies in a slab; any other storage itself. For who shares it next.
+
+    torch would move the storage to a new segment, perhaps in a queue's feeder thread: away from the arrays and the
+    running computations that use it. Without slabs it stays where it is, because a worker's batch is shared already.
+    """
+    if _is_in_slab(storage):
+        return torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call, no-any-return]
+    return storage
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -656,3 +656,18 @@ def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
         assert said.also
     if who == 0:
         assert said.sentence.endswith("holds that lock, and is asleep (990 s more)")
+
+
+# --- The lock of the loader's queue -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("feeds", [True, False])
+def test_the_lock_of_the_results_is_held_by_a_feeder_that_does_not_get_the_gil(feeds: bool) -> None:
+    """Worker 0's sample keeps the GIL: its feeder has the lock, and can't go on. feeds: the feeder's stack is there."""
+    asks = Syscall("futex", "wait", (4096, 393), address=4096, timeout=-1.0)
+    gil = Syscall("futex", "wait", (8192, 393), address=8192, timeout=0.005)
+    line = Frame("Queue._feed", QUEUES, 250, source="wacquire()")
+    starved = thread(201, (line,) if feeds else None, gil, name="QueueFeederThread", idle=0.0, switches=75)
+    keeps = worker(0, user("re.match(...)"), cpu=0.5, gil=True, others=(starved,), index=22)
+    waits = worker(1, step="idle", others=(thread(202, (line,), asks, name="QueueFeederThread"),))
+    shared = [replace(p, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),)) for p in (loop(1), keeps, waits)]
+    said = diagnose(later(*shared))
+    assert (said.cause, said.who["worker"], said.who["role"]) == (HangCause.GIL, 0, "worker")

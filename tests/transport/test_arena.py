@@ -549,7 +549,13 @@ def test_a_small_part_of_a_large_storage_does_not_take_all_of_it_along(pair: Pai
     part = pair.sent(pair.made(1 << 20, 7)[:9])
     assert part.eq(7).all()
     assert not part.is_shared()
-    del half, part
+    kept = pair.made(1 << 20, 8)
+    pair.sent(kept)
+    array = kept.numpy()
+    assert pair.sent(kept[:9]).eq(8).all(), "of a batch that the worker keeps"
+    kept[0] = 9
+    assert array[0] == 9, "the storage is where it was"
+    del half, part, kept, array
 
 
 def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
@@ -567,6 +573,23 @@ def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
     del batch
     assert pair.used == [0]
     assert torch.equal(pickle.loads(reduction.ForkingPickler.dumps(torch.ones(9))), torch.ones(9))
+    del array
+
+
+@pytest.mark.parametrize("pickled", [lambda batch: dumps(batch)[0], reduction.ForkingPickler.dumps])
+@pytest.mark.parametrize("of_the_worker", [True, False])
+def test_a_part_of_a_batch_may_go_into_a_queue(pair: Pair, pickled: Any, of_the_worker: bool) -> None:
+    """A sampler may draw indices from a batch, and a worker may send one to another process of the program."""
+    batch = pair.made(BIG, 1)
+    there = pair.sent(batch)
+    batch = batch if of_the_worker else there
+    array = batch.numpy()
+    part = pickle.loads(pickled(batch[3:5]))
+    assert part.is_shared()
+    batch[4] = 9
+    assert array[4] == 9, "the storage is where it was"
+    assert part.tolist() == [1, 1]
+    del batch, there
     del array
 
 

@@ -75,6 +75,12 @@ def test_what_comes_while_the_reader_looks_is_found_without_a_sleep(
     assert readable._poll.left == []
 
 
+def test_a_reader_that_looks_lets_a_sender_on_its_core_run(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packets, "_SOON", wl.BOUND)
+    monkeypatch.setattr(os, "sched_yield", lambda: tasks.put("sent meanwhile"))
+    assert tasks.get(timeout=wl.BOUND) == "sent meanwhile"
+
+
 def test_what_finds_no_room_is_written_by_a_thread(tasks: Any) -> None:
     sent = [list(range(number, number + 9000)) for number in range(40)]
     for message in sent:
