@@ -59,7 +59,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     num_workers: processes; 0 loads in this one. prefetch_factor: tasks in flight per worker (default 2).
     persistent_workers: keep the processes from one epoch to the next. in_order: yield batches in the sampler's order.
     collate_fn: samples -> batch. worker_init_fn: called in each worker with its id, after seeding.
-    pin_memory: copy batches to page-locked memory for the current accelerator. pin_memory_device: deprecated, ignored.
+    pin_memory: copy batches to page-locked memory for the current accelerator; a `DeviceLoader` over transport="arena"
+    has the transport's own memory page-locked in place of that. pin_memory_device: deprecated, ignored.
     timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
 

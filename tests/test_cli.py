@@ -250,6 +250,7 @@ def test_export_writes_json_beside_the_trace(capsys: pytest.CaptureFixture[str],
     assert json.loads(trace.with_suffix(".json").read_text())["traceEvents"]
 
 
+@pytest.mark.live
 def test_export_writes_perfettos_format_to_a_file_of_its_suffix(
     capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
 ) -> None:

@@ -400,7 +400,7 @@ class _Inquiry:
                 return Headline(What.HUNG, f"{head}: {found.title.partition(': ')[2]}", chain, helps, None, told, found)
             if found.state is State.MAYBE_HUNG and home in self.over and took >= patience:
                 waits = found.title.partition(": ")[2].partition(": ")[0]  # what follows is said of a wait for a batch
-                helps = "end what the program has started, threads and processes, before the program ends"
+                helps = found.fix or "end what the program has started, threads and processes, before the program ends"
                 said = f"{head}, after the program's end: {waits}"
                 return Headline(What.HUNG, said, chain, helps, None, told)
         return None

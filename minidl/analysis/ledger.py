@@ -240,15 +240,14 @@ class Ledger:
 class Slabs:
     """What became of slabs.
 
-    made: new ones, to be used again; sent: in messages; alone: made for one batch only, with alone_bytes in all; kept,
-    lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves: parts of
-    batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these; budget:
-    bytes of slabs that a worker may keep for use again, 0 = not known; locked, locked_bytes: page-locked for a device;
-    simulated: which is simulated.
+    made: new ones, to be used again; used: how often these were taken; alone: made for one batch only, with alone_bytes
+    in all; kept, lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves:
+    parts of batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these;
+    budget: bytes of slabs that a worker may keep for use again, 0 = not known.
     """
 
     made: int
-    sent: int
+    used: int
     alone: int
     kept: int
     lost: int
@@ -263,7 +262,7 @@ class Slabs:
 
     def text(self) -> str:
         """A line: how many slabs have done it, and what did not go as it should."""
-        used = f", each used {self.sent / self.made:.3g} times on average" if self.made else ""
+        used = f", each used {self.used / self.made:.3g} times on average" if self.made else ""
         parts = [
             f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
         ]
@@ -299,7 +298,7 @@ def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
     _, in_bytes = sums(times, changes * np.concatenate([taken["y"], released["y"]]))
     return Slabs(
         made=sources.count(ev.SlabSource.NEW),
-        sent=int(np.count_nonzero(events["code"] == ev.SLAB_SEND)),
+        used=len(taken) - len(alone),
         alone=len(alone),
         kept=ends.count(ev.SlabEnd.KEPT),
         lost=ends.count(ev.SlabEnd.LOST),

@@ -102,7 +102,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSummary:
-    """One iterator. waited: ns inside `next`, of which first_waits before an epoch's first batch.
+    """One iterator. waited: ns inside `next`.
 
     first_epoch: the number of its first epoch, if others of its DataLoader have others; else -1.
     """
@@ -113,7 +113,6 @@ class LoaderSummary:
     batches: int
     wall: int
     waited: int
-    first_waits: int
     consumer: int
     start_up: int | None
     shutdown: int | None
@@ -335,7 +334,6 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool, first_epoch
         batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
         wall=int(events["time"][-1] - events["time"][0]),
         waited=total(waits),
-        first_waits=total(waits[waits["bx"] == 0]),
         consumer=total(closed[closed["code"] == ev.CONSUMER[0]]),
         start_up=start_up(events),
         shutdown=_shutdown(closed),

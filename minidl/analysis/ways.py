@@ -46,8 +46,8 @@ class Way:
         """What the batches lay in."""
         parts = []
         if self.slabs is not None and self.slabs.made:
-            used = self.slabs.sent - self.slabs.alone
-            parts.append(f"{counted(self.slabs.made, 'slab')}, used {used / self.slabs.made:.3g} times each")
+            times = self.slabs.used / self.slabs.made
+            parts.append(f"{counted(self.slabs.made, 'slab')}, used {times:.3g} times each")
         if self.slabs is not None and self.slabs.alone:
             parts.append(f"{counted(self.slabs.alone, 'slab')} for one batch each")
         if self.segments or not parts:

@@ -23,7 +23,7 @@ from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
 from minidl.analysis.ledger import ledger
-from minidl.transport import arena, arena_queue
+from minidl.transport import arena_queue
 from minidl.transport.arena import FREE, INLINE, KEPT, TAKEN, Arena
 from minidl.transport.arena_queue import ArenaWriter
 
@@ -95,10 +95,12 @@ class SomeIdeas(Arena):
     made: torch.Tensor
     """How many memory files the worker has made: one number, in shared memory."""
 
-    def __init__(self, states: memoryview) -> None:
+    def __init__(self, states: memoryview, *options: Any) -> None:
         self._mine = threading.local()  # the feeder thread sends one batch while the next one is collated
         self._lock = threading.Lock()
-        super().__init__(states if "recycling" in self.ideas else states[:0])
+        super().__init__(states if "recycling" in self.ideas else states[:0], *options)
+        if "inline leaves" not in self.ideas:
+            self.inline = -1
 
     @property
     def _open(self) -> list[Any]:  # type: ignore[override]
@@ -129,8 +131,6 @@ class SomeIdeasWriter(ArenaWriter):
     arena: type[SomeIdeas]
 
     def enter_worker(self, *_: Any) -> None:
-        if "inline leaves" not in self.arena.ideas:
-            arena.INLINE = -1  # in this process, the worker
         super().enter_worker(self.arena)
         if "no feeder thread" not in self.arena.ideas:
             self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -422,7 +422,7 @@ def test_what_goes_in_slabs(tmp_path: Path) -> None:
     assert found.batches["by_handle"].tolist() == [58_000]
     assert found.batches["avoidable"].tolist() == [20_000], "that of many tensors each has its handle costs no segment"
     assert found.slabs == Slabs(
-        made=1, sent=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16, alone_bytes=1 << 16,
+        made=1, used=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16, alone_bytes=1 << 16,
         budget=1 << 20,
     )  # fmt: skip
     text = found.text()

@@ -15,6 +15,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 
+import course  # noqa: E402
 from notebooks import FOLDER, NOTEBOOKS, copied, together  # noqa: E402
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -140,6 +141,14 @@ def test_what_is_committed_is_a_run_without_answers(path: Path) -> None:
 def test_no_path_of_a_machine_is_committed(path: Path) -> None:
     found = re.findall(r"(?<![\w.])/(?:tmp|root|home|work|usr|var)/[^\s\"'<]*", path.read_text())
     assert not found
+
+
+@by_name
+def test_a_saved_page_shows_each_printed_line_whole(path: Path) -> None:
+    """It would break a longer one inside a word: `course.say` breaks between words."""
+    outputs = [output for cell in code(nbformat.read(path, as_version=4)) for output in cell.outputs]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert [line for line in printed.splitlines() if len(line) > course.WIDTH] == []
 
 
 @by_name
