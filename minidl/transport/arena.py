@@ -327,7 +327,7 @@ class Arena:
             return storage_of, (first,)
         place = self._placed(address, size)
         if place is None:
-            return reduce_storage(storage)
+            return reduce_storage(out_of_slab(storage))  # the worker may have kept it from an earlier batch
         return slab_storage, (*place, size)
 
     def _placed(self, address: int, size: int) -> tuple[int, int] | None:
@@ -413,8 +413,7 @@ class Arena:
     def _room(self, size: int) -> tuple[int, int]:
         if self._open and (begin := self._open[-1].room(size)) >= 0:
             return len(self._open) - 1, begin
-        # A batch that is larger than those before gets slabs that double: few of them, and the next batch gets one.
-        slab = self._take(max(size, 2 * self._open[-1].slab.size if self._open else self._expected))
+        slab = self._take(size)
         root = _root(slab.memory, slab.size)
         slab.root = weakref.ref(root)
         slab.inherited |= _forks_begun > 0  # by another thread, which has marked the slabs already
@@ -422,29 +421,37 @@ class Arena:
         return len(self._open) - 1, self._open[-1].room(size)
 
     def _take(self, size: int) -> Slab:
-        """A slab of at least `size` bytes: a free one, a new one, or, beyond the budget, one for this batch."""
+        """A slab of at least `size` bytes: a free one, a new one, or, beyond the budget, one for this batch.
+
+        It has room for all of an expected batch, unless the budget has not; nor is it so large that it was made for an
+        unusual batch, and would leave no room for others.
+        """
+        # A batch that is larger than those before gets slabs that double: few of them, and the next batch gets one.
+        wished = max(size, 2 * self._open[-1].slab.size if self._open else self._expected)
+        most = 2 * max(wished, self._expected) + _LEFT_OVER
         for number, slab in reversed(tuple(self._slabs.items())):  # what was sent last is still in the CPU's caches
             state = self._states[number]
             if state == TAKEN or (visible := slab.visible):
                 continue
+            mine = may_write(state, visible, slab.inherited)
+            if mine and size <= slab.size <= most and (slab.size >= wished or self._number(wished) < 0):
+                self._slabs[number] = self._slabs.pop(number)
+                self._states[number] = TAKEN
+                return slab
             del self._slabs[number]
-            if may_write(state, visible, slab.inherited):
-                if slab.size >= size:
-                    self._slabs[number] = slab
-                    self._states[number] = TAKEN
-                    return slab
-                slab.give_back(0)  # too small by now; the loader has it mapped until it gets another with this number
-        size = _round_up(size, _ROUNDED)
-        number = self._number(size)
-        if number < 0:
-            return Slab(next(self._alone), size)
-        slab = self._slabs[number] = Slab(number, size, self._locked)
-        self._states[number] = TAKEN
-        return slab
+            if mine:
+                slab.give_back(0)  # the loader has it mapped until it gets another with this number
+        for new in (wished, size):
+            number = self._number(new)
+            if number >= 0:
+                slab = self._slabs[number] = Slab(number, _round_up(new, _ROUNDED), self._locked)
+                self._states[number] = TAKEN
+                return slab
+        return Slab(next(self._alone), _round_up(size, _ROUNDED))
 
     def _number(self, size: int) -> int:
         """The number of a new slab that is kept for use again; -1 if there is no room for it."""
-        if sum(slab.size for slab in self._slabs.values()) + size > self._budget:
+        if sum(slab.size for slab in self._slabs.values()) + _round_up(size, _ROUNDED) > self._budget:
             return -1
         return next((n for n in range(len(self._states)) if n not in self._slabs), -1)
 

@@ -42,6 +42,7 @@ _SMALL_PART, _PAGES = 4, 1 << 16
 """A tensor with less than 1/4 of its storage is a small part of it, if the storage is not small itself."""
 
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
+_new_shared: Any = torch.UntypedStorage._new_shared  # a worker whose batches lie in slabs replaces the attribute
 
 
 class TensorPickler(pickle.Pickler):
@@ -157,7 +158,7 @@ def out_of_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     running computations that use it. Without slabs it stays where it is, because a worker's batch is shared already.
     """
     if _is_in_slab(storage):
-        return torch.UntypedStorage._new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call, no-any-return]
+        return _new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-any-return]
     return storage
 
 

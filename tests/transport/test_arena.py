@@ -279,18 +279,34 @@ def test_what_the_dataset_has_shared_stays_shared(pair: Pair) -> None:
     assert pair.used == []
 
 
+def no_descriptor(*about: int) -> Slab:
+    raise OSError(24, "Too many open files")
+
+
 def test_without_a_descriptor_for_a_slab_the_storage_goes_the_other_way(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_descriptor(*about: int) -> Slab:
-        raise OSError(24, "Too many open files")
-
     monkeypatch.setattr(module, "Slab", no_descriptor)
     batch = pair.sent(torch.ones(BIG))
     assert batch.eq(1).all()
     assert batch.is_shared()
     assert pair.sent(np.ones(BIG)).sum() == BIG
     assert pair.arena.allocate(BIG) is None
+
+
+def test_without_a_slab_a_batch_that_the_worker_has_kept_stays_where_it_is(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = pair.made(BIG, 1)
+    array = kept.numpy()
+    assert pair.sent(kept).eq(1).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Slab", no_descriptor)
+        again = pair.sent([kept])[0]
+    assert again.is_shared()
+    kept[0] = 9
+    assert (array[0], int(again[0])) == (9, 1)
+    del kept, array
 
 
 def test_a_slab_that_can_not_be_sized_leaves_no_descriptor() -> None:
@@ -361,6 +377,25 @@ def test_new_slabs_get_smaller_again_after_an_unusual_batch() -> None:
     kept = [pair.sent(torch.zeros(BIG, dtype=torch.uint8)) for _ in range(60)]
     assert pair.used == list(range(60))
     del kept
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [{50: 5}, {50: 10}, {50: 19}, {50: 30}, dict.fromkeys(range(0, 400, 20), 4)],
+    ids=["5", "10", "19", "30", "each 20th"],
+)
+def test_an_unusual_batch_leaves_room_for_slabs_of_the_usual_ones(unusual: dict[int, int]) -> None:
+    """Of 400 batches of 1 MiB, of which the loader holds five, some have more MiB."""
+    states = memoryview(bytearray(SLABS))
+    arena, held, alone = Arena(states, 20 << 20), list[int](), list[bool]()
+    for place in range(400):
+        arena._room(unusual.get(place, 1) << 20)
+        (slab,), _ = arena.seal()
+        held.append(slab.number)
+        alone.append(slab.number in ALONE)
+        if len(held) > 5 and (number := held.pop(0)) not in ALONE:
+            states[number] = FREE
+    assert sum(alone[51:]) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import gc
 import os
+import pickle
 import queue
 import resource
 import socket
@@ -13,6 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
+from multiprocessing import reduction, resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +348,19 @@ def test_only_memory_of_the_host_comes_from_slabs(line: Line) -> None:
     storage = torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
     assert storage.device.type == "meta"
     assert line.states[0] == FREE
+
+
+def test_a_batch_that_the_worker_pickles_for_another_queue_takes_no_second_slab(line: Line) -> None:
+    storage: Any = torch.UntypedStorage._new_shared(BIG)  # type: ignore[no-untyped-call]  # as collate does
+    batch = torch.empty(0, dtype=torch.uint8).set_(storage).fill_(7)
+    copy = pickle.loads(reduction.ForkingPickler.dumps(batch))
+    assert copy.is_shared()
+    assert torch.equal(copy, batch)
+    assert len(line.writer._arena._open) == 1
+    assert line.writer._arena._open[0].filled == batch.nbytes
+    line.put(0, batch)
+    assert torch.equal(line.get().data, copy)
+    resource_sharer.stop(timeout=10)
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
