@@ -69,7 +69,9 @@ BUDGET = 2 << 30
 By default, two batches of a worker are ready, one is in work, and one or two are in the loop: there is room for batches
 of 400 MiB. A batch that does not fit gets a slab for itself, which is used once. So the budget bounds no batch. It
 bounds what a worker keeps after the program has dropped many batches: slabs that stay free give their memory back
-(`SPARE`), but only while batches are made.
+(`SPARE`), but only while batches are made. Slabs that are locked, or whose lock has failed, give nothing back: each
+keeps its whole size, in memory that is not swapped if it is locked, until the worker drops it or the queue closes. So
+each worker may hold its budget.
 """
 
 BUDGET_VARIABLE = "MINIDL_ARENA_BYTES"
@@ -87,13 +89,17 @@ SMALL = 1 << 15
 """Bytes of such storages in one message; what is beyond goes into a slab."""
 
 SPARE = 2
-"""Free slabs of a worker that keep their memory. Others give it back: the loader holds fewer batches than before."""
+"""Free slabs of a worker that keep their memory. Others give it back: the loader holds fewer batches than before.
+
+Slabs that the loader page-locks, or tries to, all keep theirs (`may_give_back`).
+"""
 
 _LEFT_OVER = 1 << 20
 """Bytes that a slab may keep beyond twice what batches need now."""
 
 _ALIGNED = 64
 _ROUNDED = 1 << 16
+_MOST = 1 << 50
 
 FREE, TAKEN, KEPT = range(3)
 """What a slab's byte says: the worker may take it; the loader has its batch, or will; a forked child may see it."""
@@ -137,13 +143,13 @@ def budget() -> int:
     if not text:
         return BUDGET
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
-    number = int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ")) if found else 0
-    if number < _ROUNDED:
+    number = float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ") if found else 0
+    if not _ROUNDED <= number <= _MOST:
         raise ValueError(
-            f"{BUDGET_VARIABLE}={text!r}: give the bytes of slabs that each worker keeps for use again, at least 64K, "
-            "as a number with K, M or G for KiB, MiB or GiB: 2G"
+            f"{BUDGET_VARIABLE}={text!r}: give the bytes of slabs that each worker keeps for use again, from 64K to "
+            "1024T, as a number with K, M, G or T for KiB, MiB, GiB or TiB: 2G"
         )
-    return number
+    return int(number)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
@@ -195,7 +201,8 @@ def may_give_back(locked: bool) -> bool:
 class Slab:
     """A memory file of the worker. announced: whether the loader has its descriptor; root: of the batch in it.
 
-    locked: the loader page-locks it, or tries to.
+    locked: the loader page-locks it, or tries to. The worker is not told of a lock that fails: also then it gives none
+    of the slab's memory back.
     """
 
     def __init__(self, number: int, size: int, locked: bool = False) -> None:
@@ -280,6 +287,7 @@ class Arena:
         self._budget = budget
         self._locked = locked
         self._slabs: dict[int, Slab] = {}  # in the order in which they were taken last
+        self.dropped: set[int] = set()  # numbers of slabs that this side has let go of, and the loader not yet
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
@@ -439,15 +447,17 @@ class Arena:
                 self._states[number] = TAKEN
                 return slab
             del self._slabs[number]
+            self.dropped.add(number)
             if mine:
-                slab.give_back(0)  # the loader has it mapped until it gets another with this number
+                slab.give_back(0)  # the loader has it mapped until it gets the next message
         for new in (wished, size):
             number = self._number(new)
             if number >= 0:
                 slab = self._slabs[number] = Slab(number, _round_up(new, _ROUNDED), self._locked)
+                self.dropped.discard(number)  # the loader maps the new one in its place
                 self._states[number] = TAKEN
                 return slab
-        return Slab(next(self._alone), _round_up(size, _ROUNDED))
+        return Slab(next(self._alone), _round_up(wished, _ROUNDED))
 
     def _number(self, size: int) -> int:
         """The number of a new slab that is kept for use again; -1 if there is no room for it."""
@@ -547,6 +557,10 @@ class Mappings:
         key = next(self._count)
         self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
         return root
+
+    def forget(self, number: int) -> None:
+        """Let go of a slab that the worker has dropped. If a batch in it is in view, it stays mapped for as long."""
+        self._memory.pop(number, None)
 
     def in_use(self) -> tuple[int, int]:
         """How many slabs the worker can't take now, and their bytes: of batches in use, or on their way."""

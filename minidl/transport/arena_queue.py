@@ -46,7 +46,7 @@ from minidl.transport.tensors import filling
 _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
 
-_SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size
+_SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size, 0 if the worker has dropped it
 
 _LENGTH = struct.Struct("!Q")  # of the pickle in a slab
 
@@ -124,9 +124,12 @@ class ArenaWriter(LiveRepr):
         slabs, small = arena.seal()
         if slabs:
             new = [slab for slab in slabs if not slab.announced]
-            names = b"".join([_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs])
+            named = [_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs]
+            named += [_SLAB.pack(number, False, 0) for number in arena.dropped]  # no message in them is unread
+            arena.dropped.clear()
+            names = b"".join(named)
             self._descriptors = [slab.fd for slab in new]
-            head = _HEAD.pack(self.worker_id, len(slabs), place, offset, len(small))
+            head = _HEAD.pack(self.worker_id, len(named), place, offset, len(small))
             self._send_bytes(b"".join((head, names, small, data)))
             for slab in new:
                 slab.announced = True
@@ -225,8 +228,8 @@ def _row(board: torch.Tensor, worker_id: int) -> memoryview:
 
 def _in_units(number: int) -> str:
     """A number of bytes as MINIDL_ARENA_BYTES takes it: "2G", "75.5M"."""
-    power = max(0, (number.bit_length() - 1) // 10)
-    return f"{number / 1024**power:.3g}{['', 'K', 'M', 'G', 'T'][power]}"
+    power = min(4, max(0, (number.bit_length() - 1) // 10))
+    return f"{number / 1024**power:.4g}{['', 'K', 'M', 'G', 'T'][power]}"
 
 
 class ArenaQueue(LiveRepr):
@@ -315,6 +318,9 @@ class ArenaQueue(LiveRepr):
         try:
             for place in range(count):
                 number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
+                if size == 0:  # these come last
+                    mappings.forget(number)
+                    continue
                 if number in ALONE:
                     self._tell(worker_id, size)
                 error = _map(mappings, number, size, descriptors) if new else None

@@ -407,7 +407,7 @@ def test_the_budget_is_what_the_environment_says(text: str, number: int, monkeyp
     assert module.budget() == number
 
 
-@pytest.mark.parametrize("text", ["0", "-1G", "63K", "lots", "2 gigs", "1e9", "G", "nan"])
+@pytest.mark.parametrize("text", ["0", "-1G", "63K", "lots", "2 gigs", "1e9", "G", "nan", "1025T", "9" * 400])
 def test_what_is_no_budget_is_refused_with_the_remedy(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BUDGET_VARIABLE, text)
     for construct in (

@@ -25,12 +25,14 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from hypothesis import given
+from hypothesis import strategies as st
 
 import minidl
 from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
-from minidl.transport import arena
+from minidl.transport import arena, arena_queue
 from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
@@ -361,6 +363,31 @@ def test_a_batch_that_the_worker_pickles_for_another_queue_takes_no_second_slab(
     line.put(0, batch)
     assert torch.equal(line.get().data, copy)
     resource_sharer.stop(timeout=10)
+
+
+@given(st.integers(1 << 16, 1 << 50) | st.integers(16, 49).flatmap(lambda n: st.integers(1000 << n - 10, 1 << n)))
+def test_a_number_of_bytes_that_is_said_is_one_that_the_variable_takes(number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIDL_ARENA_BYTES", arena_queue._in_units(max(number, 1 << 16)))
+        assert arena.budget() == pytest.approx(max(number, 1 << 16), rel=1e-3)
+
+
+def test_the_loader_lets_go_of_slabs_that_the_worker_has_dropped(line: Line) -> None:
+    """With the next message: of what is too small, and of what a forked child may see. A batch in view stays mapped."""
+    for idx in range(5):
+        line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
+    kept, *others = [line.get().data for _ in range(5)]
+    mappings = line.queue._mappings[0]
+    memory = [weakref.ref(each) for each in mappings._memory.values()]
+    del others
+    mappings.forked()
+    line.put(5, torch.ones(1 << 20))
+    assert line.get().data.eq(1).all()
+    assert set(mappings._memory) == set(line.writer._arena._slabs) == {0}
+    assert [each() is None for each in memory] == [False, True, True, True, True]
+    assert kept.eq(0).all()
+    line.put(6, torch.ones(BIG))
+    assert line.get().data.eq(1).all()
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
