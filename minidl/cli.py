@@ -184,7 +184,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--seconds", type=_interval, default=3.5, metavar="S",
                      help="between two looks at a process that may only be slow (default: %(default)s)"),
             ),
-            "It changes nothing in the processes that it looks at. With py-spy (pip install minidl[doctor]) it also\n"
+            "It changes nothing in the processes that it looks at. With py-spy (pip install py-spy) it also\n"
             "reads their Python stacks. Exit code 1: it found a hang, a death or an error.",
         ),
     ),

@@ -613,7 +613,8 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
     if found.share_of(found.first) >= ONE_SIDED:
         return "longer epochs: no batch is made before its epoch begins, so the loop waits for the first one"
     if cause is Cause.IPC:
-        return "send less, in few tensors, which cross by handle; see `minidl ledger`"
+        less = "send less, in few tensors; see `minidl ledger`"
+        return less if params.get("transport") == "arena" else f'{less}; or transport="arena", which makes no segments'
     if cause is Cause.COLLATE:
         if found.cpu.held(cpus)[0] is Held.WAITS:
             return "find what collation waits for (py-spy dump of a worker); more workers wait at the same time"

@@ -282,8 +282,10 @@ class _DeviceIter(LiveRepr):
                 copied = self._stream.transform(self._transform, copied)
             self._latest = self._stream.mark()
             return _Flight(copied, self._latest, batch, self._course.counted)
-        except Exception as error:
+        except BaseException as error:
             self._keep(batch)
+            if not isinstance(error, Exception):  # Ctrl-C
+                raise
             return _FailedBatch(error, self._course.counted)
 
     def _keep(self, batch: Any) -> None:
@@ -306,18 +308,21 @@ class _DeviceIter(LiveRepr):
         """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory.
 
         A device that has failed reads nothing any more; its error comes with its next use. What one that hangs may
-        still read is kept.
+        still read is kept, also if the wait is interrupted.
         """
         self._closed = True
         self._inner = None
-        with contextlib.suppress(RuntimeError):
-            if self._latest is not None and not is_reached(self._latest, MP_STATUS_CHECK_INTERVAL):
-                sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
+        sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
+        try:
+            if self._latest is not None:
                 _unread.append((self._latest, [*sources, *self._in_use, self._yielded]))
-        self._in_flight.clear()
-        self._stream.close()
-        self._in_use.clear()
-        self._yielded = None
+                with contextlib.suppress(RuntimeError):
+                    is_reached(self._latest, MP_STATUS_CHECK_INTERVAL)
+        finally:
+            self._in_flight.clear()
+            self._stream.close()
+            self._in_use.clear()
+            self._yielded = None
         _let_go()
 
     def close(self) -> None:
@@ -325,8 +330,10 @@ class _DeviceIter(LiveRepr):
         if self._closed or self._pid != os.getpid():
             return
         inner = self._inner
-        self._end()
-        _close(inner)
+        try:
+            self._end()
+        finally:
+            _close(inner)
 
     def __enter__(self) -> Self:
         return self

@@ -166,13 +166,18 @@ class AcceleratorDevice:
         with self.module.stream(self.side):  # on this device: CUDA opens a context on the current one
             status = cudart.cudaHostRegister(address, size, _PORTABLE)
         if int(status):
-            with contextlib.suppress(RuntimeError):  # CUDA keeps the error for the next kernel
-                torch.zeros(1, device=self.device)
+            self._forget_error()
             raise OSError(f"cudaHostRegister of {size} bytes: {cudart.cudaGetErrorString(status)}")
 
     def unlock(self, address: int) -> None:
         with contextlib.suppress(RuntimeError), self.module.stream(self.side):  # of a device that has failed
-            self.module.cudart().cudaHostUnregister(address)
+            if int(self.module.cudart().cudaHostUnregister(address)):
+                self._forget_error()
+
+    def _forget_error(self) -> None:
+        """CUDA keeps an error for the next kernel of the program, which would raise it: let it be this one."""
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.device)
 
     def record(self, stream: Any, timed: bool, **options: bool) -> AcceleratorMark:
         """Return a new mark in `stream`."""

@@ -43,8 +43,8 @@ import os
 import re
 import sys
 import threading
-import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import Any, Protocol
@@ -486,14 +486,18 @@ class Host(Protocol):
 
 
 class PageLocks:
-    """Page-locks the slabs of a loader for a device. Once that has failed, later slabs are not locked."""
+    """Page-locks the slabs of a loader for a device. Once that has failed, later slabs are not locked.
 
-    def __init__(self, host: Host) -> None:
+    tell: gets the text of a warning, which it must not raise: a message is being read.
+    """
+
+    def __init__(self, host: Host, tell: Callable[[str], None]) -> None:
         self.host = host
         self.failed = False
+        self._tell = tell
 
     def lock(self, memory: Any) -> bool:
-        """Lock a mapping until it goes; return whether it is locked. The first failure is a RuntimeWarning."""
+        """Lock a mapping until it goes; return whether it is locked. The first failure is told."""
         if self.failed:
             return False
         address = memory.ctypes.data
@@ -501,11 +505,9 @@ class PageLocks:
             self.host.lock(address, len(memory))
         except OSError as error:
             self.failed = True
-            warnings.warn(
+            self._tell(
                 f"{self.host.name} cannot page-lock the memory of batches: {error}. From here on their copies block "
-                "the loop; `ulimit -l unlimited`, or transport='upstream', may help.",
-                RuntimeWarning,
-                stacklevel=2,
+                "the loop; `ulimit -l unlimited`, or transport='upstream', may help."
             )
             return False
         weakref.finalize(memory, _unlock, self.host, address, os.getpid()).atexit = False

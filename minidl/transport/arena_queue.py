@@ -255,7 +255,8 @@ class ArenaQueue(LiveRepr):
             ArenaWriter(worker_id, self._sender, self._board, done_event, self._budget, host is not None)
             for worker_id in range(num_workers)
         ]
-        locks = None if host is None else PageLocks(host)
+        self._untold: list[str] = []  # warnings
+        locks = None if host is None else PageLocks(host, self._untold.append)
         self._mappings = [mappings(_row(self._board, worker_id), worker_id, locks) for worker_id in range(num_workers)]
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
@@ -285,9 +286,14 @@ class ArenaQueue(LiveRepr):
             self._sender.send(data, socket.MSG_DONTWAIT)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next message. Raises queue.Empty if none has come within `timeout` seconds."""
+        """The next message. Raises queue.Empty if none has come within `timeout` seconds.
+
+        What earlier batches have met is said first: a program may turn warnings into errors, and loses no message.
+        """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
+        if self._untold:
+            warnings.warn(self._untold.pop(0), RuntimeWarning, stacklevel=2)
         if not self._readable.wait(timeout if block else 0.0):
             raise queue.Empty
         return self._rebuilt(self._recv_bytes())
@@ -330,7 +336,7 @@ class ArenaQueue(LiveRepr):
             self._close_descriptors()
 
     def _tell(self, worker_id: int, needed: int) -> None:
-        """Say once that a batch has a slab for itself, and what to do about it."""
+        """Note once, for the next `get`, that a batch has a slab for itself, and what to do about it."""
         if self._told:
             return
         self._told = True
@@ -341,12 +347,10 @@ class ArenaQueue(LiveRepr):
             remedy = f"Let {BUDGET_VARIABLE}={larger} be in the environment, or let the program hold fewer batches."
         else:
             limit, remedy = counted(SLABS, "slab"), "Let the program hold fewer batches."
-        warnings.warn(
+        self._untold.append(
             f"A batch needs {_in_units(needed)}. Worker {worker_id} keeps at most {limit} for use again, and "
             f"{_in_units(in_use)} in {counted(slabs, 'slab')} are in use. This batch, and each further one that does "
-            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}"
         )
 
     def _close_descriptors(self) -> None:
@@ -364,10 +368,16 @@ class ArenaQueue(LiveRepr):
         """There is no feeder thread."""
 
     def close(self) -> None:
-        """Close this process's ends. Batches that it has got keep their memory."""
+        """Close this process's ends. Batches that it has got keep their memory.
+
+        What the last batch has met is said here, but never raised: the shutdown goes on.
+        """
         if not self._closed:
             self._sender.close()
             self.leave()
+            for text in self._untold:
+                with contextlib.suppress(RuntimeWarning):
+                    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def leave(self) -> None:
         """Close the reading end, and let go of the slabs."""

@@ -368,6 +368,12 @@ def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
     assert "num_workers" in judge(made(workers=0, samples=50), cpus=8).next_step
 
 
+def test_segments_are_blamed_only_where_there_are_some() -> None:
+    sending = made(ipc=50)
+    assert 'transport="arena"' in judge(sending).next_step
+    assert "arena" not in judge(sending, {"transport": "arena"}).next_step
+
+
 def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
     """More workers than CPUs: rebuilding takes long for the same reason as samples do, and a faster one would wait."""
     reading = made(rebuild=60, samples=30)

@@ -241,6 +241,22 @@ def test_where_memory_cannot_be_locked_the_copies_block_and_are_right() -> None:
         sim.configure(**settings)
 
 
+@pytest.mark.parametrize(("status", "kernels"), [(0, 0), (1, 1)])
+def test_an_unlock_that_fails_leaves_no_error_for_the_programs_next_kernel(
+    status: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA keeps the error of a call, and the next kernel raises it: one of the device's own has to."""
+    monkeypatch.setattr(sim.cudart, "cudaHostUnregister", staticmethod(lambda address: status))
+    device = open_device("sim")
+    sim.log(True)
+    try:
+        device.unlock(0)
+        sim.synchronize()
+    finally:
+        log = sim.log(False)
+    assert [kind for kind, *_ in log].count("kernel") == kernels
+
+
 @pytest.mark.live
 def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> None:
     from minidl.analysis.ledger import Copy, ledger
@@ -1032,6 +1048,8 @@ def test_gpu_memory_that_cannot_be_locked_is_an_error_and_the_device_works_on(cu
     finally:
         device.unlock(memory.data_ptr())
     assert not memory.is_pinned()
+    device.unlock(memory.data_ptr())
+    assert (torch.ones(3, device=cuda) + 1).tolist() == [2, 2, 2]
 
 
 @gpu

@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -78,6 +78,17 @@ def is_full(tensor: torch.Tensor, value: float) -> bool:
     return bool((tensor.cpu() == value).all())
 
 
+def interrupt(*arguments: Any, **options: Any) -> NoReturn:
+    """Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+class Interrupting:
+    """A part of a batch whose copy is interrupted."""
+
+    to = interrupt
+
+
 # --- Programs ---------------------------------------------------------------------------------------------------------
 def use_at_once(loaders: type[DeviceLoader]) -> bool:
     """The consumer computes with a batch whose copy is held up."""
@@ -122,7 +133,7 @@ def late_tensors(loaders: type[DeviceLoader]) -> bool:
 
 
 def interrupt_after_use(loaders: type[DeviceLoader]) -> bool:
-    """A transform that has enqueued work on a batch is interrupted: nothing but the device's memory keeps the batch."""
+    """Ctrl-C twice after a transform: nothing but the device's memory keeps the batch that it has enqueued work on."""
     total = torch.zeros(SIZE, device="sim")
 
     def source() -> Iterator[torch.Tensor]:
@@ -130,10 +141,10 @@ def interrupt_after_use(loaders: type[DeviceLoader]) -> bool:
 
     def transform(batch: torch.Tensor) -> torch.Tensor:
         sim.sleep(FOREVER)
-        total.add_(batch)
-        raise KeyboardInterrupt
+        return total.add_(batch)
 
     iterator = iter(loaders(source(), "sim", 1, transform))
+    iterator._stream.mark = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     iterator = None  # type: ignore[assignment]
@@ -142,6 +153,23 @@ def interrupt_after_use(loaders: type[DeviceLoader]) -> bool:
     sim.wake()
     sim.synchronize()
     return is_full(total, 5)
+
+
+def interrupt_between_copies(loaders: type[DeviceLoader]) -> bool:
+    """The host memory of the copy before lives until that is done, and `close` waits for it."""
+    made = next(batches(1))
+    alive = weakref.ref(made)
+    source = [(made, Interrupting())]
+    del made
+    loader = loaders((source.pop() for _ in range(1)), "sim", 1)
+    hold(loader._device.side)  # type: ignore[attr-defined]
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    gc.collect()
+    kept = alive() is not None and close_waits(iterator)
+    sim.wake()
+    return kept and alive() is None
 
 
 def use_new_weights(loaders: type[DeviceLoader]) -> bool:
@@ -212,17 +240,17 @@ class Blocks(minidl.Dataset[torch.Tensor]):
         return torch.full((SIZE,), float(index))
 
 
-def recycle_slabs(loaders: type[DeviceLoader], fails: bool = False) -> bool:
+def recycle_slabs(loaders: type[DeviceLoader], error: type[BaseException] | None = None) -> bool:
     """The copies are held up while the worker makes more batches: it must not write into the slabs of the first.
 
-    fails: the transform raises, after it has used what is not copied yet.
+    error: the transform raises it, after it has used what is not copied yet.
     """
     total = torch.zeros(40, SIZE, device="sim")
 
     def transform(batch: torch.Tensor) -> torch.Tensor:
         total[int(next(turns))] = batch[0]
-        if fails:
-            raise ValueError
+        if error is not None:
+            raise error
         return batch
 
     turns = iter(range(40))
@@ -231,17 +259,21 @@ def recycle_slabs(loaders: type[DeviceLoader], fails: bool = False) -> bool:
         hold(loader._device.side)  # type: ignore[attr-defined]
         iterator = iter(loader)
         for _ in range(9):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, KeyboardInterrupt):
                 next(iterator)
         sim.wake()
-        with contextlib.suppress(ValueError):
-            next(iterator)
+        sim.synchronize()
     return all(is_full(total[number], number) for number in range(9))
 
 
 def recycle_slabs_of_failed_batches(loaders: type[DeviceLoader]) -> bool:
     """Also where the transform has failed, after it has enqueued work on the copy."""
-    return recycle_slabs(loaders, fails=True)
+    return recycle_slabs(loaders, ValueError)
+
+
+def recycle_slabs_of_interrupted_batches(loaders: type[DeviceLoader]) -> bool:
+    """Also where it was interrupted."""
+    return recycle_slabs(loaders, KeyboardInterrupt)
 
 
 def run_ahead(loaders: type[DeviceLoader]) -> bool:
@@ -282,6 +314,10 @@ def end_early(loaders: type[DeviceLoader]) -> bool:
     hold(loader._device.side)  # type: ignore[attr-defined]
     iterator = iter(loader)
     next(iterator)
+    return close_waits(iterator)
+
+
+def close_waits(iterator: Any) -> bool:
     closing = threading.Thread(target=iterator.close)
     closing.start()
     waited = not soon(lambda: not closing.is_alive())
@@ -317,6 +353,11 @@ GUARDS: dict[str, tuple[types.ModuleType, str, str, Callable[[type[DeviceLoader]
         loader_module, "_Flight(copied, self._latest, batch,", "_Flight(copied, self._latest, None,", recycle_slabs),
     "a slab is kept until its copy, though the transform failed": (
         loader_module, "self._in_use.append(((self._latest,), batch))", "pass", recycle_slabs_of_failed_batches),
+    "a slab is kept until its copy, though the transform was interrupted": (
+        loader_module, "except BaseException as error", "except Exception as error",
+        recycle_slabs_of_interrupted_batches),
+    "the source is kept, though a later copy was interrupted": (
+        loader_module, "except BaseException as error", "except Exception as error", interrupt_between_copies),
     "the host is bound to the device": (
         loader_module, "len(self._in_use) > self._prefetch or ", "", run_ahead),
     "the batches in flight are limited": (
@@ -351,7 +392,7 @@ def without(module: types.ModuleType, text: str, instead: str) -> type[DeviceLoa
     return WithOtherStreams
 
 
-STARTING = (recycle_slabs, recycle_slabs_of_failed_batches)
+STARTING = (recycle_slabs, recycle_slabs_of_failed_batches, recycle_slabs_of_interrupted_batches)
 """Programs that start workers."""
 
 
@@ -595,9 +636,12 @@ class Closable(Iterator[torch.Tensor]):
     def __init__(self, count: int) -> None:
         self.batches = batches(count)
         self.closed = 0
+        self.latest: weakref.ref[torch.Tensor] | None = None
 
     def __next__(self) -> torch.Tensor:
-        return next(self.batches)
+        batch = next(self.batches)
+        self.latest = weakref.ref(batch)
+        return batch
 
     def close(self) -> None:
         self.closed += 1
@@ -640,6 +684,28 @@ def test_a_device_that_hangs_is_an_error_that_names_it_and_nothing_is_lost(what:
         iterator._timeout = 0
         values.extend(batch[0] for batch in iterator)
     assert [float(value) for value in values] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_ctrl_c_while_close_waits_keeps_what_the_device_reads_and_closes_the_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Closable(1)
+    loader = DeviceLoader(source, "sim", 1)
+    hold(loader._device.side)  # type: ignore[attr-defined]
+    iterator = iter(loader)
+    iterator._fill()
+    monkeypatch.setattr(loader_module, "is_reached", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert source.closed == 1
+    del iterator
+    gc.collect()
+    assert source.latest is not None
+    assert source.latest() is not None
+    sim.wake()
+    sim.synchronize()
+    loader_module._let_go()
+    assert source.latest() is None
 
 
 def test_a_timeout_below_zero_is_refused() -> None:

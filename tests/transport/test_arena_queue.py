@@ -33,7 +33,7 @@ from minidl import collate
 from minidl.errors import ExceptionWrapper
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel
 from minidl.transport import arena, arena_queue
-from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN
+from minidl.transport.arena import FREE, INLINE, SLABS, TAKEN, Host
 from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.message import Envelope
 from minidl.transport.queues import SharedFlag
@@ -44,9 +44,9 @@ BIG = 4 * INLINE
 class Line:
     """A queue whose writer is in this process, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host | None = None) -> None:
         self.done = SharedFlag()
-        self.queue: Any = ArenaQueue(1, self.done)
+        self.queue: Any = ArenaQueue(1, self.done, host=host)
         self.writer: Any = self.queue.writer(0)
         self.writer.enter_worker()
         self.states = self.writer._arena._states
@@ -58,19 +58,39 @@ class Line:
         return self.queue.get(timeout=wl.BOUND)
 
 
-@pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+class Refusing:
+    """A host that locks nothing."""
+
+    name, simulated = "a device", True
+
+    def lock(self, address: int, size: int) -> None:
+        raise OSError("no more")
+
+    def unlock(self, address: int) -> None:
+        raise AssertionError
+
+
+@contextlib.contextmanager
+def opened(monkeypatch: pytest.MonkeyPatch, host: Host | None = None) -> Iterator[Line]:
     monkeypatch.setattr(collate, "shared_from", 0)
     before = torch.UntypedStorage.__dict__.get("_new_shared")
-    made = Line()
-    yield made
-    made.writer.close()
-    made.queue.close()
-    if before is None:
-        del torch.UntypedStorage._new_shared
-    else:
-        torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
-    made.writer._arena._slabs.clear()
+    made = Line(host)
+    try:
+        yield made
+    finally:
+        made.writer.close()
+        made.queue.close()
+        if before is None:
+            del torch.UntypedStorage._new_shared
+        else:
+            torch.UntypedStorage._new_shared = before  # type: ignore[assignment]
+        made.writer._arena._slabs.clear()
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    with opened(monkeypatch) as made:
+        yield made
 
 
 def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None:
@@ -259,10 +279,10 @@ def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch
         line.put(idx, torch.full((BIG,), idx % 256, dtype=torch.uint8))
         return line.get().data
 
-    batches = [kept(idx) for idx in range(SLABS)]
+    batches = [kept(idx) for idx in range(SLABS + 1)]
     with pytest.warns(RuntimeWarning, match=r"keeps at most 256 slabs .* Let the program hold fewer batches\.$"):
-        batches.append(kept(SLABS))
-    batches += [kept(idx) for idx in range(SLABS + 1, SLABS + 5)]
+        batches.append(kept(SLABS + 1))
+    batches += [kept(idx) for idx in range(SLABS + 2, SLABS + 5)]
     assert [int(batch[-1]) for batch in batches] == [idx % 256 for idx in range(SLABS + 5)]
 
 
@@ -275,7 +295,7 @@ def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
     kept = line.get().data
     for idx in range(1, 4):
         line.put(idx, torch.full((3 << 18,), idx, dtype=torch.uint8))
-        said = contextlib.nullcontext() if idx > 1 else pytest.warns(
+        said = contextlib.nullcontext() if idx != 2 else pytest.warns(
             RuntimeWarning,
             match=r"^A batch needs 768K\. Worker 0 keeps at most slabs of 1M in all for use again, and 512K in 1 slab "
             r"are in use\. .*Let MINIDL_ARENA_BYTES=8M be in the environment",
@@ -283,6 +303,35 @@ def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
         with said:
             assert line.get().data.eq(idx).all()
     assert kept.eq(0).all()
+
+
+def test_warnings_that_are_errors_are_raised_once_and_lose_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_ARENA_BYTES", "64K")
+    batches, said = [], []
+    with opened(monkeypatch, Refusing()) as line:
+        for idx in range(5):
+            line.put(idx, torch.full((BIG,), idx, dtype=torch.uint8))
+            try:
+                result = line.get()
+            except RuntimeWarning as warning:
+                said.append(str(warning)[:25])
+                result = line.queue.get(block=False)
+            assert result.idx == idx
+            batches.append(result.data)
+        del result
+    assert said == ["a device cannot page-lock", "A batch needs 64K. Worker"]
+    assert [batch.unique().tolist() for batch in batches] == [[idx] for idx in range(5)]
+
+
+def test_what_the_last_batch_has_met_is_said_at_the_end_and_never_raised_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for filtered in (pytest.warns(RuntimeWarning, match="cannot page-lock"), contextlib.nullcontext()):
+        with opened(monkeypatch, Refusing()) as line:
+            line.put(0, torch.ones(BIG))
+            assert line.get().data.eq(1).all()
+            with filtered as said:
+                line.queue.close()
+            assert said is None or len(said) == 1
+            assert line.queue._receiver.fileno() == -1
 
 
 def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
@@ -497,7 +546,10 @@ def test_all_that_a_batch_can_hold_arrives_as_in_torch(tmp_path: Path) -> None:
 
 @pytest.mark.live
 def test_two_workers_whose_batches_exceed_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that keeps all its batches, and workers whose budget is smaller than one of them."""
+    """A program that keeps all its batches, and workers whose budget is smaller than one of them.
+
+    Warnings that are errors lose no batch: the iteration goes on.
+    """
     monkeypatch.setenv("MINIDL_ARENA_BYTES", "64K")
     dataset = Mixed(3000)
     expected = [list(flat(batch)) for batch in minidl.DataLoader(dataset, 4)]
@@ -511,6 +563,17 @@ def test_two_workers_whose_batches_exceed_the_budget(monkeypatch: pytest.MonkeyP
             kept = list(loader)
         assert len([warning for warning in said if warning.category is RuntimeWarning]) == 1
         assert [list(flat(batch)) for batch in kept] == expected
+        iterator: Any = iter(loader)
+        kept, raised = [], 0
+        while len(kept) < len(expected):
+            try:
+                kept.append(next(iterator))
+            except RuntimeWarning:
+                raised += 1
+        assert raised == 1
+        assert next(iterator, None) is None
+        assert [list(flat(batch)) for batch in kept] == expected
+        del iterator
 
 
 @pytest.mark.live
