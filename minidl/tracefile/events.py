@@ -348,7 +348,7 @@ YIELD = _instant(
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
-    ("iterators:__next__, dataloader:__iter__", "iterators:__next__, dataloader:__iter__, shutdown:shut_down"),
+    ("iterators:__next__, dataloader:_iterate", "iterators:__next__, dataloader:_iterate, shutdown:shut_down"),
     "", "1 §2.3", stage="consumer")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ SLAB_RELEASE = _instant(
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
     "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",
-    "transport.arena:lock", "", "3 §storage")  # fmt: skip
+    "transport.arena:map", "", "3 §storage")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(

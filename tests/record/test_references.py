@@ -51,6 +51,11 @@ def device_stage() -> None:
             pass
 
 
+def locked_slabs() -> None:
+    loader = minidl.DataLoader(wl.Tensors(4), 2, num_workers=1, transport="arena", pin_memory=True)
+    assert len(list(DeviceLoader(loader, "sim"))) == 2
+
+
 def shares() -> None:
     dataset = wl.Tensors(8)
     sampler = minidl.DistributedSampler(dataset, 2, 0)
@@ -120,7 +125,11 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
         witness.look(event[0])
         note(track, mark, *event)
 
-    runs = {name: recorded.RUNS[name] for name in RUNS} | {"device": device_stage, "shares": shares}
+    runs = {name: recorded.RUNS[name] for name in RUNS} | {
+        "device": device_stage,
+        "locked": locked_slabs,
+        "shares": shares,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "_emitters", watched_emitters)
         patch.setattr(StreamTrack, "note", watched_note)
