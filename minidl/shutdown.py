@@ -22,7 +22,7 @@ from minidl.messages import Sentinel
 from minidl.progress import ProgressBoard, Stage
 from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
 from minidl.transport.queues import NoThreadError
-from minidl.transport.tensors import remove_segments_of
+from minidl.transport.tensors import remove_left
 
 python_exit_status: bool | None = False
 """Whether Python is exiting. Locks, threads and queues may no longer work then, so `Crew.shut_down` does nothing."""
@@ -50,7 +50,7 @@ the worker would not receive it, and would be killed. So a crew holds no referen
 def _remove_segments() -> None:
     """Remove what the workers have left that are terminated because Python exits."""
     for crew in _running:
-        remove_segments_of([worker.pid for worker in crew.workers])
+        remove_left([worker.pid for worker in crew.workers])
 
 
 util.Finalize(None, _remove_segments, exitpriority=-1)  # below 0: after multiprocessing has terminated and joined them
@@ -184,7 +184,7 @@ class Crew(LiveRepr):
             effect = self.driver.done()
         if self.driver.ended:
             _running.discard(self)
-            remove_segments_of([worker.pid for worker in self.workers])
+            remove_left([worker.pid for worker in self.workers])
 
     def perform(self, effect: Effect) -> None:
         """Perform one step of the shutdown."""

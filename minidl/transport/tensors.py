@@ -30,6 +30,8 @@ import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
+from minidl.segments import remove_segments_of
+
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 NAMES = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
@@ -252,17 +254,10 @@ def remove_unsized(error: BaseException) -> None:
             os.unlink(f"/dev/shm/{found[1]}")
 
 
-def remove_segments_of(pids: Collection[int]) -> None:
-    """Remove the segments that have the name of a process of `pids`, which have ended.
-
-    With the strategy `file_descriptor`, a segment has its name only until it is mapped. A process that is terminated in
-    that moment leaves it.
-    """
+def remove_left(pids: Collection[int]) -> None:
+    """Remove the segments that workers have left which have ended. With `file_system`, others may still open them."""
     if mp.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
-        for name in os.listdir("/dev/shm"):
-            if name.startswith("torch_") and name.split("_")[1] in map(str, pids):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"/dev/shm/{name}")
+        remove_segments_of(pids)
 
 
 class NotHandedOverError(Exception):

@@ -26,6 +26,7 @@ import numpy as np
 
 import minidl
 from minidl.evidence.model import RunEvidence
+from minidl.segments import remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.format import header_problem, records
@@ -108,6 +109,8 @@ class Watcher:
             self._look_at_waits()
             if self._wait_for_next():
                 break
+        else:
+            self._remove_segments()
         self._finish()
 
     def _wait_for_next(self) -> bool:
@@ -131,6 +134,15 @@ class Watcher:
             if known.reap():
                 self._act(known.stall)
         return False
+
+    def _remove_segments(self) -> None:
+        """Remove what processes have left that were killed together: no other process of the run is there to do it."""
+        self._find_processes()
+        end = time.monotonic() + TICK
+        while self.processes and time.monotonic() < end and not self._wait_for_next():
+            pass
+        pids = {int(stem.split("-")[0]) for stem in self.stems}
+        remove_segments_of(pids - self.processes.keys())
 
     def _finish(self) -> None:
         for stall in self.stalls.values():

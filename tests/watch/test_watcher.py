@@ -118,8 +118,9 @@ def test_a_hang_is_killed_if_that_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.live
 def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
-    """The main process kills itself and its workers: nobody but the watchdog is left to record that."""
-    program = HANGS.replace("os.read(READ, 1)  # nobody writes", "os.killpg(0, 9)")
+    """A worker kills all of the run: nobody but the watchdog is left to record that, and to remove what it left."""
+    segment = "open(f'/dev/shm/torch_{os.getpid()}_1_1', 'w').close()"
+    program = HANGS.replace("os.read(READ, 1)  # nobody writes", f"{segment}, os.killpg(0, 9)")
     write(tmp_path / "start.py", "import os, runpy, sys\nos.setpgid(0, 0)\nsys.argv = sys.argv[1:]\n"
           "runpy.run_module('minidl', run_name='__main__', alter_sys=True)\n")  # fmt: skip
     write(tmp_path / "train.py", program)
@@ -128,6 +129,7 @@ def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
     assert done.returncode == -9
     (main,) = [process for process in trace.processes if process.role == "loader"]
     assert main.pid in {one.pid for one in trace.watched.ended}
+    assert [left for one in trace.processes for left in Path("/dev/shm").glob(f"torch_{one.pid}_*")] == []
     assert (trace.watched.looks, trace.watched.said) == ([], [])
     assert watchdogs(tmp_path / "trace") == []
 
