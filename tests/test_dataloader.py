@@ -291,6 +291,41 @@ def test_the_pin_thread_is_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None
         assert not iterator._pin_memory_thread.is_alive()
 
 
+class CountingHost:
+    """Stands for a device that copies from page-locked memory; `locked`: addresses. It locks nothing."""
+
+    name = "a host"
+    simulated = True
+
+    def __init__(self) -> None:
+        self.locked: set[int] = set()
+
+    def lock(self, address: int, size: int) -> None:
+        self.locked.add(address)
+
+    def unlock(self, address: int) -> None:
+        self.locked.remove(address)
+
+
+@pytest.mark.live
+def test_slabs_are_locked_only_for_who_copies_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a pin thread. The next plain epoch begins anew: the program may keep its batches."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    host, options = CountingHost(), {"num_workers": 1, "pin_memory": True, "persistent_workers": True}
+    with minidl.DataLoader(MAP, transport="arena", **options) as loader:  # type: ignore[arg-type]
+        for_device: Any = loader.iterate_for(host)
+        assert [batch.item() for batch in for_device] == list(range(7))
+        assert (len(host.locked) > 0, hasattr(for_device, "_pin_memory_thread")) == (True, False)
+        again: Any = loader.iterate_for(host)
+        assert again is for_device
+        plain: Any = iter(loader)
+        assert [batch.item() for batch in plain] == list(range(7))
+        assert (host.locked, plain._pin_memory_thread.is_alive()) == (set(), True)
+    with minidl.DataLoader(MAP, transport="upstream", **options) as loader:  # type: ignore[arg-type]
+        assert [batch.item() for batch in loader.iterate_for(host)] == list(range(7))
+    assert host.locked == set()
+
+
 @pytest.mark.live
 def test_workers_are_readable_after_exhaustion() -> None:
     iterator: Any = iter(minidl.DataLoader(MAP, num_workers=2))

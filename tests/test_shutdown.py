@@ -268,7 +268,10 @@ def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_pa
     iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), **options))
     for _ in range(5):
         next(iterator)
-    # Worker 1 is in sample 5, and in no write: killed in one, it would take the queue's lock with it.
+    # Worker 1 is in sample 5. Its feeder thread has written batch 3, and may still hold the queue's lock. If the worker
+    # were killed now, nobody would get the lock any more.
+    assert iterator._worker_result_queue._wlock.acquire(timeout=wl.BOUND)
+    iterator._worker_result_queue._wlock.release()
     os.kill(iterator._workers[1].pid, signal.SIGKILL)
     iterator._workers[1].join()
     iterator.close()

@@ -342,8 +342,8 @@ def _act(
 
 
 def _mapped(iterator: Any) -> int:
-    """How many slabs the loader has mapped."""
-    return sum(len(each._memory) for each in iterator._worker_result_queue._mappings)
+    """How many slabs the loader has mapped; after its end, only those with batches in view."""
+    return sum(max(len(each._memory), each.visible) for each in iterator._worker_result_queue._mappings)
 
 
 def _all_free(iterator: Any) -> None:
