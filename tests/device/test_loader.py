@@ -716,13 +716,18 @@ def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_read
     source = Closable(1)
     loader, hanging = DeviceLoader(batches(1), "sim", 1), DeviceLoader(source, "sim", 1)
     hold(hanging._device.side)  # type: ignore[attr-defined]
-    ended, other = iter(loader), iter(hanging)
-    ended._fill()
-    other._fill()
-    mark: Any = ended._latest
-    monkeypatch.setattr(mark, "done", lambda: other.close() or True)
+    ended, others = iter(loader), [iter(hanging)]
+    for iterator in (ended, *others):
+        iterator._fill()
+    del iterator
+
+    def done() -> bool:
+        while others:
+            others.pop().close()
+        return True
+
+    monkeypatch.setattr(ended._latest, "done", done)
     ended.close()
-    del other
     gc.collect()
     assert source.closed == 1
     assert source.latest is not None
