@@ -101,7 +101,7 @@ class RunFacts:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
         out, homes = [], {self._home_of(pid) for pid in self.workers}
         for process in self.now.processes:
-            if process.pid in self.workers or self._below_worker(process) or process.ended or _is_server(process):
+            if process.pid in self.workers or self._below_worker(process) or process.ended or is_server(process):
                 continue
             mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
             inside = [one for one in mine if self._at_home(one)]
@@ -164,7 +164,7 @@ class RunFacts:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
         parent = self.processes[worker].ppid
         server = self.processes.get(parent)
-        if server is not None and _is_server(server):
+        if server is not None and is_server(server):
             return server.ppid
         return parent
 
@@ -254,7 +254,7 @@ class RunFacts:
         return (self.now.moment - self.looks[0].moment) / 1e9 + self.now.interval
 
 
-def _is_server(process: SeenProcess) -> bool:
+def is_server(process: SeenProcess) -> bool:
     """Whether it is the fork server of multiprocessing, which starts workers and waits for none; no child of it is."""
     code = " ".join(process.command)
     return "multiprocessing.forkserver" in code and not is_worker(process)

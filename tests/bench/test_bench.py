@@ -309,7 +309,7 @@ def test_pictures_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.live
 def test_bench_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "PAUSE", 0.0)
-    rows = transports.bench_transports(rounds=1, length=0.02, workers=(1,))
+    rows = transports.bench_transports(rounds=1, length=0.005, workers=(1,))
     kinds = transports.TRAVELLERS.values()
     assert [row.name for row in rows] == [name for kind in kinds for name in transports.variants_for(kind)]
     assert all(row.extra["CPU ratio"] > 0 for row in rows if row.name != transports.TORCH)
