@@ -463,7 +463,7 @@ class _Inquiry:
         processes, number = self.trace.processes, focus.worker
         home, made_by = processes[int(wait.row["process"])], self._process_of(focus.loader, number)
         mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
-        step = self._step_at(focus.process, wait.until)
+        step = self._step_at(focus.process, wait.until) if focus.process != int(wait.row["process"]) else None
         return Told(
             hung=wait.is_hang(self.trace.seen > 0),
             since=wait.begin,
@@ -475,7 +475,8 @@ class _Inquiry:
             worker=number if wait.for_data else -1,
             worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
             sample=self._sample(focus),
-            step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
+            step=doing(step) if step is not None else "",
+            step_since=since(self.trace, step) if step is not None else 0,
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
             others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),

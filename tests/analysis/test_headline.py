@@ -484,6 +484,9 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(tmp_p
         return
     assert found.sentence.startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38")
     assert "SIGKILL ended the whole run at 30.01 s: its loader found pid 1100 dead" in found.evidence[-1]
+    assert found.told is not None
+    assert found.focus is not None
+    assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
     starved = read_trace(path)
     starved.watched.samples = [watched.Sample(starved.start + n, {}, 0, oom_kills=n) for n in (0, 1)]
     assert headline(starved).sentence.startswith("died: worker 0 (pid 1100)")
