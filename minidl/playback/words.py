@@ -302,7 +302,8 @@ def _training_loop(state: ProtocolState) -> StateLine:
     doing = ""
     if state.consumer is not None:
         doing = f"works on task {state.consumer}, " if state.consumer >= 0 else "its own code runs, "
-    return StateLine("training loop", f"{doing}{counted(state.yielded, 'batch', 'batches')} of this epoch handed out", shown)
+    batches = counted(state.yielded, "batch", "batches")
+    return StateLine("training loop", f"{doing}{batches} of this epoch handed out", shown)
 
 
 def _state(state: ProtocolState) -> StateLine:

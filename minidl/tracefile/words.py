@@ -126,7 +126,7 @@ _DOING: Final = {
 
 
 def sample_asked_for(position: int, index: int) -> str:
-    """What a call of the dataset is for, by the fields of its event: "sample 4"; `__getitems__` asks for "the samples"."""
+    """What the dataset is asked for, by its event's fields: "sample 4"; by `__getitems__` "the samples"."""
     if index >= 0:
         return f"sample {index}"
     return f"the sample at position {position}" if position >= 0 else "the samples"
