@@ -29,7 +29,7 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
@@ -603,7 +603,12 @@ class _Inquiry:
         both = (
             f"SIGKILL ended the whole run at {self._at(int(death['time']))}: its loader found pid {pid} dead, and died"
         )
-        return dataclasses.replace(found, evidence=(*found.evidence, both)) if found.kind is What.HUNG else None
+        if found.kind is not What.HUNG:
+            return None
+        known = found.diagnosis
+        if known is not None:
+            known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
+        return dataclasses.replace(found, evidence=(*found.evidence, both), diagnosis=known)
 
     @property
     def _starved(self) -> bool:

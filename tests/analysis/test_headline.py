@@ -469,7 +469,9 @@ def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_p
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(tmp_path: Path, raises: bool) -> None:
+def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
     """A worker dies first, and its loader finds it dead before it is killed too. One that lives on raises an error."""
     path = write(tmp_path / "t", Run(**LONG))
     end = int(read_trace(path).events["time"][-1])
@@ -487,6 +489,11 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(tmp_p
     assert found.told is not None
     assert found.focus is not None
     assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
+    seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: seen)
+    known = headline(read_trace(path)).diagnosis
+    assert known is not None
+    assert [fact.text for fact in known.evidence] == [found.evidence[-1]]
     starved = read_trace(path)
     starved.watched.samples = [watched.Sample(starved.start + n, {}, 0, oom_kills=n) for n in (0, 1)]
     assert headline(starved).sentence.startswith("died: worker 0 (pid 1100)")
