@@ -630,7 +630,7 @@ class _Inquiry:
             own = spans[(spans["process"] == process) & (spans["end"] < 0) & (spans["tid"] == pid)]
             own = own[np.isin(own["code"], [ev.SAMPLE[0], ev.FETCH[0], ev.COLLATE[0]])]
             step = own[-1] if len(own) else step
-        last = self.until[process]
+        last = min(self.until[process], int(row["time"]))  # a watchdog may see the end later than the loader does
         what = f"{of}worker {worker} (pid {pid}), last seen at {self._at(last)}, {_exit(code)}"
         if step is not None:
             what += f" while it was {doing(step)}"

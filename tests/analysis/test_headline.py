@@ -575,6 +575,9 @@ def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, 
     assert found.sentence == f"died: worker 1 (pid 1101), last seen at 5.0 ms, {how} while it was in sample 38 (task 9)"
     assert helps in found.next_step
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
+    late = read_trace(path)
+    late.watched.ended = [watched.Ended(1101, end + 9_000_000, code)]  # later than the loader
+    assert headline(late).evidence[0] == "found dead 0 ns after its last sign of life"
 
 
 def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
