@@ -21,7 +21,6 @@ from minidl.live_repr import LiveRepr, numbers
 from minidl.messages import Sentinel
 from minidl.progress import ProgressBoard, Stage
 from minidl.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
-from minidl.transport.arena_queue import ArenaQueue
 from minidl.transport.queues import NoThreadError
 from minidl.transport.tensors import remove_left
 
@@ -186,8 +185,7 @@ class Crew(LiveRepr):
         if self.driver.ended:
             _running.discard(self)
             remove_left([worker.pid for worker in self.workers])
-            if isinstance(self.result_queue, ArenaQueue):  # the program may keep the iterator, and so the slabs
-                self.result_queue.close()
+            self.result_queue.let_go()
 
     def perform(self, effect: Effect) -> None:
         """Perform one step of the shutdown."""

@@ -589,12 +589,22 @@ def test_user_code_that_runs_inside_next_may_close_the_iterator(
     assert not report.violations, report.text()
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_iterator_that_is_kept_keeps_no_slabs(traced: bool, tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace") if traced else contextlib.nullcontext():
+        iterator: Any = iter(minidl.DataLoader([torch.ones(9000)] * 4, num_workers=1, transport="arena"))
+        batches = [batch.sum().item() for batch in iterator]
+    assert batches == [9000.0] * 4
+    assert [len(each._memory) for each in iterator._worker_result_queue._mappings] == [0]
+
+
 # --- A crew alone -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def crew() -> Iterator[Crew]:
     """A crew of nobody, whose driver says that there is nothing to do."""
     driver: Any = SimpleNamespace(close=lambda: END, ended=False)
-    made = Crew(driver, None, None, None)  # type: ignore[arg-type]
+    results: Any = SimpleNamespace(let_go=lambda: None)
+    made = Crew(driver, results, None, None)  # type: ignore[arg-type]
     yield made
     shutdown._running.discard(made)
 

@@ -29,7 +29,7 @@ from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.analysis.verdict import Bound, Cause, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
@@ -219,7 +219,7 @@ class _Inquiry:
     def headline(self) -> Headline:
         deaths = self._deaths()
         if len(deaths):
-            return self._died(deaths)
+            return self._hung_before(deaths[0]) or self._died(deaths)
         waits = [wait for home in self.homes if (wait := self._last_wait(home)) is not None]
         goes_on = self.trace.seen > 0
         hung = [wait for wait in waits if wait.is_hang(goes_on)]
@@ -456,7 +456,7 @@ class _Inquiry:
         processes, number = self.trace.processes, focus.worker
         home, made_by = processes[int(wait.row["process"])], self._process_of(focus.loader, number)
         mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
-        step = self._step_at(focus.process, wait.until)
+        step = self._step_at(focus.process, wait.until) if focus.process != int(wait.row["process"]) else None
         return Told(
             hung=wait.is_hang(self.trace.seen > 0),
             since=wait.begin,
@@ -468,7 +468,8 @@ class _Inquiry:
             worker=number if wait.for_data else -1,
             worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
             sample=self._sample(focus),
-            step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
+            step=doing(step) if step is not None else "",
+            step_since=since(self.trace, step) if step is not None else 0,
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
             others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
@@ -578,12 +579,41 @@ class _Inquiry:
         rows: Rows = np.concatenate([found, gone[~np.array(named, bool)]])
         return rows[np.argsort(rows["time"], kind="stable")]
 
+    def _hung_before(self, death: np.void) -> Headline | None:
+        """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
+
+        kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
+        """
+        home, (pid, code) = int(death["process"]), _dead(death)
+        together = self.until[home] - int(death["time"]) < SUDDEN and home not in self.over and not self.trace.seen
+        wait = self._last_wait(home)
+        if code != -signal.SIGKILL or not together or self._starved or wait is None or wait.ended or not wait.for_data:
+            return None
+        wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
+        if not wait.is_hang(goes_on=False) and self._evident([wait]) is None:
+            return None
+        found = self._hung(wait, [])
+        both = (
+            f"SIGKILL ended the whole run at {self._at(int(death['time']))}: its loader found pid {pid} dead, and died"
+        )
+        if found.kind is not What.HUNG:
+            return None
+        known = found.diagnosis
+        if known is not None:
+            known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
+        return dataclasses.replace(found, evidence=(*found.evidence, both), diagnosis=known)
+
+    @property
+    def _starved(self) -> bool:
+        """Whether the kernel killed processes of the run's cgroup for memory, as the watchdog saw."""
+        samples = self.trace.watched.samples
+        return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+
     def _died(self, deaths: Rows) -> Headline:
         row = deaths[0]
         if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
             return self._pin_thread_died(row)
-        by_find = row["code"] == ev.FOUND_DEAD
-        pid, code = int(row["y"] if by_find else row["x"]), int(row["z"] if by_find else row["y"])
+        pid, code = _dead(row)
         loader, worker = int(row["loader"]), int(row["worker"])
         process = self._process_of(loader, worker, pid)
         of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
@@ -633,8 +663,7 @@ class _Inquiry:
 
         kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
         """
-        samples = self.trace.watched.samples
-        starved = len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+        starved = self._starved
         for home in self.homes:
             process = self.trace.processes[home]
             seen = self.trace.watched.death_of(process.pid)
@@ -984,6 +1013,12 @@ _MADE: Final = {
 def _named(process: Process) -> str:
     of = "" if process.rank < 0 else f"rank {process.rank} "
     return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
+
+
+def _dead(row: np.void) -> tuple[int, int]:
+    """Which process a death is of, and its exit code: the two events that tell of one have them in other fields."""
+    pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
+    return int(row[pid]), int(row[code])
 
 
 def _exit(code: int) -> str:

@@ -2,8 +2,9 @@
 
 Interface: `bench_transports(rounds, length)`. In the process itself nothing travels: that row says what fetching and
 collating alone cost. Where a batch is one tensor, copying its bytes into memory that is there already bounds all of
-them. Each loader has a process of its own, as in `bench.loader`. SPDL and Hugging Face's datasets are left out, with a
-line, if they are not installed.
+them. Epochs are long: when one begins, the kernel needs some milliseconds to put loader and workers on separate cores,
+and the time to the first batch is a figure of its own. Each loader has a process of its own, as in `bench.loader`. SPDL
+and Hugging Face's datasets are left out, with a line, if they are not installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -52,11 +54,14 @@ def _float_picture(index: int) -> torch.Tensor:
 
 
 TRAVELLERS = {
-    "tiny": KINDS["tiny"],
-    "record": KINDS["record"],
-    "32 x 3 x 224 x 224 floats": Kind(_float_picture, 32, 24),
+    "tiny": replace(KINDS["tiny"], batches=2000),
+    "record": replace(KINDS["record"], batches=500),
+    "32 x 3 x 224 x 224 floats": Kind(_float_picture, 32, 100),
 }
 """What travels. The pictures are there already, so that the time is that of collating and of the way."""
+
+IN_TURN = 3
+"""Batches of one worker that are in memory at once: one is used, one is ready, and one is in work."""
 
 
 PAUSE = 0.05
@@ -86,13 +91,17 @@ class Ring:
 
 
 class Copies:
-    """The bytes of one batch, copied again and again into memory that has been written before."""
+    """The bytes of one batch, copied again and again into the memory of as many batches as a loader needs in turn.
+
+    The memory has been written before. One place alone could stay in the CPU's caches.
+    """
 
     def __init__(self, batch: torch.Tensor, batches: int) -> None:
-        self._from, self._to, self._batches = batch, batch.clone(), batches
+        self._from, self._batches = batch, batches
+        self._places = [batch.clone() for _ in range(IN_TURN)]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (self._to.copy_(self._from) for _ in range(self._batches))
+        return (self._places[number % IN_TURN].copy_(self._from) for number in range(self._batches))
 
 
 class Threads:
@@ -157,7 +166,7 @@ def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[An
     elif variant == OBSERVED:
         options["multiprocessing_context"] = minidl.observe(transport="arena")
     elif variant == RING:
-        options["collate_fn"] = Ring(4)  # 2 of them are prefetched, one is collated, one is used
+        options["collate_fn"] = Ring(IN_TURN + 1)  # the loop may still hold a batch when a worker gets the next task
     elif variant == DATASETS:
         samples = _rows_of_arrow(kind, len(samples))
     made = make(samples, kind.batch_size, **options)
@@ -186,7 +195,8 @@ def _firsts(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[fl
 
 def _memory(variant: str, kind: Kind, workers: int, batches: int) -> tuple[float, float]:
     """MiB that the loader and its workers have at most, and how many more in the last epoch than in the one before."""
-    before, peaks = held([os.getpid()]), []
+    own = [os.getppid(), os.getpid()]  # it shares pages with its parent, and each worker with both
+    before, peaks = held(own), []
     with _loader(variant, kind, workers, batches) as loader:
         for _ in range(EPOCHS):
             peaks.append(0.0)
@@ -194,7 +204,7 @@ def _memory(variant: str, kind: Kind, workers: int, batches: int) -> tuple[float
                 if number % max(1, batches // LOOKS) == 0:
                     time.sleep(PAUSE)
                     pids = (process.pid for process in multiprocessing.active_children())
-                    now = held([os.getpid(), *(pid for pid in pids if pid is not None)])
+                    now = held([*own, *(pid for pid in pids if pid is not None)])
                     peaks[-1] = max(peaks[-1], (now - before) / (1 << 20))
                 del batch
     return max(peaks), peaks[-1] - peaks[-2]

@@ -27,9 +27,9 @@ class Told:
     longest before it, seconds.
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
-    unknown. step: what the worker was in, in words. own_code: the program's own code does not call next. numbers:
-    pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
-    evidence, with its source.
+    unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the program's
+    own code does not call next. numbers: pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank.
+    facts: what the trace has as evidence, with its source.
     """
 
     hung: bool = False
@@ -43,6 +43,7 @@ class Told:
     worker_pid: int = 0
     sample: int = -1
     step: str = ""
+    step_since: int = 0
     own_code: bool = False
     numbers: dict[int, int] = field(default_factory=dict)
     others: frozenset[int] = frozenset()
@@ -101,7 +102,7 @@ class RunFacts:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
         out, homes = [], {self._home_of(pid) for pid in self.workers}
         for process in self.now.processes:
-            if process.pid in self.workers or self._below_worker(process) or process.ended or _is_server(process):
+            if process.pid in self.workers or self._below_worker(process) or process.ended or is_server(process):
                 continue
             mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
             inside = [one for one in mine if self._at_home(one)]
@@ -164,7 +165,7 @@ class RunFacts:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
         parent = self.processes[worker].ppid
         server = self.processes.get(parent)
-        if server is not None and _is_server(server):
+        if server is not None and is_server(server):
             return server.ppid
         return parent
 
@@ -254,7 +255,7 @@ class RunFacts:
         return (self.now.moment - self.looks[0].moment) / 1e9 + self.now.interval
 
 
-def _is_server(process: SeenProcess) -> bool:
+def is_server(process: SeenProcess) -> bool:
     """Whether it is the fork server of multiprocessing, which starts workers and waits for none; no child of it is."""
     code = " ".join(process.command)
     return "multiprocessing.forkserver" in code and not is_worker(process)

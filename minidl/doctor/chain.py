@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address, is_server
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 from minidl.evidence.model import BACKLOG, Descriptor, Frame
@@ -133,6 +133,8 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
+    if is_server(process) and _joins(link):  # the child that it tells of is gone
+        return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
         for one in case.processes[link.pid].descriptors
@@ -307,22 +309,55 @@ def _joined_thread(case: RunFacts, link: Link) -> _Next:
     return []
 
 
+def _joins(link: Link) -> bool:
+    """Whether a thread waits for the end of a process."""
+    return (
+        link.place.step is LoaderStep.SHUTDOWN
+        or link.wait.kind is Blocked.CHILD
+        or any(
+            frame.file.endswith(
+                ("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py")
+            )
+            and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
+            for frame in link.place.inside
+        )
+    )
+
+
 def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
-    joins = link.place.step is LoaderStep.SHUTDOWN or any(
-        frame.file.endswith(("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py"))
-        and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
-        for frame in link.place.inside
-    )
-    if not joins and link.wait.kind is not Blocked.CHILD:
+    if not _joins(link):
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
+    server = next((pid for pid in children if is_server(case.processes[pid])), 0)
+    if server and link.wait.kind is not Blocked.CHILD:
+        return _child_of_a_server(case, link, server)
     if link.place.step is LoaderStep.SHUTDOWN and not children:
-        children = [pid for pid in case.workers_of(link.pid).values() if not case.processes[pid].ended]
+        children = _living_workers(case, link.pid)
+    return _first_to_end(case, children)
+
+
+def _living_workers(case: RunFacts, pid: int) -> list[int]:
+    return [worker for worker in case.workers_of(pid).values() if not case.processes[worker].ended]
+
+
+def _first_to_end(case: RunFacts, children: list[int]) -> _Next:
     busy = [pid for pid in children if not case.idle_worker(pid)]
-    chosen = (busy or children)[:1]
-    return [(pid, pid, "is the process that it waits for to end") for pid in chosen]
+    return [(pid, pid, "is the process that it waits for to end") for pid in (busy or children)[:1]]
+
+
+def _child_of_a_server(case: RunFacts, link: Link, server: int) -> _Next:
+    """The child of a fork server that is waited for. The pipe is the server's, which writes to it when the child ended.
+
+    The server itself does not end before its parent does. Only one that can't run keeps back what it is to tell.
+    """
+    children = [p.pid for p in case.now.processes if p.ppid == server and not p.ended]
+    if link.place.step is LoaderStep.SHUTDOWN:
+        children = [pid for pid in _living_workers(case, link.pid) if pid in children]
+    if not children and _cannot_answer(case, server):
+        return [(server, server, "is to tell it that a process has ended")]
+    return _first_to_end(case, children)
 
 
 def _inside_the_lock(case: RunFacts, link: Link) -> _Next:

@@ -379,6 +379,10 @@ class ArenaQueue(LiveRepr):
                 with contextlib.suppress(RuntimeWarning):
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
+    def let_go(self) -> None:
+        """All workers have ended: close it, though the program may keep the iterator, which would keep the slabs."""
+        self.close()
+
     def leave(self) -> None:
         """Close the reading end, and let go of the slabs."""
         if not self._closed:

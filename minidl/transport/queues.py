@@ -238,6 +238,9 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
             self._rlock.release()
         return pickle.loads(data)
 
+    def let_go(self) -> None:
+        """All workers have ended: it keeps no memory of theirs."""
+
     def forget_names(self) -> None:
         """Remove the names of the queue's semaphores under /dev/shm; called once every process has opened them.
 

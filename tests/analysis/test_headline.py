@@ -487,6 +487,37 @@ def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_p
     assert line.endswith("for 30.0 s")
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """A worker dies first, and its loader finds it dead before it is killed too. One that lives on raises an error."""
+    path = write(tmp_path / "t", Run(**LONG))
+    end = int(read_trace(path).events["time"][-1])
+    own = {"loader": 1, "tid": LOADER_PID}
+    dead = {"code": ev.FOUND_DEAD, "worker": 0, "x": ev.Actor.WORKER, "y": 1100, "z": -signal.SIGKILL, "time": end + 1}
+    error = {"code": ev.NEXT[1], "time": end + 2, "x": 9, "y": ev.Outcome.ERROR}
+    add(path, LOADER_PID, [own | dead, *([own | error] if raises else [])])
+    trace = read_trace(path)
+    found = headline(trace)
+    if raises:
+        assert found.sentence.startswith("died: worker 0 (pid 1100)")
+        return
+    assert found.sentence.startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38")
+    assert "SIGKILL ended the whole run at 30.01 s: its loader found pid 1100 dead" in found.evidence[-1]
+    assert found.told is not None
+    assert found.focus is not None
+    assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
+    seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: seen)
+    known = headline(read_trace(path)).diagnosis
+    assert known is not None
+    assert [fact.text for fact in known.evidence] == [found.evidence[-1]]
+    starved = read_trace(path)
+    starved.watched.samples = [watched.Sample(starved.start + n, {}, 0, oom_kills=n) for n in (0, 1)]
+    assert headline(starved).sentence.startswith("died: worker 0 (pid 1100)")
+
+
 # --- Not hung ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("changes", [{}, {"polls": 0}, {"poll": SECOND, "polls": 4, "cost": "slow"}])
 def test_a_wait_within_the_runs_own_past_is_no_hang(tmp_path: Path, changes: dict[str, object]) -> None:

@@ -309,7 +309,7 @@ def test_pictures_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.live
 def test_bench_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "PAUSE", 0.0)
-    rows = transports.bench_transports(rounds=1, length=0.02, workers=(1,))
+    rows = transports.bench_transports(rounds=1, length=0.005, workers=(1,))
     kinds = transports.TRAVELLERS.values()
     assert [row.name for row in rows] == [name for kind in kinds for name in transports.variants_for(kind)]
     assert all(row.extra["CPU ratio"] > 0 for row in rows if row.name != transports.TORCH)
@@ -351,6 +351,17 @@ def test_memory_that_processes_share_counts_once_also_while_it_is_only_a_descrip
     finally:
         os.close(fd)
     assert held([os.getpid()]) - anonymous < size
+
+
+@pytest.mark.live
+def test_memory_of_the_process_that_measures_is_no_memory_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forked worker gets a share of it."""
+    monkeypatch.setattr(transports, "PAUSE", 0.0)
+    peaks, ballast = [], bytearray()
+    for mib in (0, 256):
+        ballast += b"1" * (mib << 20)
+        peaks.append(in_child(transports._memory, transports.TORCH, loader.KINDS["tiny"], 2, 4)[0])
+    assert abs(peaks[1] - peaks[0]) < 32
 
 
 @pytest.mark.live

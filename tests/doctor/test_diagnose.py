@@ -226,6 +226,30 @@ def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
     assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
 
 
+@pytest.mark.parametrize("finalizes", [True, False])
+def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> None:
+    """The server has the pipe that the loop waits at, and does not end: the loop waits for one of the server's."""
+    join = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1650, {}, "w.join(timeout=5)")
+    ended = Descriptor(3, "pipe", "pipe:[600]", 600, mode="r")
+    tells = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
+    selects = library("EpollSelector.select", "/lib/python3.11/selectors.py", "fd_event_list = self._selector.poll()")
+    asleep = Syscall("epoll_wait", "3 descriptors", (4,), (), timeout=-1.0)
+    command = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
+    server = process(90, LOOP, thread(90, (selects,), asleep), command=command, descriptors=(tells,))
+    last = library("_run_finalizers", "/lib/python3.11/multiprocessing/util.py", "finalizer()")
+    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=command)
+    stopping = loop(stack=(join, MAIN_OF), descriptors=(ended,))
+    said = diagnose(later(stopping, server, *([ends] if finalizes else [])))
+    if finalizes:
+        assert "shuts down, and waits for worker 0 (pid 101), at Python's exit" in said.sentence
+        assert (said.state, said.who["role"]) == (State.MAYBE_HUNG, "worker")
+    else:  # the worker has just ended, and the loop is about to hear of it
+        assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
+    stopped = replace(server, threads=(replace(server.threads[0], state=("T", "T")),))
+    said = diagnose(later(stopping, stopped))
+    assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 90)
+
+
 def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
     join = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
     bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
@@ -610,6 +634,24 @@ def test_short_sleeps_of_a_worker_may_hang_if_the_wait_is_long_by_the_trace() ->
     told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     starts = look(loop(1), IDLE)
     assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).state is State.MAYBE_HUNG
+
+
+@pytest.mark.parametrize(
+    ("since", "sample", "state"),
+    [(6, 37, State.MAYBE_HUNG), (9, 37, State.MOVES), (0, 37, State.MOVES), (6, -1, State.MOVES)],
+)
+def test_a_worker_that_came_to_its_step_between_two_looks_may_hang_if_that_was_long_ago(
+    since: int, sample: int, state: State
+) -> None:
+    """By the trace: the looks are at 4 s and 10 s. since: s, 0 = unknown; sample: -1 = the step is a whole batch."""
+    told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1}, sample=sample)
+    told = replace(told, step_since=since * 1_000_000_000)
+    first = look(loop(1), IDLE, nap(20, index=36), moment=4_000_000_000)
+    last = look(loop(1), IDLE, nap(100), moment=10_000_000_000)
+    assert diagnose([first, last], told).state is state
+    collates = worker(1, user("collate()"), step="collate", cpu=0.5)
+    earlier = look(loop(1), IDLE, collates, moment=4_000_000_000)
+    assert diagnose([earlier, last], told).state is (State.MAYBE_HUNG if since == 6 else State.MOVES)
 
 
 # --- Workers that have ended ------------------------------------------------------------------------------------------
