@@ -15,7 +15,7 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
+from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, plainer, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.evidence.model import RunEvidence, Syscall
@@ -149,6 +149,11 @@ def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[i
             "batch 5 of worker 1, in sample 21: it waits for a lock in D.__getitem__ that no thread of its process can "
             "release",
         ),
+        (
+            "slow: training.py:74 is supply-bound: the loop waited 28% of its time, partly while workers fetched "
+            "samples, which wait for a disk, a network or a lock (62% of their time)",
+            "waited 28% of its time, partly while workers fetched samples, which wait for a disk, a network or a lock",
+        ),
         ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
     ],
 )
@@ -158,6 +163,20 @@ def test_a_title_that_is_too_long_keeps_its_cause(sentence: str, cause: str) -> 
     assert short.endswith(cause)
     assert short.startswith(sentence[:30])
     assert titled(short) == short
+
+
+@pytest.mark.parametrize(
+    ("verdict", "title"),
+    [
+        ("supply-bound: the training loop waited 90% of its time, 61% of that while workers made batches, mostly "
+         "collation", "supply-bound: the loop waited 90% of its time, mostly while workers collated batches"),
+        ("supply-bound: the training loop waited 90% of its time, 41% of that while workers made batches, mostly "
+         "pickling and sending",
+         "supply-bound: the loop waited 90% of its time, partly while workers pickled and sent batches"),
+    ],
+)  # fmt: skip
+def test_in_a_title_what_workers_made_is_one_verb(verdict: str, title: str) -> None:
+    assert plainer(verdict) == title
 
 
 def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path) -> None:
@@ -438,6 +457,23 @@ def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path
     )
 
 
+def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    add(path, LOADER_PID, [{"loader": 1, "tid": LOADER_PID, "time": end + 2, "code": ev.NEXT[1], "x": 9,
+                            "y": ev.Outcome.ERROR}])  # fmt: skip
+    trace = read_trace(path)
+    raised = "RuntimeError: DataLoader timed out after 4 seconds"
+    home = next(index for index, one in enumerate(trace.processes) if one.pid == LOADER_PID)
+    trace.lines.append({"kind": "uncaught", "process": home, "error": raised, "at": ["loader.py:1449 _get_data"]})
+    found = headline(trace)
+    assert found.kind is What.ERROR
+    assert found.sentence.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1: ")
+    assert "in sample 38 (task 9)" in found.sentence
+    assert found.focus is not None
+    assert trace.processes[found.focus.process].worker == 1
+
+
 def test_a_sampler_that_raises(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},
@@ -469,7 +505,9 @@ def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_p
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(tmp_path: Path, raises: bool) -> None:
+def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
     """A worker dies first, and its loader finds it dead before it is killed too. One that lives on raises an error."""
     path = write(tmp_path / "t", Run(**LONG))
     end = int(read_trace(path).events["time"][-1])
@@ -487,6 +525,11 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(tmp_p
     assert found.told is not None
     assert found.focus is not None
     assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
+    seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: seen)
+    known = headline(read_trace(path)).diagnosis
+    assert known is not None
+    assert [fact.text for fact in known.evidence] == [found.evidence[-1]]
     starved = read_trace(path)
     starved.watched.samples = [watched.Sample(starved.start + n, {}, 0, oom_kills=n) for n in (0, 1)]
     assert headline(starved).sentence.startswith("died: worker 0 (pid 1100)")
@@ -568,6 +611,9 @@ def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, 
     assert found.sentence == f"died: worker 1 (pid 1101), last seen at 5.0 ms, {how} while it was in sample 38 (task 9)"
     assert helps in found.next_step
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
+    late = read_trace(path)
+    late.watched.ended = [watched.Ended(1101, end + 9_000_000, code)]  # later than the loader
+    assert headline(late).evidence[0] == "found dead 0 ns after its last sign of life"
 
 
 def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
