@@ -12,7 +12,6 @@ import queue
 import random
 import shutil
 import signal
-import threading
 import time
 import weakref
 from collections import Counter
@@ -27,7 +26,7 @@ import torch.utils.data
 import workloads as wl
 from differential import GRID, epochs, observe
 from oracle_twice import different
-from recorded import resumed, skipped, until_recorded
+from recorded import reordered, resumed, skipped, until_recorded
 
 import minidl
 from minidl import iterators, ports
@@ -90,22 +89,6 @@ def stream(directory: Path) -> None:
 
 def unshared(directory: Path) -> None:
     drain(iter(minidl.DataLoader(wl.Tensors(4), 2, num_workers=1, collate_fn=wl.not_shared)))
-
-
-def reordered(directory: Path) -> None:
-    """Task 0 waits until task 1 lies in the reorder buffer."""
-    gate = directory / "open"
-    iterator: Any = iter(minidl.DataLoader(wl.Gate(6, gate), num_workers=2))
-
-    def open_gate() -> None:
-        while len(iterator._task_info.get(1, ())) < 2:
-            time.sleep(0.001)
-        wl.touch(gate)
-
-    opener = threading.Thread(target=open_gate)
-    opener.start()
-    drain(iterator)
-    opener.join()
 
 
 def failing(directory: Path) -> None:
