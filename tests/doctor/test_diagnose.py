@@ -959,3 +959,22 @@ def test_a_worker_that_ignores_the_signal_to_end_is_said_to() -> None:
     assert found(joins, replace(stuck, ignored=("SIGTERM",))).sentence.endswith(
         "; it ignores SIGTERM, which is to end it"
     )
+
+
+def test_a_rank_without_workers_is_who_a_rank_in_a_barrier_waits_for() -> None:
+    """Its workers have ended, as those of an epoch do: the trace knows that it iterates."""
+    collective = library("barrier", "/site-packages/torch/distributed/distributed_c10d.py")
+    first = loop(stack=(collective, MAIN_OF), call=LOCKED)
+    validates = process(200, 1, thread(200, (user("evaluate()", "validate"), MAIN_OF), None, cpu=0.4))
+    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0}, ranks={LOOP: 0, 200: 1})
+    said = diagnose(later(first, IDLE, validates), told)
+    assert (said.state, said.who["pid"], said.cause) == (State.MAYBE_HUNG, 200, HangCause.COMPUTING)
+
+
+def test_a_poll_says_of_what_by_the_heads_of_its_blocks() -> None:
+    nap = Syscall("clock_nanosleep", "0.1 s", (1, 1), timeout=0.1)
+    source = "while lock.exists(): time.sleep(0.1)"
+    first = worker(1, user(source), call=nap, idle=0.05, switches=5)
+    last = replace(first, threads=(replace(first.threads[0], switches=(40, 45)),))
+    said = diagnose([look(loop(1), IDLE, first), look(loop(1), IDLE, last, moment=4_000_000_000)])
+    assert said.sentence.endswith(f"all the 4.5 s of looking, in `{source}`")
