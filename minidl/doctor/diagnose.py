@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
-from minidl.doctor.chain import TWO_ENDS, Chain, Link, follow
+from minidl.doctor.chain import Chain, Link, follow
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
-from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
+from minidl.doctor.rules import Judgement, exit_in_words, judged, listed, receives, wakes
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence
 
@@ -129,8 +129,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
         return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
-    patient = end.wait.kind in _MAY_BE_SLOW and not chain.cycle
-    if idle >= (SLOW if patient else LONG) and thread is not None and thread.slept:
+    if _stays_locked(case, end, found):
+        return State.HUNG
+    if idle >= (SLOW if _may_be_slow(chain, found) else LONG) and thread is not None and thread.slept:
         return State.HUNG
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN
@@ -150,7 +151,22 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
         return True
     if chain.end.wait.kind is Blocked.SLEEPS:
         return (own or not told.past) and not _is_endless(case, chain.end)
-    return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+    return own and _may_be_slow(chain, found) and told.seconds < PATIENCE
+
+
+def _may_be_slow(chain: Chain, found: Judgement) -> bool:
+    """Whether a wait is for somebody who may only be slow."""
+    return chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and not found.alone
+
+
+def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
+    """Whether two looks saw a thread at a lock that it holds itself: what wakes it in between are signals."""
+    then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
+    before = case.before(end.pid, end.tid)
+    if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < LONG:
+        return False
+    locks = [one.syscall.address for one in (then, now) if one.syscall is not None]
+    return len(locks) == 2 and locks[0] == locks[1] and spot(before) == spot(end.place)
 
 
 def _is_endless(case: RunFacts, end: Link) -> bool:
@@ -210,16 +226,7 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
                 return True
         if len(case.looks) > 1 and before is None and _ran(case, link):
             return True
-    return _receives(case, chain.end)
-
-
-def _receives(case: RunFacts, end: Link) -> bool:
-    """Whether a thread that reads or writes without a timeout woke up between two looks: then bytes have moved."""
-    thread = case.thread(end.pid, end.tid)
-    if end.wait.kind not in TWO_ENDS or end.wait.bounded or thread is None:
-        return False
-    then = case.thread_before(end.pid, end.tid)
-    return thread.switches[1] > min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
+    return wakes(case, chain.end) > 0 or any(receives(case, link) for link in chain.links)
 
 
 def _ran(case: RunFacts, link: Link) -> bool:
@@ -236,10 +243,11 @@ def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> s
     seconds = told.seconds if told is not None else -1.0
     how_long = f" for {_seconds(seconds)}" if state is State.HUNG and seconds >= 0 else ""
     first, end = links[0], chain.end
+    second = _thread_of(case, first, links[1]) if len(links) > 1 else ""
     head = f"{state.value}{how_long}: "
     if len(links) == 1:
         return f"{head}{case.name(first.pid)}{_comma(_place(case, first))} {found.what}"
-    head += f"{_loop_words(case, first)} {case.name(links[1].pid)}"
+    head += f"{_loop_words(case, first)} {second or case.name(links[1].pid)}"
     if links[1] is end:
         return head + _described(_place(case, end), found.what)
     if chain.cycle:
@@ -249,6 +257,13 @@ def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> s
         return head + _described(_place(case, end), found.what)
     head += _described(_place(case, links[1]), waits)
     return f"{head}; {case.name(end.pid)}{_comma(_place(case, end))} {found.what}"
+
+
+def _thread_of(case: RunFacts, first: Link, link: Link) -> str:
+    """Another thread of the same process, by its name; "" if it is no such thread, or has no name."""
+    thread = case.thread(link.pid, link.tid) if (link.pid, link.tid) != (first.pid, first.tid) else None
+    same = thread is not None and link.pid == first.pid
+    return f"its thread {thread.python_name}" if thread is not None and same and thread.python_name else ""
 
 
 def _described(place: str, what: str) -> str:
