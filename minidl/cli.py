@@ -293,8 +293,15 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "keep and convert": (
-        Command(commands.export, "write a trace as JSON (chrome://tracing) or .pftrace (Perfetto)", f"export {_RUN}",
-                (_TRACE, _DATALOADER, _OUTPUT)),
+        Command(
+            commands.export, "write a trace as JSON (chrome://tracing) or .pftrace (Perfetto)", f"export {_RUN}",
+            (
+                _TRACE,
+                _DATALOADER,
+                _arg("-o", "--output", type=Path, metavar="FILE",
+                     help="FILE.json or FILE.pftrace (default: the .json beside the trace, under its name)"),
+            ),
+        ),
         Command(commands.pack, "pack a trace into one compressed file", f"pack {_RUN}", (_TRACE, _OUTPUT)),
         Command(
             commands.merge, "add a torch.profiler profile to a trace, or join the traces of ranks",

@@ -372,7 +372,9 @@ def export(arguments: Namespace) -> int:
     from minidl.views.perfetto import write_perfetto
 
     target = arguments.output or _beside(arguments.trace, ".json")
-    write = write_perfetto if target.suffix == ".pftrace" else write_chrome
+    write = {".json": write_chrome, ".pftrace": write_perfetto}.get(target.suffix)
+    if write is None:
+        raise CommandError(f"export: {target}: the name must end in .json (chrome://tracing) or .pftrace (Perfetto)")
     write(_read(arguments.trace, arguments.dataloader), target, terminal.counting("events written"))
     print(target)
     return OK

@@ -6,6 +6,7 @@ The iterators are in `iterators.py`; which options exclude each other is checked
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import multiprocessing.context
 import os
@@ -180,8 +181,10 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         return iter(self)
 
     def _iterate(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        # A subclass may have a _get_iterator that takes no host, as torch's.
+        make = self._get_iterator if host is None else functools.partial(self._get_iterator, host)
         if not (self.persistent_workers and self.num_workers > 0):
-            return self._get_iterator() if host is None else self._get_iterator(host)
+            return make()
         if self._given is not None and self._iterator is not None:
             self._iterator.close()  # its workers are where they are: others begin where the state says
         if self._iterator is not None and (self._iterator._host is None) != (host is None):
@@ -189,7 +192,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
             self._iterator = None
         if self._iterator is None:
-            self._iterator = self._get_iterator() if host is None else self._get_iterator(host)
+            self._iterator = make()
         else:
             self._iterator._reset(self)
         return self._iterator

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection
+from pathlib import Path
+
+_SEGMENT = re.compile(r"torch_(\d+)_")
 
 
 def remove_segments_of(pids: Collection[int]) -> None:
-    """Remove the segments that have the name of a process of `pids`, which have ended.
+    """Remove the segments that have the name of a process of `pids` that has ended.
 
     torch's strategy `file_descriptor` takes a segment's name away as soon as it is mapped. A process that is killed in
-    that moment leaves it.
+    that moment leaves it. Where a process with its id is alive, that may be of another program.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir("/dev/shm"):
-            if name.startswith("torch_") and name.split("_")[1] in map(str, pids):
+            maker = _SEGMENT.match(name)
+            if maker is not None and (pid := int(maker[1])) in pids and not _is_alive(pid):
                 with contextlib.suppress(OSError):
                     os.unlink(f"/dev/shm/{name}")
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process is there; a zombie has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return False

@@ -259,6 +259,18 @@ def test_export_writes_perfettos_format_to_a_file_of_its_suffix(
     assert written.read_bytes() == write_perfetto(read_trace(trace), tmp_path / "again").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["kept.txt", "kept.json.gz", "kept"])
+def test_export_refuses_an_ending_that_names_no_format(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recording = ROOT / "traces" / "shutdown-closed.minidl"
+    said = complaint(capsys, "export", recording, "-o", tmp_path / name)
+    assert said == (
+        f"minidl: export: {tmp_path / name}: the name must end in .json (chrome://tracing) or .pftrace (Perfetto)\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.live
 def test_pack_and_read_the_packed_file(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
     packed = output(capsys, "pack", trace, "-o", tmp_path / "kept").strip()
@@ -360,7 +372,8 @@ def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tr
     assert f"minidl: {where}: its directory does not exist: create that" in complaint(
         capsys, "export", trace, "-o", where
     )
-    assert f"minidl: {tmp_path}: this is a directory: give" in complaint(capsys, "export", trace, "-o", tmp_path)
+    (folder := tmp_path / "folder.json").mkdir()
+    assert f"minidl: {folder}: this is a directory: give" in complaint(capsys, "export", trace, "-o", folder)
     assert "the name has no suffix: add .png" in complaint(capsys, "timeline", trace, "-o", tmp_path / "picture")
 
 

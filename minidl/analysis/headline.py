@@ -27,9 +27,9 @@ import numpy as np
 
 from minidl.analysis.consult import second_opinion
 from minidl.analysis.now import IteratorSnapshot, Job
-from minidl.analysis.verdict import Bound, summed, verdict
+from minidl.analysis.verdict import Bound, Cause, summed, verdict
 from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
@@ -161,9 +161,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
     sentence = titled(plain(found.sentence))
     whole = () if sentence == plain(found.sentence) else (found.sentence,)
     evidence = tuple(map(plain, (*whole, *found.evidence)))
-    return Headline(
-        found.kind, sentence, evidence, plain(found.next_step), found.focus, found.told, found.diagnosis
-    )  # fmt: skip
+    return dataclasses.replace(found, sentence=sentence, evidence=evidence, next_step=plain(found.next_step))
 
 
 _NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
@@ -221,7 +219,7 @@ class _Inquiry:
     def headline(self) -> Headline:
         deaths = self._deaths()
         if len(deaths):
-            return self._died(deaths)
+            return self._hung_before(deaths[0]) or self._died(deaths)
         waits = [wait for home in self.homes if (wait := self._last_wait(home)) is not None]
         goes_on = self.trace.seen > 0
         hung = [wait for wait in waits if wait.is_hang(goes_on)]
@@ -300,26 +298,24 @@ class _Inquiry:
         for wait in sorted(waits, key=lambda wait: not wait.for_data):
             if wait.ended or wait.took < LONG or not self.trace.watched.looks:
                 continue
-            found = second_opinion(self.trace, self._told_of(wait))
+            *_, focus, state = self._held_up(wait)
+            found = second_opinion(self.trace, self._told(wait, state, focus, ()))
             if found is not None and found.state is State.HUNG:
                 return wait
         return None
 
-    def _told_of(self, wait: _Wait) -> Told:
+    def _held_up(self, wait: _Wait, how_long: str = "") -> tuple[str, str, Spot, ProtocolState]:
+        """What the wait is for, what helps, where to look, and the loader's state. how_long: said of its own code."""
         shot, state = self._state(wait)
-        focus = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
-        return self._told(wait, state, focus, ())
+        found = self._missing(wait, shot, state) if wait.for_data else self._own_code(wait, state, how_long)
+        return *found, state
 
     def _hung(self, wait: _Wait, others: list[_Wait]) -> Headline:
         for_how_long = f"{self.unit.of(wait.took)}, since {self._at(wait.begin)}"
         for_how_long += f", until {wait.ended}" if wait.ended else ""
         home = self.trace.processes[int(wait.row["process"])]
         rank = f" in rank {home.rank}" if home.rank >= 0 else ""
-        shot, state = self._state(wait)
-        if not wait.for_data:
-            what, step, focus = self._own_code(wait, state, f" for {for_how_long}")
-        else:
-            what, step, focus = self._missing(wait, shot, state)
+        what, step, focus, state = self._held_up(wait, f" for {for_how_long}")
         since_when = f"{home.name} waits since {self._at(wait.begin)}"
         past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
         evidence = [since_when + past] if wait.for_data else []
@@ -356,10 +352,9 @@ class _Inquiry:
     def _still(self, wait: _Wait, focus: Spot, words: str, task: int) -> Spot:
         """The place of a process that stands still. task: what the loader waits for from it, -1 = unknown."""
         since = wait.until - self._quiet(wait, focus.process)
-        said = f"{words} no sign of life since {self._at(since)}" + f"; the loader waits for its task {task}" * (
-            task >= 0
-        )
-        return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=said)
+        needed = f"; the loader waits for its task {task}" if task >= 0 else ""
+        words = f"{words} no sign of life since {self._at(since)}{needed}"
+        return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=words)
 
     def _at_work(self, wait: _Wait) -> list[str]:
         """The CPU time that a process used in a wait, by the watchdog's samples."""
@@ -423,47 +418,45 @@ class _Inquiry:
     def _outlived(self) -> Headline | None:
         """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
         events, spans = self.events, self.spans
-        gone = set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
-        joins = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
-        for row in events[events["code"] == ev.TERMINATE]:
-            mine = (joins["loader"] == row["loader"]) & (joins["worker"] == row["worker"])
-            later = joins[mine & (joins["begin"] >= row["time"])]
-            if int(row["x"]) in gone or not len(later):
-                continue
-            loader, number, sent, until = (
-                int(row["loader"]),
-                int(row["worker"]),
-                int(row["time"]),
-                int(later[-1]["end"]),
-            )
-            process = self._process_of(loader, number, int(row["x"]))
-            step = self._step_at(process, until)
-            where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
-            task = int(step["task"]) if step is not None else -1
-            focus = Spot(loader, sent, until, process, *where, task, number, self._epoch(loader, sent))
-            signum = signal_name(int(row["y"]))
-            name = self.trace.processes[process].name
-            words = f": it was {doing(step)}" if step is not None else ""
-            said = (
-                f"hung for {self.unit.of(until - sent)}, since {self._at(sent)}: {name} did not end by {signum}{words}"
-            )
-            evidence = (
-                f"{signum} was sent at {self._at(sent)}, and the shutdown gave up at {self._at(until)}",
-                *self._opened(focus),
-                "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
-            )
-            helps = (
-                f"leave {signum} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
-            )
-            return Headline(What.HUNG, said, evidence, helps, focus)
+        gone = events["x"][events["code"] == ev.WORKER_GONE]
+        in_vain = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
+        for row in events[(events["code"] == ev.TERMINATE) & ~np.isin(events["x"], gone)]:
+            mine = (in_vain["loader"] == row["loader"]) & (in_vain["worker"] == row["worker"])
+            ends = in_vain["end"][mine & (in_vain["begin"] >= row["time"])]
+            if len(ends):
+                return self._did_not_end(row, int(ends[-1]))
         return None
+
+    def _did_not_end(self, row: np.void, until: int) -> Headline:
+        """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
+        loader, worker, sent, name = (
+            int(row["loader"]),
+            int(row["worker"]),
+            int(row["time"]),
+            signal_name(int(row["y"])),
+        )
+        process = self._process_of(loader, worker, int(row["x"]))
+        step = self._step_at(process, until)
+        where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
+        task = int(step["task"]) if step is not None else -1
+        focus = Spot(loader, sent, until, process, *where, task, worker, self._epoch(loader, sent))
+        in_step = f": it was {doing(step)}" if step is not None else ""
+        said = f"hung for {self.unit.of(until - sent)}, since {self._at(sent)}"
+        said += f": {self.trace.processes[process].name} did not end by {name}{in_step}"
+        evidence = (
+            f"{name} was sent at {self._at(sent)}, and the shutdown gave up at {self._at(until)}",
+            *self._opened(focus),
+            "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
+        )
+        helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
+        return Headline(What.HUNG, said, evidence, helps, focus)
 
     def _told(self, wait: _Wait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
         """The wait, as the doctor asks for it."""
         processes, number = self.trace.processes, focus.worker
         home, made_by = processes[int(wait.row["process"])], self._process_of(focus.loader, number)
         mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
-        step = self._step_at(focus.process, wait.until)
+        step = self._step_at(focus.process, wait.until) if focus.process != int(wait.row["process"]) else None
         return Told(
             hung=wait.is_hang(self.trace.seen > 0),
             since=wait.begin,
@@ -475,7 +468,8 @@ class _Inquiry:
             worker=number if wait.for_data else -1,
             worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
             sample=self._sample(focus),
-            step=doing(step) if step is not None and focus.process != int(wait.row["process"]) else "",
+            step=doing(step) if step is not None else "",
+            step_since=since(self.trace, step) if step is not None else 0,
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
             others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
@@ -585,12 +579,41 @@ class _Inquiry:
         rows: Rows = np.concatenate([found, gone[~np.array(named, bool)]])
         return rows[np.argsort(rows["time"], kind="stable")]
 
+    def _hung_before(self, death: np.void) -> Headline | None:
+        """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
+
+        kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
+        """
+        home, (pid, code) = int(death["process"]), _dead(death)
+        together = self.until[home] - int(death["time"]) < SUDDEN and home not in self.over and not self.trace.seen
+        wait = self._last_wait(home)
+        if code != -signal.SIGKILL or not together or self._starved or wait is None or wait.ended or not wait.for_data:
+            return None
+        wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
+        if not wait.is_hang(goes_on=False) and self._evident([wait]) is None:
+            return None
+        found = self._hung(wait, [])
+        both = (
+            f"SIGKILL ended the whole run at {self._at(int(death['time']))}: its loader found pid {pid} dead, and died"
+        )
+        if found.kind is not What.HUNG:
+            return None
+        known = found.diagnosis
+        if known is not None:
+            known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
+        return dataclasses.replace(found, evidence=(*found.evidence, both), diagnosis=known)
+
+    @property
+    def _starved(self) -> bool:
+        """Whether the kernel killed processes of the run's cgroup for memory, as the watchdog saw."""
+        samples = self.trace.watched.samples
+        return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+
     def _died(self, deaths: Rows) -> Headline:
         row = deaths[0]
         if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
             return self._pin_thread_died(row)
-        by_find = row["code"] == ev.FOUND_DEAD
-        pid, code = int(row["y"] if by_find else row["x"]), int(row["z"] if by_find else row["y"])
+        pid, code = _dead(row)
         loader, worker = int(row["loader"]), int(row["worker"])
         process = self._process_of(loader, worker, pid)
         of = f"rank {self.trace.processes[process].rank} " if self.trace.processes[process].rank >= 0 else ""
@@ -640,15 +663,15 @@ class _Inquiry:
 
         kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
         """
-        samples = self.trace.watched.samples
-        starved = len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+        starved = self._starved
         for home in self.homes:
             process = self.trace.processes[home]
             seen = self.trace.watched.death_of(process.pid)
-            code = seen.code if seen is not None and home not in self.over else None
-            if code is None or code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
+            if seen is None or seen.code is None or home in self.over:
                 continue
-            assert seen is not None
+            code = seen.code
+            if code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
+                continue
             same = [one for one in self.trace.watched.ended if one.code == code and one.pid != process.pid]
             with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
             step = self._step_at(home, self.until[home])
@@ -684,10 +707,7 @@ class _Inquiry:
                 loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=self._epoch(loader, last)
             )
         later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
-        evidence = (
-            next(later, "it is no longer there"),
-            "nothing had waited longer than before",
-        )
+        evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
         helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
         died = f"died: {process.name}, last seen at {self._at(last)}, ended without a shutdown{what}"
         return Headline(What.DIED, died, evidence, helps, focus)
@@ -798,8 +818,7 @@ class _Inquiry:
         judged = self._judged()
         evidence = (moved, f"last events: {self._signs(None, self.last)}", judged.sentence)
         helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
-        shot, state = self._state(wait)
-        waited = self._missing(wait, shot, state)[2] if wait.for_data else self._own_code(wait, state)[2]
+        *_, waited, state = self._held_up(wait)
         told = self._told(wait, state, waited, evidence)
         found = second_opinion(self.trace, told) if wait.took >= LONG else None
         if found is not None and found.state is State.MAYBE_HUNG:
@@ -814,8 +833,7 @@ class _Inquiry:
         if not now:
             return Headline(What.RUNNING, f"running, so far {judged.sentence}", judged.evidence, judged.next_step)
         wait = max(now, key=lambda wait: wait.for_data)
-        shot, state = self._state(wait)
-        what, step, focus = self._missing(wait, shot, state) if wait.for_data else self._own_code(wait, state)
+        what, step, focus, _ = self._held_up(wait)
         past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
         missing = "but no batch" if wait.for_data else "no call of next"
         sentence = f"running, {missing} for {self.unit.of(wait.took)}, since {self._at(wait.begin)}: {what}"
@@ -844,7 +862,7 @@ class _Inquiry:
         number = group[0]
         together = summed(self.trace, group[:MOST_SUMMED], self.spans) if len(group) > 1 else None
         found = together or verdict(self.trace, number, self.spans)
-        said, _, rest = _plainer(found.sentence).partition("; ")
+        said, _, rest = plainer(found.sentence).partition("; ")
         evidence = (*([rest] if rest else []), *found.evidence)
         if len(groups) > 1:
             kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
@@ -974,17 +992,33 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
-def _plainer(verdict: str) -> str:
-    """A verdict's sentence for a title: one share, and not a share of a share."""
+def plainer(verdict: str) -> str:
+    """Return a verdict's sentence for a title: one share, and not a share of a share."""
     said = verdict.replace("the training loop", "the loop")
     said = re.sub(r", (\d+)% of that ", lambda share: ", mostly " if int(share[1]) >= 50 else ", partly ", said)
-    return said.replace(" made batches, mostly samples", " fetched samples")
+    for cause, verb in _MADE.items():
+        said = said.replace(f" made batches, mostly {cause.value}", f" {verb}")
+    return said
+
+
+_MADE: Final = {
+    Cause.SAMPLES: "fetched samples",
+    Cause.COLLATE: "collated batches",
+    Cause.IPC: "pickled and sent batches",
+}
+"""What workers mostly did as they made batches."""
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
 def _named(process: Process) -> str:
     of = "" if process.rank < 0 else f"rank {process.rank} "
     return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
+
+
+def _dead(row: np.void) -> tuple[int, int]:
+    """Which process a death is of, and its exit code: the two events that tell of one have them in other fields."""
+    pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
+    return int(row[pid]), int(row[code])
 
 
 def _exit(code: int) -> str:
@@ -995,11 +1029,12 @@ def _exit(code: int) -> str:
 def titled(sentence: str) -> str:
     """Return the sentence in at most LONGEST characters: without what is not its cause, first of all.
 
-    First go what waits behind, then the folders of paths, then the functions and lines of code; the middle goes last,
-    for a sentence begins with what happened and ends with why.
+    First go what waits behind, a share of a share, the folders of paths, the functions and lines of code; the middle
+    goes last, for a sentence begins with what happened and ends with why.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
+        (r" \(\d+% of their time\)", ""),
         (r"(?<![\w.])/\S*/", ".../"),
         (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),

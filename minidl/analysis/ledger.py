@@ -213,7 +213,7 @@ class Ledger:
             return "no worker sent a batch to the loader"
         by_handle, payload, tensors = (sent[name].mean() for name in ("by_handle", "payload", "tensors"))
         return (
-            f"{len(sent)} batches were sent, on average {size(by_handle)} "
+            f"{counted(len(sent), 'batch was', 'batches were')} sent, on average {size(by_handle)} "
             f"{'by handle' if self.slabs is None else 'in slabs'} in {tensors:.3g} tensors and "
             f"{size(payload)} pickled; after collation each byte was copied {self.copies_per_byte:.2f} times"
         )
@@ -243,7 +243,8 @@ class Slabs:
     made: new ones, to be used again; used: how often these were taken; alone: made for one batch only, with alone_bytes
     in all; kept, lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves:
     parts of batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these;
-    budget: bytes of slabs that a worker may keep for use again, 0 = not known.
+    budget: bytes of slabs that a worker may keep for use again, 0 = not known; locked: page-locked for a device, with
+    locked_bytes in all; simulated: whether that device is.
     """
 
     made: int

@@ -15,7 +15,10 @@ _SHARED = ("/dev/shm/", "/memfd:")
 
 
 def held(pids: Iterable[int]) -> int:
-    """Bytes of anonymous memory, with a page of several processes shared out among them, and of shared memory."""
+    """Bytes of anonymous memory and of shared memory.
+
+    A page that several processes have is shared out among all of them, also those that `pids` does not name.
+    """
     anonymous, sizes, blocks = 0, dict[str, int](), dict[str, int]()
     for pid in pids:
         place = Path(f"/proc/{pid}")

@@ -195,7 +195,8 @@ def _firsts(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[fl
 
 def _memory(variant: str, kind: Kind, workers: int, batches: int) -> tuple[float, float]:
     """MiB that the loader and its workers have at most, and how many more in the last epoch than in the one before."""
-    before, peaks = held([os.getpid()]), []
+    own = [os.getppid(), os.getpid()]  # it shares pages with its parent, and each worker with both
+    before, peaks = held(own), []
     with _loader(variant, kind, workers, batches) as loader:
         for _ in range(EPOCHS):
             peaks.append(0.0)
@@ -203,7 +204,7 @@ def _memory(variant: str, kind: Kind, workers: int, batches: int) -> tuple[float
                 if number % max(1, batches // LOOKS) == 0:
                     time.sleep(PAUSE)
                     pids = (process.pid for process in multiprocessing.active_children())
-                    now = held([os.getpid(), *(pid for pid in pids if pid is not None)])
+                    now = held([*own, *(pid for pid in pids if pid is not None)])
                     peaks[-1] = max(peaks[-1], (now - before) / (1 << 20))
                 del batch
     return max(peaks), peaks[-1] - peaks[-2]

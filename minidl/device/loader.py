@@ -170,13 +170,15 @@ class _FailedBatch:
     count: int
 
 
-_unread: list[tuple[Mark, Any]] = []
-"""What a device that hangs had not read when an iteration ended, with the mark after it."""
+_unread: dict[Mark, Any] = {}
+"""What a device that hangs had not read when an iteration ended, by the mark after it."""
 
 
 def _let_go() -> None:
-    """Let go of what has been read meanwhile."""
-    _unread[:] = [(mark, sources) for mark, sources in _unread if _may_read(mark)]
+    """Let go of what has been read meanwhile. Another thread, or the garbage collector, may end an iteration here."""
+    for mark in list(_unread):
+        if not _may_read(mark):
+            _unread.pop(mark, None)
 
 
 def _may_read(mark: Mark) -> bool:
@@ -315,7 +317,7 @@ class _DeviceIter(LiveRepr):
         sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
         try:
             if self._latest is not None:
-                _unread.append((self._latest, [*sources, *self._in_use, self._yielded]))
+                _unread[self._latest] = [*sources, *self._in_use, self._yielded]
                 with contextlib.suppress(RuntimeError):
                     is_reached(self._latest, MP_STATUS_CHECK_INTERVAL)
         finally:

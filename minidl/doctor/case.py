@@ -27,9 +27,9 @@ class Told:
     longest before it, seconds.
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
-    unknown. step: what the worker was in, in words. own_code: the program's own code does not call next. numbers:
-    pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
-    evidence, with its source.
+    unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the program's
+    own code does not call next. numbers: pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank.
+    facts: what the trace has as evidence, with its source.
     """
 
     hung: bool = False
@@ -43,6 +43,7 @@ class Told:
     worker_pid: int = 0
     sample: int = -1
     step: str = ""
+    step_since: int = 0
     own_code: bool = False
     numbers: dict[int, int] = field(default_factory=dict)
     others: frozenset[int] = frozenset()

@@ -334,8 +334,9 @@ def _joined_process(case: RunFacts, link: Link) -> _Next:
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
-    if link.wait.kind is not Blocked.CHILD and any(is_server(case.processes[pid]) for pid in children):
-        return _child_of_a_server(case, link, children[0])
+    server = next((pid for pid in children if is_server(case.processes[pid])), 0)
+    if server and link.wait.kind is not Blocked.CHILD:
+        return _child_of_a_server(case, link, server)
     if link.place.step is LoaderStep.SHUTDOWN and not children:
         children = _living_workers(case, link.pid)
     return _first_to_end(case, children)

@@ -102,7 +102,8 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         naps = end.wait.kind is Blocked.SLEEPS and told is not None and told.hung and not told.own_code
         return State.MAYBE_HUNG if naps and not _moved(case, chain) else State.MOVES
     if _moved(case, chain):
-        stands = told is not None and told.hung and _stands(case, chain)  # it moved before it came to where it is now
+        stands = _stands(case, chain) or _naps_in_one_step(case, end)  # it moved before it came to where it is now
+        stands = stands and told is not None and told.hung
         return State.MAYBE_HUNG if stands else State.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
     if asked or found.helped or _will_be_ended(case, chain):
@@ -227,6 +228,18 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
         if len(case.looks) > 1 and before is None and _ran(case, link):
             return True
     return wakes(case, chain.end) > 0 or any(receives(case, link) for link in chain.links)
+
+
+def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
+    """Whether a worker sleeps, and has been in its step for long, by the trace: it came to it after the first look.
+
+    torch's loader records no samples: its step is then a whole batch, whose samples may have changed meanwhile.
+    """
+    told, before = case.told, case.before(end.pid, end.tid)
+    if told is None or not told.step_since or (end.pid, end.tid) != (told.worker_pid, told.worker_pid):
+        return False
+    one = told.sample >= 0 or (before is not None and before.step is not end.place.step)
+    return one and end.wait.kind is Blocked.SLEEPS and case.now.moment - told.step_since >= LONG * 1e9
 
 
 def _ran(case: RunFacts, link: Link) -> bool:

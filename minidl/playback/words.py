@@ -19,24 +19,24 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Event, Field, Phase
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import counted, plain, size, value_of
+from minidl.tracefile.words import counted, plain, sample_asked_for, size, value_of
 
 # --- An event ---------------------------------------------------------------------------------------------------------
 _WORDS: Final = {
     ev.EPOCH[0]: "epoch {epoch} begins",
-    ev.EPOCH[1]: "epoch {epoch} ends after {yielded} batches: {ending}",
+    ev.EPOCH[1]: "epoch {epoch} ends after {batches}: {ending}",
     ev.SAMPLER_NEXT[0]: "the sampler is asked for task {task}'s indices",
-    ev.SAMPLER_NEXT[1]: "the sampler gives {count} indices for task {task}",
+    ev.SAMPLER_NEXT[1]: "the sampler gives {indices} for task {task}",
     ev.TASK_ASSIGNED: "task {task} is given to worker {worker}",
     ev.INDEX_PUT: "task {task} is put into worker {worker}'s index queue",
     ev.INDEX_WRITE[0]: "the index queue's feeder begins to write {what} for worker {worker}",
     ev.INDEX_WRITE[1]: "the index queue's feeder has written {what} for worker {worker}",
     ev.INDEX_GET[0]: "worker {worker} waits at its index queue",
     ev.INDEX_GET[1]: "worker {worker} takes {got} from its index queue",
-    ev.FETCH[0]: "{who} begins to fetch task {task}: {count} samples",
+    ev.FETCH[0]: "{who} begins to fetch task {task}: {samples}",
     ev.FETCH[1]: "{who} has fetched task {task}: {outcome}",
-    ev.SAMPLE[0]: "{who} asks the dataset for sample {index} of task {task}",
-    ev.SAMPLE[1]: "{who} has sample {index} of task {task}",
+    ev.SAMPLE[0]: "{who} asks the dataset for {sample} of task {task}",
+    ev.SAMPLE[1]: "{who} has {sample} of task {task}",
     ev.SAMPLE_INDEX: "task {task} has sample {index} at position {position}",
     ev.COLLATE[0]: "{who} begins to collate task {task}",
     ev.COLLATE[1]: "{who} has collated task {task}",
@@ -57,7 +57,7 @@ _WORDS: Final = {
     ev.RESULT_GET[0]: "{reader} waits at the result queue",
     ev.RESULT_READ: "a message of {bytes} has been read from the result pipe",
     ev.RESULT_REBUILD[0]: "task {task}'s result is being rebuilt",
-    ev.RESULT_REBUILD[1]: "task {task}'s result is rebuilt: {tensors} tensors, {shared} of shared memory",
+    ev.RESULT_REBUILD[1]: "task {task}'s result is rebuilt: {in_tensors}, {shared} of shared memory",
     ev.RESULT_GET[1]: "{reader} takes {got} from the result queue",
     ev.PIN[0]: "the pin thread begins to pin task {task}",
     ev.PIN[1]: "the pin thread has pinned task {task}",
@@ -90,7 +90,7 @@ _WORDS: Final = {
     ev.TIMED_OUT: "the loader's timeout has passed while it waited for task {task} of worker {worker}",
     ev.TASK_ERROR: "task {task} has failed in worker {worker}: {text}",
     ev.SHUTDOWN[0]: "the shutdown begins",
-    ev.SHUTDOWN[1]: "the shutdown is over: {still_alive} workers still alive",
+    ev.SHUTDOWN[1]: "the shutdown is over: {survivors} still alive",
     ev.DONE_EVENT_SET: "the done event of the {which} is set",
     ev.DONE_EVENT_SEEN: "worker {worker} skips task {task}: the done event is set",
     ev.SENTINEL_PUT: "a sentinel is put into {whose} queue",
@@ -100,10 +100,10 @@ _WORDS: Final = {
     ev.CANCEL_JOIN_THREAD: "the process will not wait for the feeder of {whose} queue",
     ev.QUEUE_CLOSE: "{whose} queue is closed on one side",
     ev.TERMINATE: "worker {worker} is sent signal {signal}",
-    ev.RESUMED: "the epoch is resumed after {yielded} batches; worker {turn} comes first; {behind} are fetched again",
+    ev.RESUMED: "the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
     ev.STATE_PUT: "worker {worker} sends its state ({bytes}) along with task {task}",
     ev.STATE_KEPT: "task {task} is yielded: the state that came with it counts from here on",
-    ev.STATE_TAKEN: "the program takes the loader's state: {yielded} batches",
+    ev.STATE_TAKEN: "the program takes the loader's state: {batches}",
 }
 
 
@@ -119,6 +119,16 @@ _WITH_SLABS: Final = {
     ev.SHM_COPY[1]: "worker {worker} has copied {bytes} of task {task} into a segment of their own",
 }
 """What is different with the transport "arena", which has no feeder threads."""
+
+
+_COUNTED: Final = (
+    ("yielded", "batches", "batch", "batches"),
+    ("count", "indices", "index", "indices"),
+    ("count", "samples", "sample", ""),
+    ("tensors", "in_tensors", "tensor", ""),
+    ("still_alive", "survivors", "worker", ""),
+)
+"""Of a field that counts: the field, the name of the counted words in `_WORDS`, and singular and plural."""
 
 
 def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
@@ -141,6 +151,11 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     )
     if kind.name in ("found_dead", "join") and worker < 0:
         values["worker"] = ""
+    if kind.name == "sample":
+        values["sample"] = sample_asked_for(values["position"], values["index"])
+    for field, name, one, many in _COUNTED:
+        if field in values:
+            values[name] = counted(values[field], one, many)
     simulated = " (simulated)" if values.get("simulated") == 1 else ""
     slabs = trace.loaders.get(int(event["loader"]), {}).get("transport") == "arena"
     words = (_WITH_SLABS.get(kind.code) if slabs else None) or _WORDS.get(kind.code) or _plainly(kind)
@@ -287,17 +302,18 @@ def _training_loop(state: ProtocolState) -> StateLine:
     doing = ""
     if state.consumer is not None:
         doing = f"works on task {state.consumer}, " if state.consumer >= 0 else "its own code runs, "
-    return StateLine("training loop", f"{doing}{state.yielded} batches of this epoch handed out", shown)
+    batches = counted(state.yielded, "batch", "batches")
+    return StateLine("training loop", f"{doing}{batches} of this epoch handed out", shown)
 
 
 def _state(state: ProtocolState) -> StateLine:
     """The loader's state: of what was yielded, not of what was fetched."""
     shown = {f"kept[{worker}]": f"of task {task}" for worker, task in state.kept.items()}
     shown |= {"resumed": str(state.resumed), "taken": _or_none(state.taken)}
-    phrases = [f"resumed after {state.resumed} batches"] if state.resumed else []
+    phrases = [f"resumed after {counted(state.resumed, 'batch', 'batches')}"] if state.resumed else []
     for worker, task in state.kept.items():
         phrases.append(f"{f'worker {worker}' if worker >= 0 else 'the loader'}'s is of task {task}")
-    phrases += [] if state.taken is None else [f"taken after {state.taken} batches"]
+    phrases += [] if state.taken is None else [f"taken after {counted(state.taken, 'batch', 'batches')}"]
     return StateLine("state", ", ".join(phrases), shown)
 
 

@@ -191,9 +191,11 @@ class TracedQueue(Proxy):
         def _send_bytes(data: Any) -> None:
             about = getattr(feeding, "about", unknown)
             emit(write[0], *about, len(data), getattr(feeding, "cpu", 0))
-            send(data)
-            emit(write[1], *about, len(data))
-            feeding.about, feeding.cpu = unknown, 0  # the next message may be a sentinel, which has no envelope
+            try:
+                send(data)
+            finally:  # Ctrl-C may come in the loader's own thread, which goes on with sentinels for the workers
+                emit(write[1], *about, len(data))
+                feeding.about, feeding.cpu = unknown, 0  # a sentinel has no envelope
 
         return _send_bytes
 

@@ -91,10 +91,10 @@ class TracedStream:
             self._side.note(self._inner.mark(True), span[1], self._shared.loader, task, -1, *end)
 
     def _enqueued(self, task: int, enqueue: Callable[[], Any]) -> Any:
-        """Return `enqueue()`; if it raises, the batch leaves the stage."""
+        """Return `enqueue()`; if it raises, or Ctrl-C interrupts it, the batch leaves the stage."""
         try:
             return enqueue()
-        except Exception:
+        except BaseException:
             self._left(task, Outcome.ERROR)
             raise
 

@@ -125,13 +125,18 @@ _DOING: Final = {
 }
 
 
+def sample_asked_for(position: int, index: int) -> str:
+    """What the dataset is asked for, by its event's fields: "sample 4"; by `__getitems__` "the samples"."""
+    if index >= 0:
+        return f"sample {index}"
+    return f"the sample at position {position}" if position >= 0 else "the samples"
+
+
 def doing(span: np.void | Mapping[str, int]) -> str:
     """Say what a thread is doing whose innermost open span this is, a row of `spans.SPAN`: "fetching task 3"."""
     code, task, worker = int(span["code"]), int(span["task"]), int(span["worker"])
     if code == ev.SAMPLE[0]:
-        index, position = int(span["by"]), int(span["bx"])
-        which = f"sample {index}" if index >= 0 else f"the sample at position {position}" * (position >= 0)
-        return f"in {which or 'the samples'} (task {task})"
+        return f"in {sample_asked_for(int(span['bx']), int(span['by']))} (task {task})"
     if code in (ev.RESULT_GET[0], ev.READY_GET[0]):
         return f"waiting for task {task} of worker {worker}" if task >= 0 else "waiting for a result"
     if code == ev.CONSUMER[0]:

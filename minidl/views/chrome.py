@@ -358,12 +358,16 @@ class Export:
         return rows
 
     def _index_feeders(self) -> dict[tuple[int, int], str]:
-        """Return (process, tid) -> name of the threads that feed index queues: all have the same name in Python."""
+        """Return (process, tid) -> name of the threads that feed index queues: all have the same name in Python.
+
+        With slabs there are none: the thread that puts a task also writes it.
+        """
         found = distinct(self._spans_of(ev.INDEX_WRITE[0]), "process", "tid", "loader", "worker")
+        putting = distinct(self.pick(ev.INDEX_PUT), "process", "tid")
         return {
             (process, tid): self.named(f"feeder to worker {worker}", loader)
             for process, tid, loader, worker in found
-            if worker >= 0
+            if worker >= 0 and [process, tid] not in putting
         }
 
     # --- Slices and instants

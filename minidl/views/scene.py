@@ -331,6 +331,7 @@ class Scene:
     start: int  # CLOCK_MONOTONIC ns of time 0
     begin: int
     end: int
+    last: int  # up to when the run is known, ns; open bars are drawn beyond it, unless the run goes on
     slots: tuple[Slot, ...]
     lanes: tuple[Lane, ...]
     bars: Rows
@@ -449,11 +450,10 @@ class Scene:
         begin, end = framed.begin, framed.end
         if one is None:
             begin, end = int(self.bars["begin"][framed.bar]), int(self.bars["end"][framed.bar])
-        reached = (
-            end if self.headline.kind is What.DIED and end <= bar["begin"] else -1
-        )  # it is waited for all the same
+        before = self.headline.kind is What.DIED and end <= bar["begin"]  # it is waited for all the same
+        reached = end if before else -1
         begin = max(begin, int(bar["begin"]))
-        end = min(int(bar["end"]), max(self.last, 1), end if reached < 0 else NEVER)
+        end = min(int(bar["end"]), max(self.last, 1), NEVER if before else end)
         if lane == bar["lane"] or begin >= end:
             return None
         return Pointer(int(bar["lane"]), int(bar["row"]), lane, row, begin, end, reached)
@@ -485,11 +485,6 @@ class Scene:
         around = max((end - begin) // 2, 6 * each)
         begin, end = max(self.begin, begin - around), min(self.end, end + around)
         return (begin, end) if end - begin < 0.7 * (self.end - self.begin) else (self.begin, self.end)
-
-    @property
-    def last(self) -> int:
-        """The trace's end, ns. Open bars are drawn beyond it, unless the run goes on."""
-        return self.trace.last - self.trace.start if len(self.trace) else 0
 
     @property
     def height(self) -> float:
@@ -547,7 +542,7 @@ def scene_of(
     bars = bars[(bars["begin"] <= end) & (bars["end"] >= begin)]
     marks = marks[(marks["time"] <= end) & (marks["time"] >= begin)]
     return Scene(
-        trace, maker.start, begin, end, maker.crew.slots, lanes, bars, marks, maker.batches(), stops,
+        trace, maker.start, begin, end, maker.last, maker.crew.slots, lanes, bars, marks, maker.batches(), stops,
         tuple(_clipped(counter, begin, end) for counter in maker.counters()), maker.spans,
         tuple(death for death in _deaths(maker, lanes, bars) if begin <= death.time <= end),
     )  # fmt: skip
@@ -608,7 +603,10 @@ def _deaths(maker: _Maker, lanes: tuple[Lane, ...], bars: Rows) -> Iterator[Deat
 
 # --- From spans to bars -----------------------------------------------------------------------------------------------
 class _Maker:
-    """Makes a scene's parts from a trace. until, fate, row: of each span's bar its end (ns), how it ends, its row."""
+    """Makes a scene's parts from a trace. until, fate, row: of each span's bar its end (ns), how it ends, its row.
+
+    lived, at_the_end: of each process its last sign of life (ns), and whether it was there when the trace ended.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -619,10 +617,14 @@ class _Maker:
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
         last = trace.last - self.start if len(self.events) else 0
-        self.lived: Ints = np.minimum(np.array(alive_until(trace), np.int64) - self.start, last)
-        goes_on = is_open & (self.lived[self.spans["process"]] >= last)
-        margin = max(1, round(last * EDGE)) if goes_on.any() and not trace.seen else 0
-        self.edge = min(last + margin, NEVER)
+        lived: Ints = np.array(alive_until(trace), np.int64) - self.start
+        seen = min(int(lived.max(initial=0)), trace.watched.until - self.start) if len(self.events) else 0
+        self.last = max(last, seen)
+        self.lived: Ints = np.minimum(lived, self.last)
+        self.at_the_end = self.lived >= max(last, self.last - self._sliver)  # a kill of them all takes a moment
+        goes_on = is_open & self.at_the_end[self.spans["process"]]
+        margin = max(1, round(self.last * EDGE)) if goes_on.any() and not trace.seen else 0
+        self.edge = min(self.last + margin, NEVER)
         self.until = np.where(is_open, self.edge, self.spans["end"] - self.start)
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
         self._end_with_the_enclosing()
@@ -638,6 +640,10 @@ class _Maker:
         self.iterator = self.crew.iterator[self.crew.of(self.events)]
         self.sent = Batches(self.events, self.iterator)
 
+    @property
+    def _sliver(self) -> int:
+        return max(1, round(self.last * SLIVER))
+
     def _end_with_the_enclosing(self) -> None:
         """End open spans with the innermost ended span around them."""
         lane, is_open = self.layout.span_lane, self.fate == Fate.OPEN
@@ -649,10 +655,9 @@ class _Maker:
 
     def _end_with_the_process(self) -> None:
         """End a dead process's open spans with its last sign of life, or a little later, so that one sees them."""
-        sliver = max(1, round(self.edge * SLIVER))
-        for process in np.flatnonzero(self.lived < self.lived.max(initial=0)).tolist():
+        for process in np.flatnonzero(~self.at_the_end).tolist():
             mine = (self.fate == Fate.OPEN) & (self.spans["process"] == process)
-            last = max(int(self.lived[process]), int(self.begin[mine].max(initial=0)) + sliver)
+            last = max(int(self.lived[process]), int(self.begin[mine].max(initial=0)) + self._sliver)
             self.until[mine] = np.minimum(self.until[mine], last)
 
     def _join_polls(self) -> None:

@@ -121,7 +121,8 @@ class Viewer:
             return self.url
         self._folder = tempfile.TemporaryDirectory(prefix="minidl-view-")
         try:
-            server = self._server = _listen(self.port, self._served(Path(self._folder.name) / "trace.pftrace"))
+            server = self._server = _listen(self.port)  # first: what is served may take long to make
+            server.served = self._served(Path(self._folder.name) / "trace.pftrace")
             self.url = f"{server.base}/{server.secret}/{PERFETTO if self.perfetto else ''}"
             self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="minidl-viewer", daemon=True)
             self._thread.start()
@@ -155,10 +156,11 @@ class Viewer:
     def stop(self) -> None:
         """Close the port, end the threads, delete the export. A second call does nothing."""
         if self._server is not None:
-            if self._thread is not None and self._thread.is_alive():
-                self._server.shutdown()
-                self._thread.join()
-            self._server.served.stop()
+            if self._thread is not None:
+                if self._thread.is_alive():
+                    self._server.shutdown()
+                    self._thread.join()
+                self._server.served.stop()
             self._server.server_close()
         if self._folder is not None:
             self._folder.cleanup()
@@ -430,9 +432,9 @@ class _Served:
             self._document.stop()
 
 
-def _listen(port: int, served: _Served) -> _Server:
+def _listen(port: int) -> _Server:
     try:
-        return _Server(port, served)
+        return _Server(port)
     except (OSError, OverflowError) as error:
         raise ViewerError(
             f"the viewer cannot listen on {HOST}:{port} ({error}): use another port, or 0, which is any free one"
@@ -440,13 +442,16 @@ def _listen(port: int, served: _Served) -> _Server:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server that closes open connections itself: a browser keeps idle ones, and closing must not wait."""
+    """HTTP server that closes open connections itself: a browser keeps idle ones, and closing must not wait.
 
+    served: to be set before `serve_forever`; until then, clients wait.
+    """
+
+    served: _Served
     daemon_threads = False
     block_on_close = True
 
-    def __init__(self, port: int, served: _Served) -> None:
-        self.served = served
+    def __init__(self, port: int) -> None:
         self.secret = secrets.token_urlsafe(12)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()

@@ -103,12 +103,17 @@ def _plain(given: object) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, in three sizes. It may be given in words, as a fraction, in per cent, or in units of `total`."""
+    """A part of a whole, in three sizes. It may be given in words, as a fraction, in per cent, or in units of `total`.
+
+    middle: the name of the size between "hardly any" and "nearly all".
+    """
 
     part: float
     total: float
+    middle: str = "about half"
 
-    SIZES: ClassVar = {"hardly any": 0.05, "about half": 0.85, "nearly all": 2.0}
+    LARGE: ClassVar = 0.85
+    SMALL: ClassVar = 0.05
     WORDS: ClassVar = {
         "hardly any": (
             "almost none",
@@ -121,7 +126,7 @@ class Share:
             "a few",
             "little",
         ),
-        "about half": ("half", "half of them", "some", "third", "about third", "37 %", "1/3"),
+        "about half": ("about half", "half", "half of them", "some", "third", "about third", "37 %", "1/3"),
         "nearly all": ("all", "all of them", "everything", "almost all", "most", "every byte"),
     }
 
@@ -129,23 +134,27 @@ class Share:
     def value(self) -> str:
         return self._size(self.part / self.total)
 
+    @property
+    def sizes(self) -> tuple[str, str, str]:
+        return "hardly any", self.middle, "nearly all"
+
     def read(self, given: object) -> str:
         if isinstance(given, str):
             number = re.fullmatch(r"\s*(?:about|~)?\s*([\d.,]+)\s*(%|per ?cent|\w*)\s*", given)
             if number is None:
-                return Choice("", self.WORDS).read(given)
+                return Choice("", dict(zip(self.sizes, self.WORDS.values(), strict=True))).read(given)
             given, unit = float(number[1].replace(",", "")), number[2]
             if unit in ("%", "percent", "per cent"):
                 return self._size(given / 100)
             if unit.casefold() in UNITS:
                 return self._size(given * UNITS[unit.casefold()] / self.total)
         if isinstance(given, bool) or not hasattr(given, "__float__"):
-            raise Unreadable("a share: " + ", ".join(map(repr, self.SIZES)) + ', a fraction, or "10 %"')
+            raise Unreadable("a share: " + ", ".join(map(repr, self.sizes)) + ', a fraction, or "10 %"')
         number = float(given)  # type: ignore[arg-type]
         return self._size(number if number <= 1 else number / self.total)
 
     def _size(self, share: float) -> str:
-        return next(name for name, most in self.SIZES.items() if share <= most or name == "nearly all")
+        return self.sizes[(share > self.SMALL) + (share > self.LARGE)]
 
     def __str__(self) -> str:
         return self.value

@@ -180,7 +180,7 @@ def helps(in_order: minidl.Trace, out_of_order: minidl.Trace) -> Asked:
         f"More workers would not help: they would wait for the same batch. Does `in_order=False` bring the waiting ({before:.0%}) below a tenth: yes or no?",
         Choice("yes" if after < 0.1 else "no", YES_NO),
         "Is there other work for the loop during these 0.6 s?",
-        f"{after:.0%}: whoever is ready is yielded. The price is the order, which then depends on the machine's timing (05, section on `in_order`).",
+        f"{after:.0%}: whoever is ready is yielded. The price is the order, which then depends on the machine's timing (05, section 4).",
     )
 
 

@@ -77,7 +77,7 @@ def calls(trace: minidl.Trace, task: int = 0) -> Asked:
     return Asked(
         f"A dataset {'with' if at_once else 'without'} `__getitems__`. How often does the loader's fetcher call it for a batch of {size} samples?",
         Count(len(asked)),
-        "The `s` at the end of its name is all there is to it." if at_once else "`__getitem__` takes one index.",
+        "What does the `s` at the end of its name mean?" if at_once else "`__getitem__` takes one index.",
         "Once, with all indices of the batch. A store that answers slowly, but answers several questions at once, is waited for once."
         if at_once else "`_MapDatasetFetcher` goes through the indices, and asks for each by itself: one step `sample` each.",
         asked[-1],
@@ -93,7 +93,7 @@ def becomes(samples: Sequence[float]) -> Asked:
         "Each sample is a Python `float`. Of which type is the tensor that `default_collate` makes of them: float16, float32 or float64?",
         Choice(kind, {"float16": ("half", "16"), "float32": ("single", "float", "32"), "float64": ("double", "64")}),
         "How many bits has a Python `float`?",
-        "float64: nothing is rounded that you did not ask to round. Weights are float32, so such a batch costs twice the bytes, and often an error in the "
+        "Nothing is rounded that you did not ask to round. Weights are float32, so such a batch costs twice the bytes, and often an error in the "
         "first layer. Let the dataset give `torch.float32`.",
         None,
         {"float32": "That is the type of `torch.tensor(0.5)`, torch's default. A number in a batch keeps what Python has."},

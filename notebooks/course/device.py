@@ -68,7 +68,7 @@ def copied_meanwhile(trace: minidl.Trace, task: int = TASK) -> Asked:
         f"The loop is handed batch {task}, on the device. The copy of which batch has been started last, at that moment?",
         Count(begun[-1]),
         "If the copy of a batch began only when it is asked for, what would the device do meanwhile?",
-        f"Batch {begun[-1]}: the `DeviceLoader` starts the next copy before it hands a batch over, so that it runs while the device computes on batch {task}.",
+        f"The `DeviceLoader` starts the next copy before it hands a batch over, so that it runs while the device computes on batch {task}.",
         handed,
         {task: "Then the device would wait for each copy. There is a loader that is one ahead."},
     )  # fmt: skip
@@ -87,7 +87,7 @@ def who_waits(trace: minidl.Trace, task: int = TASK) -> Asked:
             "nobody": ("none", "no one"),
         }),
         "In which lane is `device_wait`: the consumer's, or the device's?",
-        "The stream: an event is recorded behind the copy, and the computing stream is told to wait for it. The host goes on at once. Without it, the computation might "
+        "An event is recorded behind the copy, and the computing stream is told to wait for it. The host goes on at once. Without it, the computation might "
         "read a batch that is half there, and no error would say so.",
         row,
     )  # fmt: skip

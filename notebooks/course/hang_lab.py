@@ -104,7 +104,7 @@ def who(trace: minidl.Trace) -> Asked:
         "Which worker does the loop wait for?",
         Worker(int(found.who["worker"])),
         "Idle workers wait in `index_queue.get`. Which one has something else on its stack?",
-        " Then: ".join(found.chain),
+        "From link to link: " + "; then ".join(found.chain) + ".",
     )
 
 
@@ -116,7 +116,7 @@ def what(trace: minidl.Trace) -> Asked:
         f"What keeps it from going on: {', '.join(KINDS.values())}?",
         Choice(KINDS[found.cause.value], WORDS),
         "Look at the state (S sleeps, T is stopped), the system call, and the innermost frames of each thread that is not idle.",
-        found.sentence,
+        f"The doctor says: {found.sentence}.",
     )
 
 
@@ -128,7 +128,7 @@ def sample(trace: minidl.Trace) -> Asked:
         "In which sample?",
         Count(int(found.where["sample"])),
         "Batches of 4, in order, two workers. The loop waits for batch 3; the stack names the line, and the evidence the file.",
-        found.sentence,
+        f"The doctor says: {found.sentence}.",
     )
 
 

@@ -165,7 +165,7 @@ def last_batch(trace: minidl.Trace) -> Asked:
         "Can the epoch end before task 0 is finished, with `in_order=False`: yes or no?",
         Choice("no", {"yes": (), "no": ()}),
         "Task 0 takes 0.6 s either way. How many batches does the loop receive in an epoch? Which samples are in them?",
-        f"No. The loop had {order.index(0)} of {len(order)} batches before task 0, and then waited for it "
+        f"The loop had {order.index(0)} of {len(order)} batches before task 0, and then waited for it "
         f"{'in the middle' if early else 'with nothing else left'}. The wait has moved, and is shorter by what the loop "
         "received meanwhile; with enough later batches it would be hidden.",
         rows(trace, "yield")[order.index(0)],

@@ -79,7 +79,7 @@ def shifted(trace: minidl.Trace, rank: int = 1) -> Asked:
         "nanoseconds were its times shifted when the traces were joined?",
         Count(joined["offset_ns"]),
         "How many clocks has one machine?",
-        f"By {joined['offset_ns']}. All processes of a machine read the same monotonic clock, and nothing measured is better than that. What was measured fits: it is less than its own error. Between two "
+        "All processes of a machine read the same monotonic clock, and nothing measured is better than that. What was measured fits: it is less than its own error. Between two "
         "machines it is all there is.",
         None,
         {measured["offset_ns"]: "That is less than its own error. And what is known needs no measurement."},
@@ -96,7 +96,7 @@ def halfway(clock: Clock, at: int) -> Asked:
         f"shifted that rank 1 wrote {(at - clock.at[0]) / 1e9:.0f} s after the beginning?",
         Count(round(moved / 1e6)),
         "Quartz crystals differ, and each keeps its own pace. So draw a straight line between the two readings.",
-        f"{moved / 1e6:.0f} ms: between two readings the offset is interpolated. {clock.drift_ppm:.0f} millionths of drift are usual; with one reading, at the beginning, events at the end would "
+        f"Between two readings the offset is interpolated. {clock.drift_ppm:.0f} millionths of drift are usual; with one reading, at the beginning, events at the end would "
         "come before their causes. That is why `align_clocks` is called twice.",
         None,
         {round(first): "So it was at the beginning.", round(last): "So it is at the end."},

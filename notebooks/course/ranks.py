@@ -50,7 +50,7 @@ def dropped(of_ranks: Sequence[Sequence[int]], size: int) -> Asked:
         "The same with `drop_last=True`. How many samples does no rank see in this epoch?",
         Count(size - len(seen)),
         f"The largest multiple of {len(of_ranks)} that is not greater than {size} stays.",
-        f"{size - len(seen)}: the order is cut. If it is shuffled, they are others in each epoch.",
+        "The order is cut. If it is shuffled, they are others in each epoch.",
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def forgotten(first: Sequence[int], second: Sequence[int]) -> Asked:
         "A shuffling `DistributedSampler`, two epochs, and nobody called `set_epoch`. Is the order of the second epoch the same as that of the first: yes or no?",
         Choice("yes" if list(first) == list(second) else "no", YES_NO),
         "A `RandomSampler` draws a seed from the global generator. What would happen to ranks that did so?",
-        "Yes. All ranks need the same order, so it comes from `seed + epoch` alone, and the sampler does not count epochs: you call `set_epoch`.",
+        "All ranks need the same order, so it comes from `seed + epoch` alone, and the sampler does not count epochs: you call `set_epoch`.",
     )
 
 
@@ -76,7 +76,7 @@ def other_seeds(of_ranks: Sequence[Sequence[int]], size: int) -> Asked:
             "nothing": ("none", "no"), "some are lost": ("lost",), "some come twice": ("twice", "repeated"), "both": ("lost and twice", "both of them"),
         }),
         "Each rank takes every second one of *its* order.".replace("*", ""),
-        f"Both: {lost} of {size} samples are seen by no rank, {twice} by both. No error tells you; the loss goes down anyhow.",
+        f"{lost} of {size} samples are seen by no rank, {twice} by both. No error tells you; the loss goes down anyhow.",
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def told_epoch(trace: minidl.Trace) -> Asked:
         "A recorded job of two ranks notes which share each sampler was told (`share`). How many epochs does it have whose orders differ?",
         Count(len(epochs)),
         "Count the values of `epoch` in the events `share`.",
-        f"{len(epochs)}: `set_epoch` was called with {', '.join(map(str, epochs))}.",
+        f"`set_epoch` was called with {', '.join(map(str, epochs))}.",
         last,
     )
 

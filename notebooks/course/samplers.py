@@ -19,9 +19,9 @@ def never_drawn(draws: Sequence[int], size: int) -> Asked:
     """With replacement, a third is left out."""
     missed = size - len(set(draws))
     return Asked(
-        f"{len(draws)} draws with replacement from {size} samples: one epoch's worth. How many of the samples were never drawn: nearly all, about a third (say "
-        '"about half"), or hardly any?',
-        Share(missed, size),
+        f"{len(draws)} draws with replacement from {size} samples: one epoch's worth. How many of the samples were never drawn: nearly all, about a third, "
+        "or hardly any?",
+        Share(missed, size, "about a third"),
         "The probability that one draw misses a sample is 1 - 1/n. What is it for n draws?",
         f"{missed} of {size}: (1 - 1/n)^n is close to 1/e, 37 %. Others came twice or more. Without replacement, each comes once.",
     )  # fmt: skip
@@ -34,7 +34,7 @@ def same_epochs(first: Sequence[int], second: Sequence[int]) -> Asked:
         "`torch.manual_seed(0)` was called once, before the first of two epochs. Is the order of the second epoch the same as that of the first: yes or no?",
         Choice("yes" if first == second else "no", YES_NO),
         "Where does the sampler's generator get its seed, and what has become of the state it came from?",
-        "No. In each epoch the sampler draws one number from torch's global generator, and seeds a generator of its own with it. The draw moves the global state "
+        "In each epoch the sampler draws one number from torch's global generator, and seeds a generator of its own with it. The draw moves the global state "
         "on, so the next epoch has another seed. Call `manual_seed(0)` again, and the first order comes again.",
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def same_with_workers(alone: Sequence[object], together: Sequence[object]) -> As
         "The same seed, once without workers and once with three. Do the batches come with the same samples, in the same order: yes or no?",
         Choice("yes" if alone == together else "no", YES_NO),
         "In which process does the sampler run?",
-        "Yes. The sampler runs in the loop's process, whatever the number of workers; workers get indices, and the loader yields in order.",
+        "The sampler runs in the loop's process, whatever the number of workers; workers get indices, and the loader yields in order.",
     )
 
 
@@ -89,7 +89,7 @@ def zero_weight(draws: Sequence[int], sample: int) -> Asked:
         f"A `WeightedRandomSampler` has drawn {len(draws)} times, and sample {sample} has the weight 0. How often was it drawn?",
         Count(Counter(draws)[sample]),
         "Weights are proportional to probabilities.",
-        "Never. The others come in proportion to their weights; they need not add up to 1.",
+        "The others come in proportion to their weights; they need not add up to 1.",
     )
 
 

@@ -14,6 +14,7 @@ from minidl.explore.guards import GUARDS, PINNED, PLAIN, STREAMS
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, shortest
 from minidl.protocol import LoaderEvent, LoaderLifecycle
+from minidl.tracefile.words import counted
 
 
 def workers_of(trace: minidl.Trace) -> int:
@@ -101,7 +102,7 @@ def died_of_it(trace: minidl.Trace) -> Asked:
         "shutdown?",
         Count(len(early)),
         "See 04, section 6. What does a worker do with an exception?",
-        "None. The exception is the result of its task, and the worker goes on with its next one. It is your loop that ends: the error comes out of "
+        "The exception is the result of its task, and the worker goes on with its next one. It is your loop that ends: the error comes out of "
         "`next`, and the loader is closed.",
         error,
         {1: "It would be a poor worker that dies of one damaged file: how would the loader learn which one it was?"},
@@ -123,7 +124,7 @@ def unguarded(name: str) -> Asked:
             "workers are left behind": ("orphan", "orphans", "left behind", "leak"),
         }),
         "Who waits for whom, and with a bound or without one?",
-        f"{bad.what}. It takes {len(steps_of(trace))} steps; the last is: {last[1]} {last[2]}.",
+        f"{bad.what[0].upper()}{bad.what[1:]}. It takes {counted(len(steps_of(trace)), 'step')}; the last is: {last[1]} {last[2]}.",
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def moved(tensor: torch.Tensor) -> Asked:
         "Before, `tensor.is_shared()` was False. Is this tensor, the sender's own, in shared memory after it was pickled: yes or no?",
         Choice("yes" if tensor.is_shared() else "no", {"yes": (), "no": ()}),
         "Somebody has to copy the numbers into shared memory. Does the sender need two copies afterwards?",
-        "Yes. `reduce_storage` moves the storage: it makes a segment, copies the bytes once, and lets the sender's tensor use the segment from "
+        "`reduce_storage` moves the storage: it makes a segment, copies the bytes once, and lets the sender's tensor use the segment from "
         "now on. That is the one copy that a tensor in private memory costs.",
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def copier(trace: minidl.Trace) -> Asked:
             "the loader": ("loader's main thread", "the loader's main thread", "loop"),
         }),
         "The copy is a part of pickling. Which thread pickles? See 00, section 4.",
-        "The feeder thread: `shm_copy` lies inside `result_pickle`. The worker's main thread already fetches its next task, so the copy is hidden, until "
+        "`shm_copy` lies inside `result_pickle`. The worker's main thread already fetches its next task, so the copy is hidden, until "
         "the feeder has more to copy than the worker to fetch.",
         row,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def segments(trace: minidl.Trace) -> Asked:
         "A batch is a dict of three entries: images, boxes, labels. How many segments of shared memory travel with it?",
         Count(tensors),
         "Each tensor of the batch has a storage of its own.",
-        f"{tensors}: one for each tensor, each with a descriptor that goes through a socket, a map and an unmap. A batch of hundreds of small tensors pays this "
+        "One for each tensor, each with a descriptor that goes through a socket, a map and an unmap. A batch of hundreds of small tensors pays this "
         "hundreds of times.",
         row,
         {1: "They are three tensors, and nobody has put them into one.", 4: "`default_collate` has stacked the samples: count tensors, not samples."},
@@ -143,7 +143,7 @@ def view(trace: minidl.Trace) -> Asked:
         "Each sample is a row of a table: a view of 40,000 bytes of a tensor of 640,000. How many bytes of shared memory come with one sample?",
         Count(shared),
         "What is shared is a storage. Whose storage does a view have?",
-        f"{shared:,}: the whole table. A view has no storage of its own; its message names the storage, an offset, and a shape. Each worker has moved its own "
+        "The whole table. A view has no storage of its own; its message names the storage, an offset, and a shape. Each worker has moved its own "
         "copy of the table into shared memory, once.",
         row,
         {40_000: "That is what the row needs. But it has no memory of its own."},
@@ -159,7 +159,7 @@ def copies(shortcut: minidl.Trace, extra: minidl.Trace) -> Asked:
         "go through in the second?",
         Count(round(b - a)),
         "`default_collate` stacks into shared memory. What does the other one stack into, and what must follow?",
-        f"One: the feeder's. The ledger counts {a:.2f} copies of each byte that is sent in the first, {b:.2f} in the second.",
+        f"The feeder's. The ledger counts {a:.2f} copies of each byte that is sent in the first, {b:.2f} in the second.",
         rows(extra, "shm_copy", "B")[0],
     )  # fmt: skip
 

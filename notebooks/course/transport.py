@@ -167,15 +167,18 @@ def measured(*ideas: str, side: int = 128, batches: int = 120) -> Measured:
     writer = type("Writer", (SomeIdeasWriter,), {"arena": kind})
     with mock.patch.object(arena_queue, "ArenaWriter", writer), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of slabs that are used once, as is asked for here
-        spent = _spent(batches, side, transport="arena")
+        long = _least(batches, side, transport="arena")
+        files = int(made[0]) / (TIMES * batches)
+        begun = _least(BEGUN, side, transport="arena")
     name = f"+ {ideas[-1] if ideas else 'descriptors in the message'}"
-    return Measured(name, batches, int(made[0]) / (batches * TIMES + BEGUN * TIMES), *spent)
+    return Measured(name, batches, files, *_of_a_batch(batches, long, begun))
 
 
 def upstream(side: int = 128, batches: int = 120) -> Measured:
     """The same with the faithful transport."""
     _, trace = run(BEGUN, side=side)
-    return Measured("as upstream", batches, tensors(trace), *_spent(batches, side))
+    spent = _of_a_batch(batches, _least(batches, side), _least(BEGUN, side))
+    return Measured("as upstream", batches, tensors(trace), *spent)
 
 
 def tensors(trace: minidl.Trace) -> int:
@@ -183,13 +186,14 @@ def tensors(trace: minidl.Trace) -> int:
     return int(trace.to_pandas().tensors[rows(trace, "result_rebuild", "E")[0]])
 
 
-def _spent(batches: int, side: int, **options: Any) -> list[float]:
-    """Page faults and CPU ms of a batch, once the run has begun: the least of some runs, for the machine may be busy."""
-    long, short = (
-        [min(runs) for runs in zip(*(_epoch(number, side, **options) for _ in range(TIMES)), strict=True)]
-        for number in (batches, BEGUN)
-    )
-    return [max(0, a - b) / (batches - BEGUN) for a, b in zip(long, short, strict=True)]
+def _least(batches: int, side: int, **options: Any) -> list[float]:
+    """Page faults and CPU ms of an epoch: the least of some runs, for the machine may be busy."""
+    return [min(runs) for runs in zip(*(_epoch(batches, side, **options) for _ in range(TIMES)), strict=True)]
+
+
+def _of_a_batch(batches: int, long: list[float], begun: list[float]) -> list[float]:
+    """What a batch has used in a long run, without what its first `BEGUN` batches have."""
+    return [max(0, a - b) / (batches - BEGUN) for a, b in zip(long, begun, strict=True)]
 
 
 def _epoch(batches: int, side: int, **options: Any) -> tuple[float, float]:
@@ -216,8 +220,8 @@ def segments(faithful: minidl.Trace) -> Asked:
     return Asked(
         "The faithful transport. A batch is a dict of images, masks, boxes and labels. How many segments of shared memory does the worker make for it?",
         Count(number),
-        "Each tensor of the batch has a storage of its own. See 06, section 3.",
-        f"{number}: one for each tensor, also for the {SIZE} labels of 8 bytes. For each: a file in memory, its size, its pages one by one, a descriptor that "
+        "Each tensor of the batch has a storage of its own. See 06, section 2.",
+        f"One for each tensor, also for the {SIZE} labels of 8 bytes. For each: a file in memory, its size, its pages one by one, a descriptor that "
         "the loader asks for through a socket, a mapping, and in the end the way back.",
         rows(faithful, "result_rebuild", "E")[0],
         {1: "Nobody has put the four tensors into one memory.", SIZE: "`default_collate` has stacked the samples: count tensors, not samples."},
@@ -232,12 +236,12 @@ def writer(trace: minidl.Trace) -> Asked:
     (fetch, *_) = rows(trace, "fetch", "B")
     main = events.tid[row] == events.tid[fetch]
     return Asked(
-        'With `transport="arena"`: which thread of the worker writes the message into the pipe, the main thread or a feeder thread?',
+        'With `transport="arena"`: which thread of the worker writes the message, the main thread or a feeder thread?',
         Choice("the main thread" if main else "a feeder thread", {
             "the main thread": ("main", "worker's main thread"), "a feeder thread": ("feeder", "the feeder thread"),
         }),
         "The message is short: it names a slab. Can writing it take long?",
-        "The main thread, the one that fetches. A feeder thread is for a `put` that must not wait for a slow reader. This message has a few hundred bytes, "
+        "The one that fetches. A feeder thread is for a `put` that must not wait for a slow reader. This message has a few hundred bytes, "
         "and the socket takes it at once; so nothing is handed from thread to thread, and nobody is woken for it. Only if the socket is full does the worker wait: "
         "then the loop has more finished batches than it may have.",
         row,
@@ -252,7 +256,7 @@ def copies(faithful: minidl.Trace, slabs: minidl.Trace) -> Asked:
         "How many copies fewer does each byte of a batch go through, between the collation and the loop, with slabs? (To the nearest whole number.)",
         Count(round(a - b)),
         "Where does `default_collate` stack images in a worker, with either transport?",
-        f"None: the ledger counts {a:.2f} copies of each byte after collation here, and {b:.2f} there. With either, the worker stacks straight into memory that the loop's "
+        f"The ledger counts {a:.2f} copies of each byte after collation here, and {b:.2f} there. With either, the worker stacks straight into memory that the loop's "
         "process sees. What differs is what it costs to get such memory.",
         rows(slabs, "slab_send")[-1],
         {1: "`default_collate` stacks into shared memory with either."},
@@ -269,8 +273,8 @@ def files(step: Measured) -> Asked:
         Count(number),
         "What is left to be put together?" if together else
         f"{SIZE} images of 3 * 128 * 128 floats, {SIZE} masks of 128 * 128, {SIZE} boxes of 4 floats, {SIZE} labels. Which of the four tensors is small?",
-        f"{number}: images and masks lie in the same file, one behind the other." if together else
-        f"{number}, for images and masks. The boxes ({SIZE * 16} bytes) and the labels ({SIZE * 8}) are part of the message: a copy of a few bytes is cheaper than "
+        "Images and masks lie in the same file, one behind the other." if together else
+        f"For images and masks. The boxes ({SIZE * 16} bytes) and the labels ({SIZE * 8}) are part of the message: a copy of a few bytes is cheaper than "
         "a file, a descriptor and a mapping.",
     )  # fmt: skip
 
@@ -287,7 +291,7 @@ def made(step: Measured) -> Asked:
             "a few": ("few", "some", "hardly any", "3", "4", "5", "6"), "one for each batch": ("one for each", "one each", str(step.batches)),
         }),
         "How many batches can be outstanding, and how many does the loop hold?",
-        f"A few: {step.made * step.batches:.0f} here. At most `prefetch_factor` batches are outstanding, and the loop holds one or two; a worker needs no more slabs than that. "
+        f"{step.made * step.batches:.0f} here. At most `prefetch_factor` batches are outstanding, and the loop holds one or two: a worker needs about so many slabs. "
         "The files of the first batches serve the whole epoch.",
     )  # fmt: skip
 
@@ -306,7 +310,7 @@ def saver(*steps: Measured) -> Asked:
             "no feeder thread": ("no feeder", "feeder"),
         }),
         "Images are 75 % of a batch's bytes. Which idea gives them memory that was touched before?",
-        f"Recycling: {saved['recycling']:.0f} of {first - last:.0f}. The slab's pages have been found, cleared and mapped for an earlier batch, in both processes. Putting the "
+        f"{saved['recycling']:.0f} of {first - last:.0f}. The slab's pages have been found, cleared and mapped for an earlier batch. Putting the "
         "leaves together saves files, not pages.",
         slips={"one slab a batch": "One file of 300 pages has as many pages as two of 225 and 75."},
     )  # fmt: skip
@@ -323,9 +327,9 @@ def held(trace: minidl.Trace, batches: int, kept: str) -> Asked:
             "a few": ("few", "some"), "one for each batch": ("one for each", "one each", "20", "all"),
         }),
         "What does a view keep alive: its own numbers, or its storage? (06, section 4.)" if each else "Does a copy have anything to do with the slab?",
-        f"One for each batch: {fresh}. A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
+        f"{fresh} here. A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
         "batch gets a new one. Nothing is overwritten, but the run is as slow as without recycling: a kept row keeps a whole batch's memory."
-        if each else f"A few: {fresh}. A clone has memory of its own; when the batch is gone, so is all that keeps the slab.",
+        if each else f"{fresh} here. A clone has memory of its own; when the batch is gone, so is all that keeps the slab.",
         rows(trace, "slab_take")[-1],
     )  # fmt: skip
 

@@ -1,4 +1,8 @@
-"""Solutions of 09_hang_lab."""
+"""Solutions of 09_hang_lab.
+
+The six runs are these programs of `minidl lab`: sample_stuck, worker_stopped, result_not_picklable, lock_order,
+threads_lost_at_fork and barrier_of_workers.
+"""
 
 from __future__ import annotations
 

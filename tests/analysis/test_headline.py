@@ -15,7 +15,7 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, titled
+from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, plainer, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.evidence.model import RunEvidence, Syscall
@@ -149,6 +149,11 @@ def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[i
             "batch 5 of worker 1, in sample 21: it waits for a lock in D.__getitem__ that no thread of its process can "
             "release",
         ),
+        (
+            "slow: training.py:74 is supply-bound: the loop waited 28% of its time, partly while workers fetched "
+            "samples, which wait for a disk, a network or a lock (62% of their time)",
+            "waited 28% of its time, partly while workers fetched samples, which wait for a disk, a network or a lock",
+        ),
         ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
     ],
 )
@@ -158,6 +163,20 @@ def test_a_title_that_is_too_long_keeps_its_cause(sentence: str, cause: str) -> 
     assert short.endswith(cause)
     assert short.startswith(sentence[:30])
     assert titled(short) == short
+
+
+@pytest.mark.parametrize(
+    ("verdict", "title"),
+    [
+        ("supply-bound: the training loop waited 90% of its time, 61% of that while workers made batches, mostly "
+         "collation", "supply-bound: the loop waited 90% of its time, mostly while workers collated batches"),
+        ("supply-bound: the training loop waited 90% of its time, 41% of that while workers made batches, mostly "
+         "pickling and sending",
+         "supply-bound: the loop waited 90% of its time, partly while workers pickled and sent batches"),
+    ],
+)  # fmt: skip
+def test_in_a_title_what_workers_made_is_one_verb(verdict: str, title: str) -> None:
+    assert plainer(verdict) == title
 
 
 def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path) -> None:
@@ -466,6 +485,37 @@ def test_a_hang_whose_loader_is_found_dead_ends_with_its_last_sign_of_life(tmp_p
     )
     (line,) = (text for text in open_spans(trace) if text.startswith("loader"))
     assert line.endswith("for 30.0 s")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """A worker dies first, and its loader finds it dead before it is killed too. One that lives on raises an error."""
+    path = write(tmp_path / "t", Run(**LONG))
+    end = int(read_trace(path).events["time"][-1])
+    own = {"loader": 1, "tid": LOADER_PID}
+    dead = {"code": ev.FOUND_DEAD, "worker": 0, "x": ev.Actor.WORKER, "y": 1100, "z": -signal.SIGKILL, "time": end + 1}
+    error = {"code": ev.NEXT[1], "time": end + 2, "x": 9, "y": ev.Outcome.ERROR}
+    add(path, LOADER_PID, [own | dead, *([own | error] if raises else [])])
+    trace = read_trace(path)
+    found = headline(trace)
+    if raises:
+        assert found.sentence.startswith("died: worker 0 (pid 1100)")
+        return
+    assert found.sentence.startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38")
+    assert "SIGKILL ended the whole run at 30.01 s: its loader found pid 1100 dead" in found.evidence[-1]
+    assert found.told is not None
+    assert found.focus is not None
+    assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
+    seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
+    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: seen)
+    known = headline(read_trace(path)).diagnosis
+    assert known is not None
+    assert [fact.text for fact in known.evidence] == [found.evidence[-1]]
+    starved = read_trace(path)
+    starved.watched.samples = [watched.Sample(starved.start + n, {}, 0, oom_kills=n) for n in (0, 1)]
+    assert headline(starved).sentence.startswith("died: worker 0 (pid 1100)")
 
 
 # --- Not hung ---------------------------------------------------------------------------------------------------------

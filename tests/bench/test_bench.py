@@ -354,6 +354,17 @@ def test_memory_that_processes_share_counts_once_also_while_it_is_only_a_descrip
 
 
 @pytest.mark.live
+def test_memory_of_the_process_that_measures_is_no_memory_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forked worker gets a share of it."""
+    monkeypatch.setattr(transports, "PAUSE", 0.0)
+    peaks, ballast = [], bytearray()
+    for mib in (0, 256):
+        ballast += b"1" * (mib << 20)
+        peaks.append(in_child(transports._memory, transports.TORCH, loader.KINDS["tiny"], 2, 4)[0])
+    assert abs(peaks[1] - peaks[0]) < 32
+
+
+@pytest.mark.live
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bench_states(workers: int) -> None:
     rows = states.bench_states(rounds=2, length=0.05, workers=(workers,))

@@ -714,17 +714,19 @@ def test_what_is_under_way_when_a_trace_ends_is_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-def test_an_error_leaves_the_stage_when_it_is_raised_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_the_stage_when_it_is_raised_there(error: type[BaseException], tmp_path: Path) -> None:
     def transform(batch: torch.Tensor) -> torch.Tensor:
-        raise ValueError("cannot")
+        raise error("cannot")
 
     with minidl.trace(tmp_path / "t"):
         iterator = iter(DeviceLoader(ones(2), SIMULATED, 2, transform))
         for _ in range(2):
-            with pytest.raises(ValueError, match="cannot"):
+            with pytest.raises(error, match="cannot"):
                 next(iterator)
         assert list(iterator) == []
     trace = minidl.read_trace(tmp_path / "t")
+    assert minidl_check(trace) == []
     assert trace.select("hand_over")["x"].tolist() == [ev.Outcome.ERROR] * 2
     assert trace.select("device_end")[["x", "y"]].tolist() == [(2, 0)]
     assert trace.select("h2d", ev.Phase.BEGIN)["y"].tolist() == [16, 16]

@@ -708,6 +708,36 @@ def test_ctrl_c_while_close_waits_keeps_what_the_device_reads_and_closes_the_loa
     assert source.latest() is None
 
 
+def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The garbage collector may end it at any moment, or another thread."""
+    monkeypatch.setattr(loader_module, "is_reached", lambda *arguments: False)
+    source = Closable(1)
+    loader, hanging = DeviceLoader(batches(1), "sim", 1), DeviceLoader(source, "sim", 1)
+    hold(hanging._device.side)  # type: ignore[attr-defined]
+    ended, others = iter(loader), [iter(hanging)]
+    for iterator in (ended, *others):
+        iterator._fill()
+    del iterator
+
+    def done() -> bool:
+        while others:
+            others.pop().close()
+        return True
+
+    monkeypatch.setattr(ended._latest, "done", done)
+    ended.close()
+    gc.collect()
+    assert source.closed == 1
+    assert source.latest is not None
+    assert source.latest() is not None
+    sim.wake()
+    sim.synchronize()
+    loader_module._let_go()
+    assert source.latest() is None
+
+
 def test_a_timeout_below_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="timeout=-1: choose seconds, or 0 for no limit"):
         DeviceLoader([], "sim", timeout=-1)

@@ -803,6 +803,24 @@ def test_short_sleeps_of_a_worker_may_hang_if_the_wait_is_long_by_the_trace() ->
     assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).state is State.MAYBE_HUNG
 
 
+@pytest.mark.parametrize(
+    ("since", "sample", "state"),
+    [(6, 37, State.MAYBE_HUNG), (9, 37, State.MOVES), (0, 37, State.MOVES), (6, -1, State.MOVES)],
+)
+def test_a_worker_that_came_to_its_step_between_two_looks_may_hang_if_that_was_long_ago(
+    since: int, sample: int, state: State
+) -> None:
+    """By the trace: the looks are at 4 s and 10 s. since: s, 0 = unknown; sample: -1 = the step is a whole batch."""
+    told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1}, sample=sample)
+    told = replace(told, step_since=since * 1_000_000_000)
+    first = look(loop(1), IDLE, nap(20, index=36), moment=4_000_000_000)
+    last = look(loop(1), IDLE, nap(100), moment=10_000_000_000)
+    assert diagnose([first, last], told).state is state
+    collates = worker(1, user("collate()"), step="collate", cpu=0.5)
+    earlier = look(loop(1), IDLE, collates, moment=4_000_000_000)
+    assert diagnose([earlier, last], told).state is (State.MAYBE_HUNG if since == 6 else State.MOVES)
+
+
 # --- Workers that have ended ------------------------------------------------------------------------------------------
 DEAD = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=0)
 

@@ -418,6 +418,27 @@ def test_every_event_has_words_of_its_own(tmp_path: Path) -> None:
     assert any(words.endswith("boom \\x1b[2J") for words in told)
 
 
+def test_an_event_says_how_many_and_which(tmp_path: Path) -> None:
+    rows = [
+        {"code": ev.SAMPLE[0], "task": 3, "worker": 1, "x": 0, "y": 65},
+        {"code": ev.SAMPLE[0], "task": 3, "worker": 1, "x": 2, "y": -1},
+        {"code": ev.SAMPLE[0], "task": 3, "worker": 1, "x": -1, "y": -1},
+        {"code": ev.FETCH[0], "task": 3, "worker": 1, "x": 1},
+        {"code": ev.FETCH[0], "task": 3, "worker": 1, "x": 4},
+        {"code": ev.STATE_TAKEN, "x": 1},
+    ]
+    write_process(tmp_path, rows)
+    trace = read_trace(tmp_path)
+    assert [describe(trace, row) for row in trace.events] == [
+        "worker 1 asks the dataset for sample 65 of task 3",
+        "worker 1 asks the dataset for the sample at position 2 of task 3",
+        "worker 1 asks the dataset for the samples of task 3",
+        "worker 1 begins to fetch task 3: 1 sample",
+        "worker 1 begins to fetch task 3: 4 samples",
+        "the program takes the loader's state: 1 batch",
+    ]
+
+
 def test_pretended_pinning_is_called_simulated(tmp_path: Path) -> None:
     at = replay(made(tmp_path / "t", Run(batches=4, pin=True, simulated=True)))
     (started,) = np.flatnonzero(at.trace.events["code"] == ev.PIN_START)

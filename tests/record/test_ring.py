@@ -51,7 +51,8 @@ def test_the_newest_events_of_each_process_are_there(ring: Path) -> None:
 )
 def test_every_command_reads_it(command: str, ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, *more = command.split()
-    more += ["-o", str(tmp_path / "out.minidl")] if name in ("export", "pack") else []
+    out = {"export": "out.json", "pack": "out.minidl"}.get(name)
+    more += ["-o", str(tmp_path / out)] if out else []
     assert cli.main([name, str(ring), *more]) == 0, capsys.readouterr().out
     if name in ("summary", "check", "timeline"):
         said = capsys.readouterr().out

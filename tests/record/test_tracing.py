@@ -39,6 +39,7 @@ from minidl.record.ports import TracedPorts
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import BY_NAME, EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.transport.packets import TaskQueue
 
 Order = Any  # "name", [Order, ...] in order, or (Order, ...) in any order
 
@@ -590,6 +591,31 @@ def test_what_was_emitted_before_a_kill_is_in_the_trace(victim: str, seed: int, 
         assert recorded[: len(mine)] == mine
         assert len(recorded) <= len(mine) + 1
     assert [violation.rule for violation in check(trace)] == []
+
+
+@pytest.mark.live
+def test_ctrl_c_while_the_loader_writes_a_task_leaves_no_open_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slabs the loader's own thread writes the tasks, and then, at its end, the workers' sentinels."""
+
+    def flush(self: TaskQueue) -> bool:
+        monkeypatch.undo()
+        really_flush(self)
+        raise KeyboardInterrupt
+
+    really_flush = TaskQueue._flush
+    with minidl.trace(tmp_path / "trace"):
+        iterator: Any = iter(minidl.DataLoader(wl.Tensors(40), num_workers=1, transport="arena"))
+        next(iterator)
+        monkeypatch.setattr(TaskQueue, "_flush", flush)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        iterator.close()
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    written = trace.select("index_write", Phase.END)["task"].tolist()
+    assert written == [0, 1, 2, 3, -1]  # the sentinel belongs to no task
 
 
 # --- Off, and failing -------------------------------------------------------------------------------------------------

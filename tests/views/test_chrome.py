@@ -451,6 +451,16 @@ def test_every_counter_is_documented(tmp_path: Path, run: dict[str, Any]) -> Non
     assert shown == set(COUNTERS) == set(document["otherData"]["counters"])
 
 
+def test_a_thread_that_writes_its_own_tasks_is_no_feeder(tmp_path: Path) -> None:
+    """With slabs there are no feeder threads; the program may iterate in a thread of its own."""
+    write = {"worker": 1, "task": 0, "tid": 7}
+    events = [write | {"code": code} for code in (ev.INDEX_PUT, *ev.INDEX_WRITE)]
+    thread: dict[str, object] = {"kind": "thread", "tid": 7, "name": "evaluation"}
+    write_process(tmp_path, events, role="loader", loader=1, lines=[thread])
+    document = to_chrome(read_trace(tmp_path))
+    assert [e["args"]["name"] for e in named(document, "thread_name") if e["tid"] == 7] == ["evaluation"]
+
+
 def test_what_a_watchdog_has_sampled_is_counted(tmp_path: Path) -> None:
     place = made_trace.write(tmp_path, Run(4))
     start = int(read_trace(place).events["time"][0])

@@ -16,6 +16,7 @@ from oracle_trace import write_process
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.watched import Ended
 from minidl.views.chrome import to_chrome
 from minidl.views.layout import LaneKind
 from minidl.views.scene import BAR, EDGE, Fate, Scene, alarm, caption, per_pixel, scene_of
@@ -548,6 +549,22 @@ def test_a_process_that_stands_still_is_framed_as_a_whole_since_its_last_event(t
     assert framed.words.startswith("stopped?")
     assert not framed.alone, "the bar in it has its own name"
     assert (cause.to_lane, cause.to_row) == framed.rows[0]
+
+
+def test_a_picture_of_a_hang_lasts_until_a_watchdog_saw_its_processes_end(tmp_path: Path) -> None:
+    """A kill of them all: the watchdog sees one after the other end, seconds after the last event."""
+    trace = made(tmp_path, **LONG_HANG)
+    pids = [process.pid for process in trace.processes]
+    killed = trace.last + 3_000_000_000
+    trace.watched.ended = [Ended(pid, killed + place * 100_000, -9) for place, pid in enumerate(pids)]
+    drawn = scene_of(trace)
+    assert drawn.last == killed + (len(pids) - 1) * 100_000 - trace.start
+    waits = drawn.bars[np.isin(drawn.bars["code"], [ev.NEXT[0], ev.SAMPLE[0]]) & (drawn.bars["fate"] == Fate.OPEN)]
+    assert waits["end"].tolist() == [drawn.end, drawn.end], "a moment apart is no difference"
+    assert set(waits["known"].tolist()) <= {one.at - trace.start for one in trace.watched.ended}
+    focus = drawn.headline.focus
+    assert focus is not None
+    assert focus.end == killed, "the title counts up to then"
 
 
 def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:

