@@ -85,8 +85,10 @@ _Next = list[tuple[int, int, str]]
 def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
     step = link.place.step
-    if link.wait.kind in _ENDS or link.place.interrupted:
+    if link.wait.kind in _ENDS:
         return [], False
+    if link.place.interrupted:  # what it was in before is no wait now
+        return _joined_thread(case, link), False
     if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
         return _maker(case, link)
     asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers

@@ -289,6 +289,8 @@ def _comma(place: str) -> str:
 
 def _loop_words(case: RunFacts, first: Link) -> str:
     name = case.name(first.pid)
+    if first.place.interrupted:
+        return f"{name}, in a signal handler or finalizer ({spot(first.place)}), waits for"
     if first.place.step is LoaderStep.SHUTDOWN:
         return f"{name} shuts down, and waits for"
     if first.place.step is LoaderStep.HAND_OVER:

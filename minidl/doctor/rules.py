@@ -152,17 +152,28 @@ def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
     links = chain.links[chain.back :]
-    ring = [case.name(link.pid) for link in links]
+    ring = " -> ".join(case.name(link.pid) for link in links)
+    said = links[:-1].index(chain.links[1]) if chain.links[1] in links[:-1] else -1
+    ring += "".join(f"; {case.name(one.pid)} is {one.wait.words}" for i, one in enumerate(links[:-1]) if i != said)
     given_up = any(link.wait.bounded and link.place.step in USERS for link in links)  # the loader's own are polls
+    locks = any(link.wait.kind in _LOCKS for link in links)
     facts = tuple(
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({' -> '.join(ring)})",
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
         also=("one of them has a timeout, which ends the circle",) if given_up else (),
-        fix="take the locks in one order everywhere, or hold none while waiting for another process",
+        fix=_ONE_ORDER if locks else _READ_ALL,
     )  # fmt: skip
+
+
+_LOCKS: Final = frozenset({Blocked.FILE_LOCK, Blocked.SEMAPHORE, Blocked.MUTEX, Blocked.FUTEX})
+_ONE_ORDER: Final = "take the locks in one order everywhere, or hold none while waiting for another process"
+_READ_ALL: Final = (
+    "one of them has to go on without the other: read all pipes of a child while it runs (communicate(), a thread), "
+    "and before it is waited for; answer requests in a thread of its own"
+)
 
 
 def _stopped(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -498,7 +509,7 @@ class _Shared:
 
 def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     end = chain.end
-    if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
+    if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
         return None
     process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
     semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
@@ -509,6 +520,15 @@ def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
     return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+
+
+def _asks_again(case: RunFacts, end: Link) -> bool:
+    """Whether a thread waits with a timeout, again and again: at the first look it was at the same place."""
+    before = case.before(end.pid, end.tid)
+    same = before is not None and (before.task, before.sample, spot(before)) == (
+        end.place.task, end.place.sample, spot(end.place)
+    )  # fmt: skip
+    return same and end.place.step in USERS
 
 
 def _full_queue(case: RunFacts, chain: Chain) -> Judgement | None:

@@ -272,6 +272,17 @@ def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
     assert "the loop (pid 100), in its own code, waits for its thread prefetch, in its own code" in said.sentence
 
 
+def test_a_signal_handler_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
+    join = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
+    bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
+    stack = (join, user("saver.join()", "handler"), library("Select.select", "/lib/python3.11/selectors.py",
+             "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
+    saver = thread(150, (user("time.sleep(990)", "save"), bottom), SLEEPS, name="saver")
+    said = found(loop(1, saver, stack=stack, call=LOCKED), IDLE)
+    assert (said.cause, said.who["thread"], said.where["function"]) == (HangCause.SLEEP, 150, "save")
+    assert "in a signal handler or finalizer (handler at data.py:12), waits for" in said.sentence
+
+
 MAIN_OF = Frame("<module>", "/home/a/train.py", 30, source="trainer.join()")
 
 
@@ -334,6 +345,34 @@ def test_two_locks_of_several_processes_that_are_crossed_are_a_circle() -> None:
     assert "a lock that only worker 0 (pid 101), in Data.__getitem__ at data.py:12, may hold" in said.sentence
     third = worker(2, user("compute()"), call=SLEEPS)
     assert shared(loop(1), stuck(0, 4096), stuck(1, 8192), third).cause is HangCause.SEMAPHORE
+
+
+def test_a_lock_that_is_asked_for_again_and_again_is_waited_for() -> None:
+    """`while not lock.acquire(timeout=0.5)`: one look does not tell it from a wait that ends."""
+
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    asks = replace(LOCKED, timeout=0.4)
+    waits = sharing(worker(1, user("while not lock.acquire(timeout=0.5):"), call=asks, idle=0.1, switches=1))
+    everyone = (sharing(loop(1)), sharing(worker(0, user("compute()"), call=SLEEPS)), waits)
+    assert found(*everyone).cause is HangCause.UNKNOWN
+    said = diagnose(later(*everyone))
+    assert (said.state, said.cause, said.who["worker"]) == (State.MAYBE_HUNG, HangCause.SEMAPHORE, 1)
+
+
+def test_a_child_whose_pipes_are_not_read_makes_a_circle_that_names_both_pipes() -> None:
+    def pipe(inode: int, fd: int, mode: str) -> Descriptor:
+        return Descriptor(fd, "pipe", f"pipe:[{inode}]", inode, mode=mode)
+
+    reads, writes = Syscall("read", "", (7,), (7,)), Syscall("write", "", (2,), (2,))
+    waits = worker(1, user("p.stdout.read()"), call=reads, descriptors=(pipe(60, 7, "r"), pipe(61, 8, "r")))
+    child = process(300, 102, thread(300, (), writes), name="ffmpeg", descriptors=(pipe(60, 1, "w"), pipe(61, 2, "w")))
+    said = found(loop(1), IDLE, waits, child)
+    assert (said.cause, said.sure) == (HangCause.CYCLE, Sure.CERTAIN)
+    assert "is waiting for data in pipe 60" in said.sentence
+    assert said.sentence.endswith("process ffmpeg (pid 300), a child of worker 1 is waiting for room in pipe 61)")
+    assert "communicate()" in said.fix
 
 
 # --- Results that are lost --------------------------------------------------------------------------------------------
