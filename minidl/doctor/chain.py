@@ -12,7 +12,7 @@ from typing import Final
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, address, is_server
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
-from minidl.evidence.model import BACKLOG, Descriptor, Frame
+from minidl.evidence.model import BACKLOG, Descriptor, Frame, SeenThread
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -149,11 +149,23 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         inode = theirs.peer if theirs.kind == "socket" else theirs.inode
         if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
             return [(pid, thread.tid, why[pid])]
+    serving = [(t.tid, served) for t in process.threads if (served := serves(t)) is not None]
+    calls = [(tid, one) for tid, one in serving if (at := case.wait(pid, tid)) is not None and at.kind not in TWO_ENDS]
+    if calls and len({one for _, one in calls}) == 1:  # a manager has a thread for each client; these are in a call
+        return [(pid, calls[0][0], why[pid])]
     could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
     in_loader = case.idle_worker(pid) if pid in case.workers else bool(could) and case.place(pid, pid).step in AT_HOME
     if pid != link.pid and not in_loader:
         could.insert(0, pid)
     return [(pid, could[0], why[pid])] if len(could) == 1 else []
+
+
+def serves(thread: SeenThread) -> str | None:
+    """The method that a thread of a multiprocessing.Manager runs for a client, "" = unknown; None: it is none."""
+    for frame in thread.stack or ():
+        if frame.function.rpartition(".")[2] == "serve_client":
+            return frame.variables.get("methodname", "").strip("'\"")
+    return None
 
 
 def _other_end(case: RunFacts, link: Link) -> Descriptor:

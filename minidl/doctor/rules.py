@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.doctor.case import RunFacts, in_library, spot
-from minidl.doctor.chain import Chain, Link, collective, gil_starved
+from minidl.doctor.chain import Chain, Link, collective, gil_starved, serves
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
@@ -347,6 +347,28 @@ def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
         (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"),), also,
         "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
         "number of steps",
+    )  # fmt: skip
+
+
+_COUNTERPART: Final = {
+    "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
+    "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
+}  # fmt: skip
+"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+
+
+def _manager(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
+    method = serves(thread) if thread is not None else None
+    if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
+        return None
+    cause, ends = _COUNTERPART[method]
+    return Judgement(
+        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
+        ("a client that has ended was to do so",),
+        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
     )  # fmt: skip
 
 
@@ -892,6 +914,7 @@ RULES: Final = (
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),

@@ -28,7 +28,17 @@ from made_evidence import (
 from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
-from minidl.evidence.model import BACKLOG, Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
+from minidl.evidence.model import (
+    BACKLOG,
+    Descriptor,
+    FileLock,
+    Frame,
+    RunEvidence,
+    SeenProcess,
+    SeenThread,
+    Semaphore,
+    Syscall,
+)
 
 OPENS = Syscall("openat", "opens /data/a.fifo")
 FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
@@ -508,6 +518,26 @@ def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     )
     said = found(loop(1), IDLE, stuck, stopped)
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
+
+
+def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> None:
+    """Each client has a thread of the manager's own, and nothing tells which is whose: these are in the same call."""
+    managers = "/lib/python3.11/multiprocessing/managers.py"
+
+    def serving(tid: int, method: str) -> SeenThread:
+        frame = library("Server.serve_client", managers, "res = function(*args, **kwds)", methodname=f"'{method}'")
+        return thread(tid, (frame,), LOCKED, name=f"Thread-{tid}")
+
+    def said(*served: SeenThread) -> Diagnosis:
+        ends = (connection(8, 91, 90),)
+        manager = process(300, LOOP, thread(300, (), ACCEPTS), *served, name="manager", descriptors=ends)
+        asks = worker(1, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
+        return found(loop(1), IDLE, asks, manager)
+
+    one = said(serving(301, "acquire"), serving(302, "acquire"))
+    assert (one.cause, one.who["pid"]) == (HangCause.LOCK, 300)
+    assert one.sentence.endswith("waits in acquire() for another client of it to call release()")
+    assert said(serving(301, "acquire"), serving(302, "get")).cause is HangCause.SOCKET
 
 
 def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Diagnosis:
