@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, address, is_server
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
 from minidl.evidence.graph import Blocked, KernelWait
 from minidl.evidence.model import BACKLOG, Descriptor, Frame
@@ -133,7 +133,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if is_server(process) and _joins(link):  # the child that it tells of is gone
+    if case.is_server(pid) and _joins(link):  # the child that it tells of is gone
         return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
@@ -330,7 +330,7 @@ def _joined_process(case: RunFacts, link: Link) -> _Next:
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
-    server = next((pid for pid in children if is_server(case.processes[pid])), 0)
+    server = next((pid for pid in children if case.is_server(pid)), 0)
     if server and link.wait.kind is not Blocked.CHILD:
         return _child_of_a_server(case, link, server)
     if link.place.step is LoaderStep.SHUTDOWN and not children:
