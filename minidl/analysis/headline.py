@@ -766,13 +766,23 @@ class _Inquiry:
             focus = self._focus_of(row, int(row["end"]))
             return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
         if (raised := self._raised(home, row)) is not None:
-            return raised
+            return self._timed_out(home, raised)
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
         what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {self._at(wait.begin)}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
         return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+
+    def _timed_out(self, home: int, raised: Headline) -> Headline:
+        """An exception of the loader's that gave up a wait, with what it waited for."""
+        wait = self._last_wait(home)
+        if wait is None or not wait.for_data or "timed out after" not in raised.sentence:
+            return raised
+        _, step, focus = self._missing(wait, *self._state(wait))
+        opened = self._opened(focus)
+        sentence = raised.sentence + "".join(f"; {one}" for one in opened[:1])
+        return dataclasses.replace(raised, sentence=sentence, next_step=step, focus=focus)
 
     def _raised(self, home: int = -1, row: np.void | None = None) -> Headline | None:
         """The exception that ended the program, as it was written down. row: the `next` that it came from."""

@@ -189,12 +189,24 @@ class RunFacts:
         if pid in self.workers:
             return f"{self._rank(self._home_of(pid))}worker {self.workers[pid]} (pid {pid})"
         if any(pid == loop.pid for loop in self.loops):
+            if self._in_no_loader(pid):
+                return f"process {self.processes[pid].name} (pid {pid}), in no loader now"
             return f"{self._rank(pid)}the loop (pid {pid})"
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at,"
+        if is_server(process):
+            return f"the fork server (pid {pid})"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
         return f"process {process.name} (pid {pid}){of}"
+
+    def _in_no_loader(self, pid: int) -> bool:
+        """Whether nothing says that a process iterates, or has done so: no stack, no worker, no trace."""
+        told = self.told
+        recorded = told is not None and (told.own_code or told.task >= 0 or told.worker >= 0 or told.sample >= 0)
+        mine = [loop for loop in self.loops if loop.pid == pid]
+        working = any(self._home_of(worker) == pid for worker in self.workers)
+        return not recorded and not working and all(one.place.seen and not self._at_home(one) for one in mine)
 
     def _rank(self, pid: int) -> str:
         if self.told and pid in self.told.ranks:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
-from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
+from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, library
 from minidl.evidence.graph import Blocked, KernelWait
 from minidl.evidence.model import BACKLOG, Descriptor, Frame
 
@@ -44,7 +44,8 @@ class Chain:
     """The links from the loop on. cycle: the last waits for an earlier one, whose position `back` is.
 
     others: (pid, tid) that the last link may wait for too, if several could end its wait. missing: of the loop's batch
-    the worker is known and idle: nobody of the run works on what is waited for.
+    the worker is known and idle: nobody of the run works on what is waited for. before: of a part of a chain, the links
+    that wait for it.
     """
 
     links: tuple[Link, ...]
@@ -52,6 +53,7 @@ class Chain:
     back: int = -1
     others: tuple[tuple[int, int], ...] = ()
     missing: bool = False
+    before: tuple[Link, ...] = ()
 
     @property
     def end(self) -> Link:
@@ -85,8 +87,10 @@ _Next = list[tuple[int, int, str]]
 def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
     step = link.place.step
-    if link.wait.kind in _ENDS or link.place.interrupted:
+    if link.wait.kind in _ENDS:
         return [], False
+    if link.place.interrupted:  # what it was in before is no wait now
+        return _joined_thread(case, link), False
     if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
         return _maker(case, link)
     asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
@@ -104,6 +108,7 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return _maker(case, link)
     for found in (
         _joined_thread(case, link), _joined_process(case, link), _other_rank(case, link), _inside_the_lock(case, link),
+        _fork_server(case, link), _task_of_a_pool(case, link),
     ):  # fmt: skip
         if found:
             return found, False
@@ -307,6 +312,75 @@ def _joined_thread(case: RunFacts, link: Link) -> _Next:
                     named = f" {thread.python_name}" if thread.python_name else ""
                     return [(link.pid, thread.tid, f"is the thread{named} that it joins")]
     return []
+
+
+_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put)$")
+
+
+def waiting_in(link: Link) -> str | None:
+    """The library's function in which a thread waits for another one of its process, "" = it waits for a lock.
+
+    None: it waits for nothing of its own process, or not without an end.
+    """
+    if link.wait.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
+        return None
+    waiting = ""
+    for frame in link.place.inside:
+        name = frame.function.rpartition(".")[2]
+        if not library(frame.file):
+            break
+        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
+            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
+    return waiting
+
+
+_POOLS: Final = (
+    ("concurrent/futures/_base.py", "concurrent/futures/thread.py", "concurrent/futures/process.py"),
+    ("multiprocessing/pool.py", "multiprocessing/pool.py", "multiprocessing/pool.py"),
+)
+"""Of each kind of pool the files of who waits for a result, of its threads, of its processes."""
+
+
+def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
+    """Who works for the pools of a process one of whose threads waits for a result: (pid, tid, is in a task)."""
+    asked = [one for one in _POOLS if any(f.file.endswith(one[0]) for f in link.place.inside)]
+    if not waiting_in(link) or not asked:
+        return []
+    _, of_threads, of_processes = asked[0]
+    out = []
+    for process in case.now.processes:
+        if process.ended or (process.pid != link.pid and (process.ppid != link.pid or process.pid in case.workers)):
+            continue
+        file = of_threads if process.pid == link.pid else of_processes
+        for thread in process.threads if process.pid == link.pid else process.threads[:1]:
+            place = case.place(process.pid, thread.tid)
+            if (process.pid, thread.tid) == (link.pid, link.tid) or not place.seen:
+                continue
+            names = [f.function.rpartition(".")[2] for f in thread.stack or () if f.file.endswith(file)]
+            if any(name in ("_worker", "worker", "_process_worker") for name in names):
+                out.append((process.pid, thread.tid, place.users is not None and _above(thread.stack or (), file)))
+    return out
+
+
+def _above(stack: tuple[Frame, ...], file: str) -> bool:
+    """Whether code of the user's runs inside of a pool's own frames, and is not what has made the pool."""
+    inside = next((i for i, frame in enumerate(stack) if frame.file.endswith(file)), 0)
+    return any(not library(frame.file) for frame in stack[:inside])
+
+
+def _task_of_a_pool(case: RunFacts, link: Link) -> _Next:
+    """For one that waits for the result of a pool: the only one of the pool's that is in a task."""
+    busy = [(pid, tid) for pid, tid, works in pool_of(case, link) if works]
+    return [(*busy[0], "runs a task of its pool")] if len(busy) == 1 else []
+
+
+def _fork_server(case: RunFacts, link: Link) -> _Next:
+    """For one that starts a process by a fork server: the server, if it does anything but wait for requests."""
+    if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
+        return []
+    servers = [p for p in case.now.processes if p.ppid == link.pid and is_server(p) and not p.ended]
+    busy = [p for p in servers if _cannot_answer(case, p.pid) or case.place(p.pid, p.pid).users is not None]
+    return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
 
 
 def _joins(link: Link) -> bool:

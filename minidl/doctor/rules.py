@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import RunFacts, in_library, spot
-from minidl.doctor.chain import Chain, Link, collective, gil_starved
+from minidl.doctor.case import LoopThread, RunFacts, in_library, spot
+from minidl.doctor.chain import Chain, Link, collective, follow, gil_starved, pool_of, waiting_in
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
-from minidl.evidence.model import Frame
+from minidl.evidence.model import Frame, SeenThread
 
 SOON: Final = 5.0
 """Seconds: a sleep that ends within them is no hang."""
@@ -89,6 +89,10 @@ def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
+    process = case.processes[chain.end.pid]
+    most = process.limits.get("open files", 0)
+    if named and most and len(process.descriptors) > 0.9 * most:
+        idle += f", and has {len(process.descriptors)} of its {most} descriptors open: none is left to send a batch by"
     sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder may be stuck in what can't be seen
     return Judgement(
         HangCause.LOST_RESULT, f"{idle}; {task} was lost on its way to the loop", sure,
@@ -150,17 +154,28 @@ def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
     links = chain.links[chain.back :]
-    ring = [case.name(link.pid) for link in links]
+    ring = " -> ".join(case.name(link.pid) for link in links)
+    said = links[:-1].index(chain.links[1]) if chain.links[1] in links[:-1] else -1
+    ring += "".join(f"; {case.name(one.pid)} is {one.wait.words}" for i, one in enumerate(links[:-1]) if i != said)
     given_up = any(link.wait.bounded and link.place.step in USERS for link in links)  # the loader's own are polls
+    locks = any(link.wait.kind in _LOCKS for link in links)
     facts = tuple(
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({' -> '.join(ring)})",
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
         also=("one of them has a timeout, which ends the circle",) if given_up else (),
-        fix="take the locks in one order everywhere, or hold none while waiting for another process",
+        fix=_ONE_ORDER if locks else _READ_ALL,
     )  # fmt: skip
+
+
+_LOCKS: Final = frozenset({Blocked.FILE_LOCK, Blocked.SEMAPHORE, Blocked.MUTEX, Blocked.FUTEX})
+_ONE_ORDER: Final = "take the locks in one order everywhere, or hold none while waiting for another process"
+_READ_ALL: Final = (
+    "one of them has to go on without the other: read all pipes of a child while it runs (communicate(), a thread), "
+    "and before it is waited for; answer requests in a thread of its own"
+)
 
 
 def _stopped(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -248,7 +263,7 @@ def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
             _POLLED if polls else () if facts else _ELSEWHERE,
             "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
         )  # fmt: skip
-    below = judged(case, Chain(chain.links[-1:]))
+    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
     return Judgement(
         HangCause.FILE_LOCK,
         f"holds that lock, and {below.what}", Sure.LIKELY if locked.wait.bounded else below.sure,
@@ -282,22 +297,12 @@ _AFTER_FORK: Final = (
     "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
     "the worker (worker_init_fn)"
 )
-_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put)$")
 
 
 def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
     """The chain's end if it waits for something of its own process, with the waiting function of the library."""
-    end = chain.end
-    if end.wait.kind is not Blocked.FUTEX or end.wait.bounded or not end.place.inside:
-        return None
-    waiting = ""
-    for frame in end.place.inside:
-        name = frame.function.rpartition(".")[2]
-        if not library(frame.file):
-            break
-        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
-            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
-    return end, waiting
+    waiting = waiting_in(chain.end)
+    return None if waiting is None else (chain.end, waiting)
 
 
 def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -347,8 +352,8 @@ def _thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     end, waiting = found
     process = case.processes[end.pid]
     own = case.users_threads(end.pid, but=end.tid)
-    if own or end.pid not in case.workers or case.forked(end.pid) is not True:
-        return None
+    if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None  # another thread than the main one was started after the fork
     parents = case.users_threads(process.ppid, but=_loop_tid(case, process.ppid))
     facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
     pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
@@ -377,26 +382,53 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     end, waiting = found
     own = case.users_threads(end.pid, but=end.tid)
+    pool = pool_of(case, end)
+    if pool and not any(works for _, _, works in pool):
+        names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+        return Judgement(
+            HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
+            (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
+            ("the task was never begun, or its result is on its way",),
+            "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
+            "nothing; ProcessPoolExecutor raises BrokenProcessPool",
+        )  # fmt: skip
     full = waiting.startswith("Queue.put")
     cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
     cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
         return Judgement(
-            cause, f"waits in {waiting}", Sure.POSSIBLE,
+            cause, f"waits in {waiting}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
             (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
             ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
             helped=any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
-    also = ("a signal handler is to end it",)
+    also: tuple[str, ...] = ("a signal handler is to end it",)
+    thread = case.thread(end.pid, end.tid)
+    if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
+        also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
     fork = case.forked(end.pid)
-    if end.pid in case.workers and fork:
+    if end.pid in case.workers and fork and end.tid == end.pid:
         also = ("the thread that was to answer lived in the process that forked it, and a fork copies no threads",)
     return Judgement(
         cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
         (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
         "answer it from the same process, or give the wait a timeout",
     )  # fmt: skip
+
+
+def _doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
+    """What the threads of a process that could end a wait are in, to stand after its name; "" = no such threads."""
+    said = []
+    for thread in threads:
+        if (place := case.place(pid, thread.tid)).users is None:  # a library's own thread
+            continue
+        chain = follow(case, LoopThread(pid, thread.tid, place))
+        first, end = chain.links[0], chain.end
+        name = thread.python_name or thread.name
+        further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
+        said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
+    return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
 
 
 _LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
@@ -422,6 +454,33 @@ def _native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _each_waits_for_a_lock(case: RunFacts, end: Link, own: list[SeenThread]) -> bool:
+    """Whether all threads of a process that are in the user's code wait for locks, and for different ones."""
+    places = {thread.tid: case.place(end.pid, thread.tid) for thread in own}
+    targets = {end.wait.target}
+    for tid, place in places.items():
+        if place.users is not None:
+            wait = case.waits[end.pid, tid]
+            if waiting_in(Link(end.pid, tid, place, wait)) != "":
+                return False
+            targets.add(wait.target)
+    return len(targets) > 1
+
+
+_REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
+"""The standard library's modules whose locks are re-entrant."""
+
+
+def _in_first_sample(case: RunFacts, link: Link) -> bool:
+    """Whether a worker is in the first sample of its first task, in one function: nothing of it took a lock before."""
+    number, place, thread = case.workers.get(link.pid, -1), link.place, case.thread(link.pid, link.tid)
+    if place.step is not LoaderStep.SAMPLE or place.task != number or place.sample < 0 or thread is None:
+        return False
+    first = re.compile(rf"\[{place.sample}[,\]]")
+    fetch = [f for f in thread.stack or () if library(f.file) and any(map(first.match, f.variables.values()))]
+    return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
+
+
 def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     """A lock of Python's: it has no owner, so what else runs in the process decides."""
     found = _blocked_in_python(case, chain)
@@ -435,8 +494,10 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        if _each_waits_for_a_lock(case, end, own):
+            what += ", as others do: each may hold the one that the next waits for"
         return Judgement(
-            HangCause.LOCK, what, Sure.POSSIBLE,
+            HangCause.LOCK, f"{what}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
             (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
             ("one of these threads holds it", "it holds it itself"),
             "see which of them is inside of the lock; hold it for as short as possible",
@@ -465,6 +526,14 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
                 HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
                 (*shown, alone, held), ("it holds the lock itself (not re-entrant)",), _AFTER_FORK,
             )  # fmt: skip
+        reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
+        if reentrant or _in_first_sample(case, end):
+            why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
+            return Judgement(
+                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
+                (*shown, alone, EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}")),
+                () if reentrant else ("it has taken the lock twice in this sample",), _AFTER_FORK,
+            )  # fmt: skip
         return Judgement(
             HangCause.SELF_LOCK, f"{what} that no thread of its process can release", Sure.LIKELY, (*shown, alone),
             ("the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'",),
@@ -491,7 +560,7 @@ class _Shared:
 
 def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     end = chain.end
-    if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
+    if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
         return None
     process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
     semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
@@ -502,6 +571,15 @@ def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
     return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+
+
+def _asks_again(case: RunFacts, end: Link) -> bool:
+    """Whether a thread waits with a timeout, again and again: at the first look it was at the same place."""
+    before = case.before(end.pid, end.tid)
+    same = before is not None and (before.task, before.sample, spot(before)) == (
+        end.place.task, end.place.sample, spot(end.place)
+    )  # fmt: skip
+    return same and end.place.step in USERS
 
 
 def _full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -581,11 +659,16 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
     if shared is None:
         return None
     idle = listed([case.name(pid) for pid in shared.pids if pid not in shared.same])
+    waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
+    held = f": it was lost, or {listed(waits)} holds it, which waits for the batch" if waits else ""
     return Judgement(
-        HangCause.PERMIT_LOST, "waits for a lock or permit of several processes that none of them is about to release",
+        HangCause.PERMIT_LOST,
+        f"waits for a lock or permit of several processes that none of them is about to release{held}",
         Sure.LIKELY, (*shared.facts, *seen),
-        ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
+        (
+            "a process that has died held it (it has no owner)", "nobody was ever to release it",
+        ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
     )  # fmt: skip
 
@@ -601,6 +684,9 @@ def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
 
 def _in_users_code(case: RunFacts, pid: int) -> bool:
     steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
+    helper = pid not in case.workers and all(pid != loop.pid for loop in case.loops)  # a process of the program's own
+    if helper and case.place(pid, pid).users is not None:
+        return True
     return bool(steps & {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.INIT, LoaderStep.OPEN})
 
 
@@ -624,7 +710,7 @@ def _child(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     if chain.end.pid in case.workers:
         return None
-    below = judged(case, Chain(chain.links[-1:]))
+    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
     return Judgement(
         HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, _call(case, waiter)), *below.facts),
         below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
@@ -635,10 +721,10 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
     link = chain.end
     full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
     if full is not None:
-        ends = [case.name(one.pid) for one in full.wait.holders if one.pid != full.pid]
+        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
         sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
         facts = (EvidenceLine(full.wait.words, _call(case, full)), *sides)
-        if full.place.step is LoaderStep.WRITE:
+        if full.place.step is LoaderStep.WRITE and full.pid in case.workers:
             return None
         if full is link:
             who = f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
@@ -650,7 +736,7 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
     empty = next((one for one in reversed(chain.links) if _reads_users_pipe(case, one)), None)
     if empty is None:
         return None
-    ends = [case.name(one.pid) for one in empty.wait.holders]
+    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
     facts = (EvidenceLine(empty.wait.words, _call(case, empty)),)
     if empty is not link:
         what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
@@ -664,6 +750,21 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
             HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put"
         )
     return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
+
+
+def _could(case: RunFacts, chain: Chain, pid: int) -> str:
+    """The name of a process that has the other end, with why it will not use it, as far as that is seen."""
+    name, end = case.name(pid), chain.end
+    helpers = case.users_threads(pid)
+    if doing := _doing_of(case, pid, helpers):
+        return name + doing
+    wait = case.wait(pid, pid)
+    if pid == end.pid:
+        return f"{name} itself"
+    if wait is not None and wait.target and wait.target == end.wait.target:
+        return f"{name} [waits for the same]"
+    waits = any(pid == link.pid for link in (*chain.before, *chain.links[:-1])) and not helpers
+    return f"{name} [waits for it in turn]" if waits else name
 
 
 _READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
@@ -717,10 +818,10 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
             (EvidenceLine(end.wait.words, _call(case, end)),), ("no client comes, and none is meant to",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
-    who = listed([case.name(one.pid) for one in end.wait.holders])
+    who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
     own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
-    has = "have" if len(end.wait.holders) > 1 else "has"
-    other = "it has the other end itself" if own else f"{who or 'none of these processes'} {has} the other end"
+    helpers = _doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
+    other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
     if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
         other = f"{who} should accept it"
     return Judgement(
@@ -840,8 +941,27 @@ def _share(case: RunFacts, end: Link) -> float:
 
 
 def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.MOVES:
+    end = chain.end
+    if end.wait.kind is not Blocked.MOVES:
         return None
+    before, thread, then = (
+        case.before(end.pid, end.tid),
+        case.thread(end.pid, end.tid),
+        case.thread_before(end.pid, end.tid),
+    )
+    naps = end.place.inside and "sleep" in end.place.inside[0].source
+    if naps and before is not None and thread is not None and then is not None:
+        times = thread.switches[1] - then.switches[0]
+        if times > 1 and (before.task, before.sample, spot(before)) == (
+            end.place.task,
+            end.place.sample,
+            spot(end.place),
+        ):
+            what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
+            return Judgement(
+                HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, _call(case, end)),), moves=True,
+                fix="bound the retries that it belongs to",
+            )  # fmt: skip
     return Judgement(HangCause.NONE, f"is {chain.end.wait.words}", moves=True)
 
 

@@ -457,6 +457,23 @@ def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path
     )
 
 
+def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    add(path, LOADER_PID, [{"loader": 1, "tid": LOADER_PID, "time": end + 2, "code": ev.NEXT[1], "x": 9,
+                            "y": ev.Outcome.ERROR}])  # fmt: skip
+    trace = read_trace(path)
+    raised = "RuntimeError: DataLoader timed out after 4 seconds"
+    home = next(index for index, one in enumerate(trace.processes) if one.pid == LOADER_PID)
+    trace.lines.append({"kind": "uncaught", "process": home, "error": raised, "at": ["loader.py:1449 _get_data"]})
+    found = headline(trace)
+    assert found.kind is What.ERROR
+    assert found.sentence.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1: ")
+    assert "in sample 38 (task 9)" in found.sentence
+    assert found.focus is not None
+    assert trace.processes[found.focus.process].worker == 1
+
+
 def test_a_sampler_that_raises(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},

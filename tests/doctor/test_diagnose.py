@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 from made_evidence import (
+    CONNECTION,
+    FORK,
     LOCKED,
     LOOP,
     MAIN,
     QUEUES,
+    RESULTS,
     SLEEPS,
     feeder,
     later,
@@ -279,6 +282,17 @@ def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
     assert "waits for worker 1 (pid 102), in sample 37" in said.sentence
 
 
+def test_a_signal_handler_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
+    join = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
+    bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
+    stack = (join, user("saver.join()", "handler"), library("Select.select", "/lib/python3.11/selectors.py",
+             "fd_event_list = self._selector.poll(timeout)"), *next_stack(1))  # fmt: skip
+    saver = thread(150, (user("time.sleep(990)", "save"), bottom), SLEEPS, name="saver")
+    said = found(loop(1, saver, stack=stack, call=LOCKED), IDLE)
+    assert (said.cause, said.who["thread"], said.where["function"]) == (HangCause.SLEEP, 150, "save")
+    assert "in a signal handler or finalizer (handler at data.py:12), waits for" in said.sentence
+
+
 MAIN_OF = Frame("<module>", "/home/a/train.py", 30, source="trainer.join()")
 
 
@@ -301,6 +315,34 @@ def test_a_lock_of_several_processes_that_nobody_is_about_to_release() -> None:
     holder = worker(0, user("compute()"), call=SLEEPS)
     said = found(sharing(loop(1)), sharing(holder), sharing(worker(1, user("lock.acquire()"), call=LOCKED)))
     assert (said.cause, said.sure) == (HangCause.SEMAPHORE, Sure.POSSIBLE)
+
+
+def test_a_lock_that_is_asked_for_again_and_again_is_waited_for() -> None:
+    """`while not lock.acquire(timeout=0.5)`: one look does not tell it from a wait that ends."""
+
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    asks = replace(LOCKED, timeout=0.4)
+    waits = sharing(worker(1, user("while not lock.acquire(timeout=0.5):"), call=asks, idle=0.1, switches=1))
+    everyone = (sharing(loop(1)), sharing(worker(0, user("compute()"), call=SLEEPS)), waits)
+    assert found(*everyone).cause is HangCause.UNKNOWN
+    said = diagnose(later(*everyone))
+    assert (said.state, said.cause, said.who["worker"]) == (State.MAYBE_HUNG, HangCause.SEMAPHORE, 1)
+
+
+def test_a_child_whose_pipes_are_not_read_makes_a_circle_that_names_both_pipes() -> None:
+    def pipe(inode: int, fd: int, mode: str) -> Descriptor:
+        return Descriptor(fd, "pipe", f"pipe:[{inode}]", inode, mode=mode)
+
+    reads, writes = Syscall("read", "", (7,), (7,)), Syscall("write", "", (2,), (2,))
+    waits = worker(1, user("p.stdout.read()"), call=reads, descriptors=(pipe(60, 7, "r"), pipe(61, 8, "r")))
+    child = process(300, 102, thread(300, (), writes), name="ffmpeg", descriptors=(pipe(60, 1, "w"), pipe(61, 2, "w")))
+    said = found(loop(1), IDLE, waits, child)
+    assert (said.cause, said.sure) == (HangCause.CYCLE, Sure.CERTAIN)
+    assert "is waiting for data in pipe 60" in said.sentence
+    assert said.sentence.endswith("process ffmpeg (pid 300), a child of worker 1 is waiting for room in pipe 61)")
+    assert "communicate()" in said.fix
 
 
 # --- Results that are lost --------------------------------------------------------------------------------------------
@@ -749,3 +791,192 @@ def test_a_spawned_worker_that_imports_a_module_of_the_loader_imports() -> None:
     new = worker(1)
     said = found(loop(1), IDLE, replace(new, threads=(thread(102, stack, None, cpu=0.2),)))
     assert said.where["step"] == "import"
+
+
+# --- Who could end a wait, and what that one is in --------------------------------------------------------------------
+RESULT = (WAIT, library("Future.result", POOL[0]), user("pool.submit(f).result()", "step", 40))
+FIFO = {"call": OPENS, "wchan": "wait_for_partner"}
+
+
+def of_pool(pid: int, *inside: Frame) -> SeenProcess:
+    """A process of the loop's own ProcessPoolExecutor; inside: "" = it waits for a task."""
+    at_work = library("_process_worker", "/lib/python3.11/concurrent/futures/process.py")
+    call = OPENS if inside else LOCKED
+    return process(pid, LOOP, thread(pid, (*inside, at_work, FORK, MAIN), call, wchan="wait_for_partner"))
+
+
+def test_who_waits_for_a_result_waits_for_the_task_of_its_pool() -> None:
+    asks = loop(stack=(*RESULT, MAIN_OF), call=LOCKED)
+    said = found(asks, IDLE, of_pool(300, user("open(fifo)", "tokenize")), of_pool(301))
+    assert (said.cause, said.who["pid"], said.where["function"]) == (HangCause.FIFO, 300, "tokenize")
+    said = found(asks, IDLE, of_pool(300), of_pool(301))
+    assert (said.cause, said.who["role"]) == (HangCause.NOBODY, "loop")
+    assert "for the result of a pool that does nothing" in said.sentence
+    two = (of_pool(300, user("open(fifo)")), of_pool(301, user("open(fifo)")))
+    assert found(asks, IDLE, *two).who["role"] == "loop"  # it can't be known which of them has the task
+
+
+def test_a_thread_that_waits_for_a_task_of_its_own_pool_leads_to_that_task() -> None:
+    task = (WAIT, library("Future.result", POOL[0]), user("inner.result()", "outer", 50), library("_worker", POOL[1]))
+    pooled = thread(202, task, LOCKED, name="pool_0")
+    said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(pooled,)))
+    assert (said.who["thread"], said.where["sample"], said.where["step"]) == (202, 37, "sample")
+    assert "its thread pool_0, (outer at data.py:50) for 41 s, waits in Future.result" in said.sentence
+    assert said.cause is HangCause.NOBODY
+    assert "has no thread left for it" in said.also[0]
+
+
+def test_an_event_names_the_threads_that_could_set_it_and_whom_they_wait_for() -> None:
+    ready = (WAIT, library("Event.wait"), user("ready.wait()"))
+    reads = Syscall("read", "", (6,), (6,))
+    io = thread(202, (user("conn.recv()", "pump", 70),), reads, name="io")
+    files = (Descriptor(6, "pipe", "pipe:[60]", 60, mode="r"),)
+    decoder = process(300, 102, thread(300, None, SLEEPS, state="T"), name="sh",
+                      descriptors=(Descriptor(1, "pipe", "pipe:[60]", 60, mode="w"),))  # fmt: skip
+    said = found(loop(1), IDLE, worker(1, *ready, call=LOCKED, others=(io,), descriptors=files), decoder)
+    assert said.who["worker"] == 1
+    assert "its thread io (pump at data.py:70) is waiting for data in pipe 60" in said.sentence
+    assert "process sh (pid 300), a child of worker 1 is stopped by a signal" in said.sentence
+
+
+def test_a_lock_names_what_the_other_threads_are_in_and_not_a_librarys() -> None:
+    syncs = thread(150, (user("time.sleep(990)", "sync", 80),), SLEEPS, name="sync")
+    monitor = thread(151, (WAIT, library("TMonitor.run", "/site-packages/tqdm/_monitor.py")), LOCKED, name="tqdm")
+    said = found(loop(0, syncs, monitor, stack=(user("with self.lock:", "save"), MAIN_OF), call=LOCKED), IDLE)
+    assert (said.cause, said.sure) == (HangCause.LOCK, Sure.POSSIBLE)
+    assert "waits for a lock [its thread sync (sync at data.py:80) is asleep (990 s more)]" in said.sentence
+
+
+def test_threads_that_all_wait_for_locks_may_wait_for_each_other() -> None:
+    def second(address: int) -> SeenProcess:
+        call = Syscall("futex", "wait", (address, 393), address=address, timeout=-1.0)
+        other = thread(150, (user("with A:", "val", 22),), call, name="val")
+        return loop(0, other, stack=(user("with B:", "train"), MAIN_OF), call=LOCKED)
+
+    said = found(second(8192), IDLE)
+    assert "each may hold the one that the next waits for [its thread val (val at data.py:22)" in said.sentence
+    assert "each may hold" not in found(second(4096), IDLE).sentence  # both wait for one lock
+
+
+def test_who_has_the_other_end_and_waits_in_turn_is_said_to() -> None:
+    """A duplex Pipe of the loop's, whose both ends the worker has inherited."""
+    mine = Descriptor(6, "socket", "socket:[60]", 60, mode="rw", peer=61)
+    theirs = Descriptor(7, "socket", "socket:[61]", 61, mode="rw", peer=60)
+    asks = worker(1, user("conn.recv()"), call=Syscall("read", "", (6,), (6,)), descriptors=(mine, theirs))
+    answers = loop(1, descriptors=(Descriptor(3, "pipe", "pipe:[500]", RESULTS, mode="r"), theirs))
+    said = found(answers, IDLE, asks)
+    assert said.sentence.endswith(
+        "the other end: the loop (pid 100) [waits for it in turn] and worker 1 (pid 102) itself"
+    )
+    serves = thread(150, (user("conn.recv()", "serve", 90),), LOCKED, name="server")
+    served = found(replace(answers, threads=(*answers.threads, serves)), IDLE, asks)
+    assert "waits for it in turn" not in served.sentence
+    assert "its thread server (serve at data.py:90)" in served.sentence
+
+
+def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
+    """A child that is joined before its queue is read: it ends once its feeder has written all."""
+    join = (Frame("Popen.poll", "/lib/python3.11/multiprocessing/popen_fork.py", 27, source="os.waitpid(self.pid)"),)
+    waits = Syscall("wait4", "for process 300", target=300, timeout=-1.0)
+    pipe = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    sends = Frame("Connection._send", CONNECTION, 384, source="n = write(self._handle, buf)")
+    feeds = feeder(301, sends, source="send_bytes(obj)", call=Syscall("write", "", (8,), (8,)))
+    ends = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "_run_finalizers()")
+    finalizer = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
+    bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
+    child = process(
+        300, LOOP, thread(300, (finalizer, ends, FORK, MAIN), LOCKED),
+        replace(feeds, stack=(*(feeds.stack or ()), bottom)),
+        descriptors=(Descriptor(8, "pipe", "pipe:[60]", 60, mode="w"), pipe),
+    )  # fmt: skip
+    joins = loop(stack=(*join, user("p.join()", "step"), MAIN_OF), call=waits, descriptors=(pipe,))
+    said = found(replace(joins, children=(300,)), IDLE, child)
+    assert "writing a batch" not in said.sentence
+    assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
+
+
+def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    waits = sharing(worker(1, user("with SLOTS:"), call=LOCKED))
+    hog = sharing(process(300, LOOP, thread(300, (user("time.sleep(990)", "hog"), FORK, MAIN), SLEEPS)))
+    said = found(sharing(loop(1)), sharing(IDLE), waits, hog)
+    assert (said.cause, said.sure) == (HangCause.SEMAPHORE, Sure.POSSIBLE)
+    assert "process python (pid 300) may hold it" in said.sentence
+    said = found(sharing(loop(1)), sharing(IDLE), waits)
+    assert said.cause is HangCause.PERMIT_LOST
+    assert said.sentence.endswith("it was lost, or the loop (pid 100) holds it, which waits for the batch")
+
+
+@pytest.mark.parametrize(
+    ("inside", "batch", "task", "cause"),
+    [
+        ((user("with LOCK:"),), "[37, 38]", "1", HangCause.FORK_LOCK),
+        ((user("with LOCK:"),), "[36, 37]", "1", HangCause.SELF_LOCK),  # sample 36 may have kept it
+        ((user("with LOCK:"),), "[37, 38]", "3", HangCause.SELF_LOCK),
+        ((user("with LOCK:"), user("return self.read(i)")), "[37, 38]", "1", HangCause.SELF_LOCK),
+        ((library("cached_property.__get__", "/lib/python3.11/functools.py"), user("self.table")), "[36, 37]", "3",
+         HangCause.FORK_LOCK),
+    ],
+)  # fmt: skip
+def test_a_lock_that_the_worker_can_not_have_taken_before_was_held_at_the_fork(
+    inside: tuple[Frame, ...], batch: str, task: str, cause: HangCause
+) -> None:
+    made = worker(1, *inside, call=LOCKED)
+    stack = tuple(
+        replace(f, variables={**f.variables, "idx": task}) if f.function == "_worker_loop"
+        else replace(f, variables={**f.variables, "possibly_batched_index": batch}) if f.function == "F.fetch" else f
+        for f in made.threads[0].stack or ()
+    )  # fmt: skip
+    assert found(loop(1), IDLE, replace(made, threads=(replace(made.threads[0], stack=stack),))).cause is cause
+
+
+def test_a_fork_server_that_imports_is_who_the_loop_waits_for_and_no_worker() -> None:
+    server = "/lib/python3.11/multiprocessing/forkserver.py"
+    command = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, ['big'], {})")
+    imports = (user("time.sleep(990)", "<module>"), library("main", server, "__import__(modname)"))
+    asks = (library("read_signed", server, "s = os.read(fd, n)"),
+            library("Popen._launch", "/lib/python3.11/multiprocessing/popen_forkserver.py"),
+            Frame("It.__init__", "/site-packages/torch/utils/data/dataloader.py", 1170, {}, "w.start()"))  # fmt: skip
+    reads = Syscall("read", "", (6,), (6,))
+    pipe = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    starts = loop(stack=(*asks, MAIN_OF), call=reads, descriptors=(pipe,))
+    said = found(starts, process(90, LOOP, thread(90, imports, SLEEPS), command=command))
+    assert (said.cause, said.who["pid"]) == (HangCause.SLEEP, 90)
+    assert "the fork server (pid 90)" in said.sentence
+    assert "worker" not in said.who["role"]
+
+
+def test_a_loop_that_is_seen_in_next_is_not_in_its_own_code() -> None:
+    """Its batches are asked for by one thread after another, as asyncio's executor does: the trace knows one only."""
+    own_end = Descriptor(6, "pipe", "pipe:[60]", 60, mode="rw")
+    reads = worker(1, user("os.read(r, 1)"), call=Syscall("read", "", (6,), (6,)), descriptors=(own_end,))
+    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
+    assert diagnose(later(loop(1), IDLE, reads), told).state is State.HUNG
+
+
+def test_a_short_sleep_that_is_never_seen_at_one_call_is_told_as_polling() -> None:
+    naps = worker(1, user("time.sleep(0.001)", "wait_page"), call=None, switches=300, cpu=0.01)
+    more = replace(naps, threads=(replace(naps.threads[0], switches=(3000, 3300)),))
+    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([look(loop(1), IDLE, naps), look(loop(1), IDLE, more, moment=4_000_000_000)], told)
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SLEEP)
+    assert "polls: it woke 3295 times" in said.sentence
+
+
+def test_a_process_without_a_loader_is_given_none() -> None:
+    said = found(loop(stack=(user("lock.acquire()", "<module>"),), call=LOCKED))
+    assert "the loop" not in said.sentence
+    assert "process python (pid 100), in no loader now" in said.sentence
+
+
+def test_a_worker_that_ignores_the_signal_to_end_is_said_to() -> None:
+    exits = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "p._join()")
+    waits = Syscall("wait4", "for process 102", target=102, timeout=-1.0)
+    joins = loop(stack=(exits, MAIN_OF), call=waits)
+    stuck = worker(1, user("time.sleep(990)"), call=SLEEPS)
+    assert "SIGTERM" not in found(joins, stuck).sentence
+    assert found(joins, replace(stuck, ignored=("SIGTERM",))).sentence.endswith(
+        "; it ignores SIGTERM, which is to end it"
+    )
