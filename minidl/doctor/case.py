@@ -195,7 +195,7 @@ class RunFacts:
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at,"
-        if is_server(process):
+        if self.is_server(pid):
             return f"the fork server (pid {pid})"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
         return f"process {process.name} (pid {pid}){of}"

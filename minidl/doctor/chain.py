@@ -378,7 +378,7 @@ def _fork_server(case: RunFacts, link: Link) -> _Next:
     """For one that starts a process by a fork server: the server, if it does anything but wait for requests."""
     if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
         return []
-    servers = [p for p in case.now.processes if p.ppid == link.pid and is_server(p) and not p.ended]
+    servers = [p for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid) and not p.ended]
     busy = [p for p in servers if _cannot_answer(case, p.pid) or case.place(p.pid, p.pid).users is not None]
     return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
 
