@@ -140,10 +140,11 @@ class RunFacts:
         of this one have its queue, at the same address if they were forked. Of two with one number the busy one stays.
         """
         mine = [worker for worker in self.workers if self._home_of(worker) == pid]
-        if self.told and self.told.numbers.keys() & set(mine):
-            mine = [worker for worker in mine if worker in self.told.numbers]
-        elif self.told:  # none of its own has recorded anything yet
-            mine = [worker for worker in mine if worker not in self.told.others]
+        told = self.told if self.told and self.told.pid in (0, pid) else None  # it tells nothing of other processes
+        if told and told.numbers.keys() & set(mine):
+            mine = [worker for worker in mine if worker in told.numbers]
+        elif told:  # none of its own has recorded anything yet
+            mine = [worker for worker in mine if worker not in told.others]
         queues = {worker: self._queue_of(worker) for worker in mine}
         if queue and queue in queues.values():  # of one that starts it is not known yet
             mine = [worker for worker in mine if queues[worker] in (queue, "")]
@@ -198,7 +199,7 @@ class RunFacts:
         if self.is_server(pid):
             return f"the fork server (pid {pid})"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"process {process.name} (pid {pid}){of}"
+        return f"{self._rank(pid)}process {process.name} (pid {pid}){of}"
 
     def _in_no_loader(self, pid: int) -> bool:
         """Whether nothing says that a process iterates, or has done so: no stack, no worker, no trace."""

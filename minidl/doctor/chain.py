@@ -138,7 +138,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if case.is_server(pid) and _joins(link):  # the child that it tells of is gone
+    if case.is_server(pid) and joins(link):  # the child that it tells of is gone
         return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
@@ -383,15 +383,19 @@ def _fork_server(case: RunFacts, link: Link) -> _Next:
     return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
 
 
-def _joins(link: Link) -> bool:
+_JOINING: Final = (
+    "multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py",
+    "torch/multiprocessing/spawn.py",
+)  # fmt: skip
+
+
+def joins(link: Link) -> bool:
     """Whether a thread waits for the end of a process."""
     return (
         link.place.step is LoaderStep.SHUTDOWN
         or link.wait.kind is Blocked.CHILD
         or any(
-            frame.file.endswith(
-                ("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py")
-            )
+            frame.file.endswith(_JOINING)
             and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
             for frame in link.place.inside
         )
@@ -400,7 +404,7 @@ def _joins(link: Link) -> bool:
 
 def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
-    if not _joins(link):
+    if not joins(link):
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
