@@ -239,6 +239,10 @@ def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
     assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
 
 
+SERVER = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
+"""The command line of a fork server, and of all that it starts."""
+
+
 @pytest.mark.parametrize("finalizes", [True, False])
 def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> None:
     """The server has the pipe that the loop waits at, and does not end: the loop waits for one of the server's."""
@@ -247,10 +251,9 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     tells = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
     selects = library("EpollSelector.select", "/lib/python3.11/selectors.py", "fd_event_list = self._selector.poll()")
     asleep = Syscall("epoll_wait", "3 descriptors", (4,), (), timeout=-1.0)
-    command = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
-    server = process(90, LOOP, thread(90, (selects,), asleep), command=command, descriptors=(tells,))
+    server = process(90, LOOP, thread(90, (selects,), asleep), command=SERVER, descriptors=(tells,))
     last = library("_run_finalizers", "/lib/python3.11/multiprocessing/util.py", "finalizer()")
-    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=command)
+    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=SERVER)
     stopping = loop(stack=(join, MAIN_OF), descriptors=(ended,))
     said = diagnose(later(stopping, server, *([ends] if finalizes else [])))
     if finalizes:
@@ -261,6 +264,24 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     stopped = replace(server, threads=(replace(server.threads[0], state=("T", "T")),))
     said = diagnose(later(stopping, stopped))
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 90)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("parents", [True, False])
+def test_a_rank_that_a_fork_server_has_started_iterates(seen: bool, parents: bool) -> None:
+    """Its workers are forks of it. seen: there are stacks; parents: its parents were looked at, too."""
+    serves = library("_serve_one", "/lib/python3.11/multiprocessing/forkserver.py", "code = spawn._main(child_r, x)")
+    stack = (*next_stack(1), serves) if seen else None
+    rank = process(LOOP, 90, thread(LOOP, stack, polls(3), idle=1.0, switches=1), command=SERVER)
+    rank = replace(rank, descriptors=loop(1).descriptors)
+    asleep = worker(1, user("time.sleep(990)"), call=SLEEPS)
+    others = [replace(one, command=SERVER) for one in (IDLE, asleep)]
+    launch = process(80, 1, thread(80, None, Syscall("wait4", "for process 90", target=90, timeout=-1.0)))
+    server = process(90, 80, thread(90, None, Syscall("epoll_wait", "", (4,), (), timeout=-1.0)), command=SERVER)
+    more = (launch, server) if parents else ()
+    said = diagnose(later(rank, *others, *more))
+    assert (said.cause, said.who["worker"]) == (HangCause.SLEEP, 1)
+    assert "the loop (pid 100) waits for worker 1 (pid 102)" in said.sentence
 
 
 def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
