@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.doctor.case import LoopThread, RunFacts, in_library, spot
-from minidl.doctor.chain import TWO_ENDS, Chain, Link, collective, follow, gil_starved, joins, pool_of, waiting_in
+from minidl.doctor.chain import (
+    TWO_ENDS,
+    Chain,
+    Link,
+    collective,
+    follow,
+    gil_starved,
+    joins,
+    pool_of,
+    serves,
+    waiting_in,
+)
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
@@ -351,6 +362,28 @@ def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+_COUNTERPART: Final = {
+    "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
+    "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
+}  # fmt: skip
+"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+
+
+def _manager(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
+    method = serves(thread) if thread is not None else None
+    if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
+        return None
+    cause, ends = _COUNTERPART[method]
+    return Judgement(
+        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
+        ("a client that has ended was to do so",),
+        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
+    )  # fmt: skip
+
+
 def _thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
     found = _blocked_in_python(case, chain)
@@ -402,15 +435,22 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     full = waiting.startswith("Queue.put")
     cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
     cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
+    also: tuple[str, ...]
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        busy = list(dict.fromkeys(pid for pid, tid, works in pool if works and _at_work(case, pid, tid)))
+        doing = _doing_of(case, end.pid, own)
+        doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+        also = ("one of these threads has to answer, and is late or stuck",)
+        if waiting.startswith(("Queue.join", "join (queue")):
+            also = ("a thread that had taken an item ended, by an exception, and never called task_done()",)
         return Judgement(
-            cause, f"waits in {waiting}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
-            (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
-            ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
-            helped=any(_at_work(case, end.pid, t.tid) for t in own),
+            cause, f"waits in {waiting}{doing}", Sure.POSSIBLE,
+            (EvidenceLine(f"other threads of its process: {names}", "stacks"),), also,
+            "see why that thread does not answer",
+            helped=bool(busy) or any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
-    also: tuple[str, ...] = ("a signal handler is to end it",)
+    also = ("a signal handler is to end it",)
     thread = case.thread(end.pid, end.tid)
     if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
         also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
@@ -1088,6 +1128,7 @@ RULES: Final = (
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),

@@ -239,6 +239,10 @@ def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
     assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
 
 
+SERVER = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
+"""The command line of a fork server, and of all that it starts."""
+
+
 @pytest.mark.parametrize("finalizes", [True, False])
 def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> None:
     """The server has the pipe that the loop waits at, and does not end: the loop waits for one of the server's."""
@@ -247,10 +251,9 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     tells = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
     selects = library("EpollSelector.select", "/lib/python3.11/selectors.py", "fd_event_list = self._selector.poll()")
     asleep = Syscall("epoll_wait", "3 descriptors", (4,), (), timeout=-1.0)
-    command = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
-    server = process(90, LOOP, thread(90, (selects,), asleep), command=command, descriptors=(tells,))
+    server = process(90, LOOP, thread(90, (selects,), asleep), command=SERVER, descriptors=(tells,))
     last = library("_run_finalizers", "/lib/python3.11/multiprocessing/util.py", "finalizer()")
-    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=command)
+    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=SERVER)
     stopping = loop(stack=(join, MAIN_OF), descriptors=(ended,))
     said = diagnose(later(stopping, server, *([ends] if finalizes else [])))
     if finalizes:
@@ -261,6 +264,24 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     stopped = replace(server, threads=(replace(server.threads[0], state=("T", "T")),))
     said = diagnose(later(stopping, stopped))
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 90)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("parents", [True, False])
+def test_a_rank_that_a_fork_server_has_started_iterates(seen: bool, parents: bool) -> None:
+    """Its workers are forks of it. seen: there are stacks; parents: its parents were looked at, too."""
+    serves = library("_serve_one", "/lib/python3.11/multiprocessing/forkserver.py", "code = spawn._main(child_r, x)")
+    stack = (*next_stack(1), serves) if seen else None
+    rank = process(LOOP, 90, thread(LOOP, stack, polls(3), idle=1.0, switches=1), command=SERVER)
+    rank = replace(rank, descriptors=loop(1).descriptors)
+    asleep = worker(1, user("time.sleep(990)"), call=SLEEPS)
+    others = [replace(one, command=SERVER) for one in (IDLE, asleep)]
+    launch = process(80, 1, thread(80, None, Syscall("wait4", "for process 90", target=90, timeout=-1.0)))
+    server = process(90, 80, thread(90, None, Syscall("epoll_wait", "", (4,), (), timeout=-1.0)), command=SERVER)
+    more = (launch, server) if parents else ()
+    said = diagnose(later(rank, *others, *more))
+    assert (said.cause, said.who["worker"]) == (HangCause.SLEEP, 1)
+    assert "the loop (pid 100) waits for worker 1 (pid 102)" in said.sentence
 
 
 def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
@@ -376,6 +397,24 @@ def test_a_child_whose_pipes_are_not_read_makes_a_circle_that_names_both_pipes()
     assert "is waiting for data in pipe 60" in said.sentence
     assert said.sentence.endswith("process ffmpeg (pid 300), a child of worker 1 is waiting for room in pipe 61)")
     assert "communicate()" in said.fix
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_certain(computes: bool) -> None:
+    pool = "/lib/python3.11/multiprocessing/pool.py"
+    waits = (library("Event.wait"), library("ApplyResult.get", pool), user("pool.map(score, parts)", "evaluate"), MAIN)
+    results = thread(150, (library("Pool._handle_results", pool, "task = get()"),), polls(3), name="results")
+
+    def scores(pid: int) -> SeenProcess:
+        stack = (user("while left:", "score"), library("worker", pool, "result = (True, func(*args, **kwds))"), MAIN)
+        busy = thread(pid, stack, None, state="R", cpu=0.4) if computes else thread(pid, stack, SLEEPS)
+        return process(pid, LOOP, busy)
+
+    told = Told(hung=True, seconds=20.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
+    both = later(loop(0, results, stack=waits, call=LOCKED), IDLE, scores(301), scores(302))
+    said = diagnose(both, told)
+    assert said.state is (State.MAYBE_HUNG if computes else State.HUNG)
+    assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
 
 
 # --- Results that are lost --------------------------------------------------------------------------------------------
@@ -608,6 +647,26 @@ def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     )
     said = found(loop(1), IDLE, stuck, stopped)
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
+
+
+def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> None:
+    """Each client has a thread of the manager's own, and nothing tells which is whose: these are in the same call."""
+    managers = "/lib/python3.11/multiprocessing/managers.py"
+
+    def serving(tid: int, method: str) -> SeenThread:
+        frame = library("Server.serve_client", managers, "res = function(*args, **kwds)", methodname=f"'{method}'")
+        return thread(tid, (frame,), LOCKED, name=f"Thread-{tid}")
+
+    def said(*served: SeenThread) -> Diagnosis:
+        ends = (connection(8, 91, 90),)
+        manager = process(300, LOOP, thread(300, (), ACCEPTS), *served, name="manager", descriptors=ends)
+        asks = worker(1, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
+        return found(loop(1), IDLE, asks, manager)
+
+    one = said(serving(301, "acquire"), serving(302, "acquire"))
+    assert (one.cause, one.who["pid"]) == (HangCause.LOCK, 300)
+    assert one.sentence.endswith("waits in acquire() for another client of it to call release()")
+    assert said(serving(301, "acquire"), serving(302, "get")).cause is HangCause.SOCKET
 
 
 def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Diagnosis:
