@@ -14,7 +14,7 @@ from minidl.analysis.headline import headline
 from minidl.tracefile.reader import read_trace
 
 ROOT = Path(__file__).parents[1]
-READMES = ("README.md", "traces/README.md", "minidl/photos/README.md")
+READMES = ("README.md", "traces/README.md", "notebooks/README.md", "minidl/photos/README.md")
 TEXT = "\n".join((ROOT / name).read_text() for name in READMES)
 
 

@@ -52,5 +52,7 @@ def opinion(looks: list[RunEvidence], told: Told) -> Diagnosis | None:
     if not looks:
         return None
     found = diagnose(looks, told)
-    moves = found.state in (State.MOVES, State.MAYBE_HUNG)
-    return found if moves or (found.state is State.HUNG and found.cause is not HangCause.UNKNOWN) else None
+    if found.state in (State.MOVES, State.MAYBE_HUNG):
+        return found
+    placed = found.who.get("role") == "worker" and "file" in found.where  # its line tells more than its events
+    return found if found.state is State.HUNG and (placed or found.cause is not HangCause.UNKNOWN) else None

@@ -386,7 +386,10 @@ class _Inquiry:
             )  # fmt: skip
             found = second_opinion(self.trace, told)
             place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
-            if found is None or not any(place.value in link for link in found.chain[:1]):
+            if found is None:
+                continue
+            between = stall.what == OWN and found.state is State.HUNG and self._no_loader_waits(home, stall.since)
+            if not between and not any(place.value in link for link in found.chain[:1]):
                 continue
             chain = (*found.chain, *(fact.line() for fact in found.evidence))
             head = f"hung for {self.unit.of(took)}, since {self._at(begin)}"
@@ -399,6 +402,11 @@ class _Inquiry:
                 said = f"{head}, after the program's end: {waits}"
                 return Headline(What.HUNG, said, chain, helps, None, told)
         return None
+
+    def _no_loader_waits(self, home: int, moment: int) -> bool:
+        """Whether no thread of a process was inside of a loader's next after a moment."""
+        mine = (self.spans["process"] == home) & (self.spans["code"] == ev.NEXT[0])
+        return not np.any(mine & ((self.spans["end"] < 0) | (self.spans["end"] > moment)))
 
     def _stall_after(self, home: int) -> Stall | None:
         """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
@@ -766,13 +774,23 @@ class _Inquiry:
             focus = self._focus_of(row, int(row["end"]))
             return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
         if (raised := self._raised(home, row)) is not None:
-            return raised
+            return self._timed_out(home, raised)
         wait = self._last_wait(home)
         assert wait is not None
         missing, step, focus = self._missing(wait, *self._state(wait))
         what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {self._at(wait.begin)}: {missing}"
         evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
         return Headline(What.CUT, what, (*evidence, *self._opened(focus)), step, focus)
+
+    def _timed_out(self, home: int, raised: Headline) -> Headline:
+        """An exception of the loader's that gave up a wait, with what it waited for."""
+        wait = self._last_wait(home)
+        if wait is None or not wait.for_data or "timed out after" not in raised.sentence:
+            return raised
+        _, step, focus = self._missing(wait, *self._state(wait))
+        opened = self._opened(focus)
+        sentence = raised.sentence + "".join(f"; {one}" for one in opened[:1])
+        return dataclasses.replace(raised, sentence=sentence, next_step=step, focus=focus)
 
     def _raised(self, home: int = -1, row: np.void | None = None) -> Headline | None:
         """The exception that ended the program, as it was written down. row: the `next` that it came from."""

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, address, is_server
-from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
+from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, library
 from minidl.evidence.graph import Blocked, KernelWait
-from minidl.evidence.model import BACKLOG, Descriptor, Frame
+from minidl.evidence.model import BACKLOG, Descriptor, Frame, SeenThread
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -44,7 +44,8 @@ class Chain:
     """The links from the loop on. cycle: the last waits for an earlier one, whose position `back` is.
 
     others: (pid, tid) that the last link may wait for too, if several could end its wait. missing: of the loop's batch
-    the worker is known and idle: nobody of the run works on what is waited for.
+    the worker is known and idle: nobody of the run works on what is waited for. before: of a part of a chain, the links
+    that wait for it.
     """
 
     links: tuple[Link, ...]
@@ -52,6 +53,7 @@ class Chain:
     back: int = -1
     others: tuple[tuple[int, int], ...] = ()
     missing: bool = False
+    before: tuple[Link, ...] = ()
 
     @property
     def end(self) -> Link:
@@ -85,8 +87,10 @@ _Next = list[tuple[int, int, str]]
 def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
     step = link.place.step
-    if link.wait.kind in _ENDS or link.place.interrupted:
+    if link.wait.kind in _ENDS:
         return [], False
+    if link.place.interrupted:  # what it was in before is no wait now
+        return _joined_thread(case, link), False
     if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
         return _maker(case, link)
     asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
@@ -104,6 +108,7 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         return _maker(case, link)
     for found in (
         _joined_thread(case, link), _joined_process(case, link), _other_rank(case, link), _inside_the_lock(case, link),
+        _fork_server(case, link), _task_of_a_pool(case, link),
     ):  # fmt: skip
         if found:
             return found, False
@@ -133,7 +138,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if is_server(process) and _joins(link):  # the child that it tells of is gone
+    if case.is_server(pid) and joins(link):  # the child that it tells of is gone
         return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
@@ -147,11 +152,23 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         inode = theirs.peer if theirs.kind == "socket" else theirs.inode
         if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
             return [(pid, thread.tid, why[pid])]
+    serving = [(t.tid, served) for t in process.threads if (served := serves(t)) is not None]
+    calls = [(tid, one) for tid, one in serving if (at := case.wait(pid, tid)) is not None and at.kind not in TWO_ENDS]
+    if calls and len({one for _, one in calls}) == 1:  # a manager has a thread for each client; these are in a call
+        return [(pid, calls[0][0], why[pid])]
     could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
     in_loader = case.idle_worker(pid) if pid in case.workers else bool(could) and case.place(pid, pid).step in AT_HOME
     if pid != link.pid and not in_loader:
         could.insert(0, pid)
     return [(pid, could[0], why[pid])] if len(could) == 1 else []
+
+
+def serves(thread: SeenThread) -> str | None:
+    """The method that a thread of a multiprocessing.Manager runs for a client, "" = unknown; None: it is none."""
+    for frame in thread.stack or ():
+        if frame.function.rpartition(".")[2] == "serve_client":
+            return frame.variables.get("methodname", "").strip("'\"")
+    return None
 
 
 def _other_end(case: RunFacts, link: Link) -> Descriptor:
@@ -309,15 +326,88 @@ def _joined_thread(case: RunFacts, link: Link) -> _Next:
     return []
 
 
-def _joins(link: Link) -> bool:
+_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put|acquire)$")
+
+
+def waiting_in(link: Link) -> str | None:
+    """The library's function in which a thread waits for another one of its process, "" = it waits for a lock.
+
+    None: it waits for nothing of its own process, or not without an end.
+    """
+    if link.wait.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
+        return None
+    waiting = ""
+    for frame in link.place.inside:
+        name = frame.function.rpartition(".")[2]
+        if not library(frame.file):
+            break
+        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
+            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
+    return waiting
+
+
+_POOLS: Final = (
+    ("concurrent/futures/_base.py", "concurrent/futures/thread.py", "concurrent/futures/process.py"),
+    ("multiprocessing/pool.py", "multiprocessing/pool.py", "multiprocessing/pool.py"),
+)
+"""Of each kind of pool the files of who waits for a result, of its threads, of its processes."""
+
+
+def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
+    """Who works for the pools of a process one of whose threads waits for a result: (pid, tid, is in a task)."""
+    asked = [one for one in _POOLS if any(f.file.endswith(one[0]) for f in link.place.inside)]
+    if not waiting_in(link) or not asked:
+        return []
+    _, of_threads, of_processes = asked[0]
+    out = []
+    for process in case.now.processes:
+        if process.ended or (process.pid != link.pid and (process.ppid != link.pid or process.pid in case.workers)):
+            continue
+        file = of_threads if process.pid == link.pid else of_processes
+        for thread in process.threads if process.pid == link.pid else process.threads[:1]:
+            place = case.place(process.pid, thread.tid)
+            if (process.pid, thread.tid) == (link.pid, link.tid) or not place.seen:
+                continue
+            names = [f.function.rpartition(".")[2] for f in thread.stack or () if f.file.endswith(file)]
+            if any(name in ("_worker", "worker", "_process_worker") for name in names):
+                out.append((process.pid, thread.tid, place.users is not None and _above(thread.stack or (), file)))
+    return out
+
+
+def _above(stack: tuple[Frame, ...], file: str) -> bool:
+    """Whether code of the user's runs inside of a pool's own frames, and is not what has made the pool."""
+    inside = next((i for i, frame in enumerate(stack) if frame.file.endswith(file)), 0)
+    return any(not library(frame.file) for frame in stack[:inside])
+
+
+def _task_of_a_pool(case: RunFacts, link: Link) -> _Next:
+    """For one that waits for the result of a pool: the only one of the pool's that is in a task."""
+    busy = [(pid, tid) for pid, tid, works in pool_of(case, link) if works]
+    return [(*busy[0], "runs a task of its pool")] if len(busy) == 1 else []
+
+
+def _fork_server(case: RunFacts, link: Link) -> _Next:
+    """For one that starts a process by a fork server: the server, if it does anything but wait for requests."""
+    if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
+        return []
+    servers = [p for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid) and not p.ended]
+    busy = [p for p in servers if _cannot_answer(case, p.pid) or case.place(p.pid, p.pid).users is not None]
+    return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
+
+
+_JOINING: Final = (
+    "multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py",
+    "torch/multiprocessing/spawn.py",
+)  # fmt: skip
+
+
+def joins(link: Link) -> bool:
     """Whether a thread waits for the end of a process."""
     return (
         link.place.step is LoaderStep.SHUTDOWN
         or link.wait.kind is Blocked.CHILD
         or any(
-            frame.file.endswith(
-                ("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py")
-            )
+            frame.file.endswith(_JOINING)
             and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
             for frame in link.place.inside
         )
@@ -326,11 +416,11 @@ def _joins(link: Link) -> bool:
 
 def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
-    if not _joins(link):
+    if not joins(link):
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
-    server = next((pid for pid in children if is_server(case.processes[pid])), 0)
+    server = next((pid for pid in children if case.is_server(pid)), 0)
     if server and link.wait.kind is not Blocked.CHILD:
         return _child_of_a_server(case, link, server)
     if link.place.step is LoaderStep.SHUTDOWN and not children:

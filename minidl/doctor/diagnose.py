@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
-from minidl.doctor.chain import TWO_ENDS, Chain, Link, follow
+from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
-from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
+from minidl.doctor.rules import Judgement, exit_in_words, judged, listed, receives, wakes
 from minidl.evidence.graph import Blocked
-from minidl.evidence.model import RunEvidence
+from minidl.evidence.model import RunEvidence, SeenProcess
 
 LONG: Final = 3.0
 """Seconds of sleep from which on an unrecorded wait is called a hang: nothing is known of the waits before it."""
@@ -65,7 +65,7 @@ def _vague(one: Diagnosis) -> int:
 def _verdict(case: RunFacts, chain: Chain) -> Diagnosis:
     found = judged(case, chain)
     state = _state(case, chain, found)
-    sentence = _sentence(case, chain, found, state)
+    sentence = _sentence(case, chain, found, state) + _deaf(case, chain)
     end = chain.end
     return Diagnosis(
         state=state,
@@ -78,7 +78,7 @@ def _verdict(case: RunFacts, chain: Chain) -> Diagnosis:
         next_step=_next_step(case, chain, state),
         fix="" if state is State.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
         who=_who(case, end),
-        where=_where(case, end),
+        where=_where(case, chain),
     )
 
 
@@ -130,8 +130,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
         return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
-    patient = end.wait.kind in _MAY_BE_SLOW and not chain.cycle
-    if idle >= (SLOW if patient else LONG) and thread is not None and thread.slept:
+    if _stays_locked(case, end, found):
+        return State.HUNG
+    if idle >= (SLOW if _may_be_slow(chain, found) else LONG) and thread is not None and thread.slept:
         return State.HUNG
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN
@@ -144,14 +145,31 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
     A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it
     likes: an evaluation or a checkpoint is no hang, however short the steps before it were.
     """
-    own = told.own_code
+    first = chain.links[0].place
+    asks = first.seen and first.step in (LoaderStep.NEXT, LoaderStep.READ, LoaderStep.HAND_OVER)
+    own = told.own_code and not asks  # one thread of it may call next after another
     if _computes(chain):
         return own or not told.past or told.seconds < max(PATIENCE, ENDLESS_WORK * told.past)
     if own and found.cause is HangCause.UNKNOWN:
         return True
     if chain.end.wait.kind is Blocked.SLEEPS:
         return (own or not told.past) and not _is_endless(case, chain.end)
-    return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+    return own and _may_be_slow(chain, found) and told.seconds < PATIENCE
+
+
+def _may_be_slow(chain: Chain, found: Judgement) -> bool:
+    """Whether a wait is for somebody who may only be slow."""
+    return chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and not found.alone
+
+
+def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
+    """Whether two looks saw a thread at a lock that it holds itself: what wakes it in between are signals."""
+    then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
+    before = case.before(end.pid, end.tid)
+    if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < LONG:
+        return False
+    locks = [one.syscall.address for one in (then, now) if one.syscall is not None]
+    return len(locks) == 2 and locks[0] == locks[1] and spot(before) == spot(end.place)
 
 
 def _is_endless(case: RunFacts, end: Link) -> bool:
@@ -173,11 +191,14 @@ def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
         return False
     thread, process = case.thread(first.pid, first.tid), case.processes[end.pid]
     ours = any(is_ours(frame.file) for frame in (thread.stack or () if thread is not None else ()))
-    deaf = "SIGTERM" in process.ignored or (process.main is not None and "SIGTERM" in process.main.blocked)
-    if deaf and not ours:
+    if _ignores_sigterm(process) and not ours:
         return False
     rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
     return case.told is None or case.told.seconds < JOINED * rounds
+
+
+def _ignores_sigterm(process: SeenProcess) -> bool:
+    return "SIGTERM" in process.ignored or (process.main is not None and "SIGTERM" in process.main.blocked)
 
 
 def _ring(chain: Chain) -> tuple[Link, ...]:
@@ -211,7 +232,7 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
                 return True
         if len(case.looks) > 1 and before is None and _ran(case, link):
             return True
-    return _receives(case, chain.end)
+    return wakes(case, chain.end) > 0 or any(receives(case, link) for link in chain.links)
 
 
 def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
@@ -224,15 +245,6 @@ def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
         return False
     one = told.sample >= 0 or (before is not None and before.step is not end.place.step)
     return one and end.wait.kind is Blocked.SLEEPS and case.now.moment - told.step_since >= LONG * 1e9
-
-
-def _receives(case: RunFacts, end: Link) -> bool:
-    """Whether a thread that reads or writes without a timeout woke up between two looks: then bytes have moved."""
-    thread = case.thread(end.pid, end.tid)
-    if end.wait.kind not in TWO_ENDS or end.wait.bounded or thread is None:
-        return False
-    then = case.thread_before(end.pid, end.tid)
-    return thread.switches[1] > min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
 
 
 def _ran(case: RunFacts, link: Link) -> bool:
@@ -252,16 +264,33 @@ def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> s
     head = f"{state.value}{how_long}: "
     if len(links) == 1:
         return f"{head}{case.name(first.pid)}{_comma(_place(case, first))} {found.what}"
-    head += f"{_loop_words(case, first)} {case.name(links[1].pid)}"
+    head += f"{_loop_words(case, first)} {_named(case, chain, 1)}"
     if links[1] is end:
         return head + _described(_place(case, end), found.what)
     if chain.cycle:
         return head + _described(_place(case, links[1]), found.what)
-    waits = f"is {links[1].wait.words}"
-    if links[1].pid == end.pid:
+    inside = waiting_in(links[1])
+    waits = f"waits in {inside}" if inside else f"is {links[1].wait.words}"
+    if links[1].pid == end.pid and not inside:
         return head + _described(_place(case, end), found.what)
     head += _described(_place(case, links[1]), waits)
-    return f"{head}; {case.name(end.pid)}{_comma(_place(case, end))} {found.what}"
+    return f"{head}; {_named(case, chain, len(links) - 1)}{_comma(_place(case, end))} {found.what}"
+
+
+def _deaf(case: RunFacts, chain: Chain) -> str:
+    """Of a worker that is to end, and that the loop waits for: that the signal to end does nothing."""
+    end, step = chain.end, chain.links[0].place.step
+    stopping = step in (LoaderStep.SHUTDOWN, LoaderStep.EXIT) and end.pid in case.workers
+    return "; it ignores SIGTERM, which is to end it" if stopping and _ignores_sigterm(case.processes[end.pid]) else ""
+
+
+def _named(case: RunFacts, chain: Chain, position: int) -> str:
+    """The name of a link: of another thread of the process before it, that thread's."""
+    link, before = chain.links[position], chain.links[position - 1]
+    thread = case.thread(link.pid, link.tid)
+    if link.pid != before.pid or link.tid == before.tid or thread is None:
+        return case.name(link.pid)
+    return f"its thread {thread.python_name or thread.name}"
 
 
 def _described(place: str, what: str) -> str:
@@ -274,6 +303,8 @@ def _comma(place: str) -> str:
 
 def _loop_words(case: RunFacts, first: Link) -> str:
     name = case.name(first.pid)
+    if first.place.interrupted:
+        return f"{name}, in a signal handler or finalizer ({spot(first.place)}), waits for"
     if first.place.step is LoaderStep.SHUTDOWN:
         return f"{name} shuts down, and waits for"
     if first.place.step is LoaderStep.HAND_OVER:
@@ -298,6 +329,10 @@ def _place(case: RunFacts, link: Link) -> str:
         words = f"in sample {sample}"
     elif place.seen and place.step is LoaderStep.OTHER and any(link.pid == loop.pid for loop in case.loops):
         words = "in its own code" if link.pid not in case.workers else ""
+    elif place.step is LoaderStep.IMPORT and link.pid not in case.workers:
+        words = "importing a module"
+    elif place.step in (LoaderStep.WRITE, LoaderStep.PICKLE, LoaderStep.FEEDER_IDLE) and link.pid not in case.workers:
+        words = "in the feeder of its own queue"
     elif place.seen and place.step not in (LoaderStep.OTHER, LoaderStep.IDLE, LoaderStep.NEXT):
         words = place.step.value
     elif told is not None and told.worker_pid == link.pid and told.step:
@@ -408,13 +443,17 @@ def _who(case: RunFacts, end: Link) -> dict[str, Any]:
     return {"role": role, "worker": case.workers.get(end.pid, -1), "pid": end.pid, "thread": end.tid}
 
 
-def _where(case: RunFacts, end: Link) -> dict[str, Any]:
-    frame = end.place.users
-    sample = end.place.sample
+def _where(case: RunFacts, chain: Chain) -> dict[str, Any]:
+    """Where the chain's end is. Of a thread that the user's code has started in a sample, that sample."""
+    end, frame = chain.end, chain.end.place.users
+    mine = [one.place for one in chain.links if one.pid == end.pid and one.place.sample >= 0]
+    started = end.place.step is LoaderStep.OTHER and end.place.seen and not end.place.interrupted
+    place = mine[-1] if mine and started else end.place
+    sample = place.sample
     if sample < 0 and case.told is not None and case.told.worker_pid == end.pid:
         sample = case.told.sample
-    step = "signal-handler" if end.place.interrupted else end.place.step.name.lower()
-    found: dict[str, Any] = {"step": step if end.place.seen else "unseen", "sample": sample, "task": end.place.task}
+    step = "signal-handler" if end.place.interrupted else place.step.name.lower()
+    found: dict[str, Any] = {"step": step if end.place.seen else "unseen", "sample": sample, "task": place.task}
     if frame is not None:
         found |= {"function": frame.function, "file": frame.file, "line": frame.line}
     return found

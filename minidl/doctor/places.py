@@ -266,6 +266,10 @@ def is_worker(process: SeenProcess) -> bool:
     main = process.main
     if main is None or not main.stack:
         return False
+    if "multiprocessing.forkserver" in " ".join(process.command) and "_serve_one" not in {
+        f.function for f in main.stack
+    }:
+        return False  # the server itself, which imports modules before it makes the first process
     steps = {step_of(frame) for frame in main.stack}
     return bool(
         steps & (IN_WORKER - {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.OPEN})

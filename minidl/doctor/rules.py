@@ -14,12 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import RunFacts, in_library, spot
-from minidl.doctor.chain import Chain, Link, collective, gil_starved
+from minidl.doctor.case import LoopThread, RunFacts, in_library, spot
+from minidl.doctor.chain import (
+    TWO_ENDS,
+    Chain,
+    Link,
+    collective,
+    follow,
+    gil_starved,
+    joins,
+    pool_of,
+    serves,
+    waiting_in,
+)
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
-from minidl.evidence.model import Frame
+from minidl.evidence.model import Frame, SeenThread
 
 SOON: Final = 5.0
 """Seconds: a sleep that ends within them is no hang."""
@@ -33,6 +44,7 @@ class Judgement:
     """What a rule found. what: for the sentence, after the name and the place of the chain's end.
 
     moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
+    alone: nobody who could end the wait is left, so it is not slow either.
     """
 
     cause: HangCause
@@ -43,6 +55,7 @@ class Judgement:
     fix: str = ""
     moves: bool = False
     helped: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,10 @@ def _nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
+    process = case.processes[chain.end.pid]
+    most = process.limits.get("open files", 0)
+    if named and most and len(process.descriptors) > 0.9 * most:
+        idle += f", and has {len(process.descriptors)} of its {most} descriptors open: none is left to send a batch by"
     sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder may be stuck in what can't be seen
     return Judgement(
         HangCause.LOST_RESULT, f"{idle}; {task} was lost on its way to the loop", sure,
@@ -150,17 +167,28 @@ def _cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     if not chain.cycle:
         return None
     links = chain.links[chain.back :]
-    ring = [case.name(link.pid) for link in links]
+    ring = " -> ".join(case.name(link.pid) for link in links)
+    said = links[:-1].index(chain.links[1]) if chain.links[1] in links[:-1] else -1
+    ring += "".join(f"; {case.name(one.pid)} is {one.wait.words}" for i, one in enumerate(links[:-1]) if i != said)
     given_up = any(link.wait.bounded and link.place.step in USERS for link in links)  # the loader's own are polls
+    locks = any(link.wait.kind in _LOCKS for link in links)
     facts = tuple(
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", _call(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({' -> '.join(ring)})",
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
         also=("one of them has a timeout, which ends the circle",) if given_up else (),
-        fix="take the locks in one order everywhere, or hold none while waiting for another process",
+        fix=_ONE_ORDER if locks else _READ_ALL,
     )  # fmt: skip
+
+
+_LOCKS: Final = frozenset({Blocked.FILE_LOCK, Blocked.SEMAPHORE, Blocked.MUTEX, Blocked.FUTEX})
+_ONE_ORDER: Final = "take the locks in one order everywhere, or hold none while waiting for another process"
+_READ_ALL: Final = (
+    "one of them has to go on without the other: read all pipes of a child while it runs (communicate(), a thread), "
+    "and before it is waited for; answer requests in a thread of its own"
+)
 
 
 def _stopped(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -248,7 +276,7 @@ def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
             _POLLED if polls else () if facts else _ELSEWHERE,
             "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
         )  # fmt: skip
-    below = judged(case, Chain(chain.links[-1:]))
+    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
     return Judgement(
         HangCause.FILE_LOCK,
         f"holds that lock, and {below.what}", Sure.LIKELY if locked.wait.bounded else below.sure,
@@ -282,22 +310,12 @@ _AFTER_FORK: Final = (
     "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
     "the worker (worker_init_fn)"
 )
-_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put)$")
 
 
 def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
     """The chain's end if it waits for something of its own process, with the waiting function of the library."""
-    end = chain.end
-    if end.wait.kind is not Blocked.FUTEX or end.wait.bounded or not end.place.inside:
-        return None
-    waiting = ""
-    for frame in end.place.inside:
-        name = frame.function.rpartition(".")[2]
-        if not library(frame.file):
-            break
-        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
-            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
-    return end, waiting
+    waiting = waiting_in(chain.end)
+    return None if waiting is None else (chain.end, waiting)
 
 
 def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -330,12 +348,39 @@ def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
     name = collective(end.place)
     if not name:
         return None
+    others = [(pid, place) for pid in case.processes if pid != end.pid and collective(place := case.place(pid, pid))]
+    apart = [(pid, place) for pid, place in others if spot(place) != spot(end.place)]
+    facts = [EvidenceLine(f"it is in {name}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"{case.name(pid)} is in {collective(p)}, {spot(p)}", f"stack of {pid}") for pid, p in apart]
+    missed = "".join(f"; {case.name(pid)} is in {collective(place)} ({spot(place)})" for pid, place in apart[:1])
     also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
     return Judgement(
-        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks", Sure.LIKELY,
-        (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"),), also,
+        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks{missed}", Sure.LIKELY,
+        tuple(facts), () if apart else also,
         "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
         "number of steps",
+    )  # fmt: skip
+
+
+_COUNTERPART: Final = {
+    "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
+    "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
+}  # fmt: skip
+"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+
+
+def _manager(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
+    method = serves(thread) if thread is not None else None
+    if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
+        return None
+    cause, ends = _COUNTERPART[method]
+    return Judgement(
+        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
+        ("a client that has ended was to do so",),
+        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
     )  # fmt: skip
 
 
@@ -347,8 +392,8 @@ def _thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     end, waiting = found
     process = case.processes[end.pid]
     own = case.users_threads(end.pid, but=end.tid)
-    if own or end.pid not in case.workers or case.forked(end.pid) is not True:
-        return None
+    if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None  # another thread than the main one was started after the fork
     parents = case.users_threads(process.ppid, but=_loop_tid(case, process.ppid))
     facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
     pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
@@ -377,26 +422,60 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     end, waiting = found
     own = case.users_threads(end.pid, but=end.tid)
+    pool = pool_of(case, end)
+    if pool and not any(works for _, _, works in pool):
+        names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+        return Judgement(
+            HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
+            (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
+            ("the task was never begun, or its result is on its way",),
+            "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
+            "nothing; ProcessPoolExecutor raises BrokenProcessPool",
+        )  # fmt: skip
     full = waiting.startswith("Queue.put")
     cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
     cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
+    also: tuple[str, ...]
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        busy = list(dict.fromkeys(pid for pid, tid, works in pool if works and _at_work(case, pid, tid)))
+        doing = _doing_of(case, end.pid, own)
+        doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+        also = ("one of these threads has to answer, and is late or stuck",)
+        if waiting.startswith(("Queue.join", "join (queue")):
+            also = ("a thread that had taken an item ended, by an exception, and never called task_done()",)
         return Judgement(
-            cause, f"waits in {waiting}", Sure.POSSIBLE,
-            (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
-            ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
-            helped=any(_at_work(case, end.pid, t.tid) for t in own),
+            cause, f"waits in {waiting}{doing}", Sure.POSSIBLE,
+            (EvidenceLine(f"other threads of its process: {names}", "stacks"),), also,
+            "see why that thread does not answer",
+            helped=bool(busy) or any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
     also = ("a signal handler is to end it",)
+    thread = case.thread(end.pid, end.tid)
+    if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
+        also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
     fork = case.forked(end.pid)
-    if end.pid in case.workers and fork:
+    if end.pid in case.workers and fork and end.tid == end.pid:
         also = ("the thread that was to answer lived in the process that forked it, and a fork copies no threads",)
     return Judgement(
         cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
         (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
         "answer it from the same process, or give the wait a timeout",
     )  # fmt: skip
+
+
+def _doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
+    """What the threads of a process that could end a wait are in, to stand after its name; "" = no such threads."""
+    said = []
+    for thread in threads:
+        if (place := case.place(pid, thread.tid)).users is None:  # a library's own thread
+            continue
+        chain = follow(case, LoopThread(pid, thread.tid, place))
+        first, end = chain.links[0], chain.end
+        name = thread.python_name or thread.name
+        further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
+        said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
+    return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
 
 
 _LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
@@ -422,6 +501,33 @@ def _native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _each_waits_for_a_lock(case: RunFacts, end: Link, own: list[SeenThread]) -> bool:
+    """Whether all threads of a process that are in the user's code wait for locks, and for different ones."""
+    places = {thread.tid: case.place(end.pid, thread.tid) for thread in own}
+    targets = {end.wait.target}
+    for tid, place in places.items():
+        if place.users is not None:
+            wait = case.waits[end.pid, tid]
+            if waiting_in(Link(end.pid, tid, place, wait)) != "":
+                return False
+            targets.add(wait.target)
+    return len(targets) > 1
+
+
+_REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
+"""The standard library's modules whose locks are re-entrant."""
+
+
+def _in_first_sample(case: RunFacts, link: Link) -> bool:
+    """Whether a worker is in the first sample of its first task, in one function: nothing of it took a lock before."""
+    number, place, thread = case.workers.get(link.pid, -1), link.place, case.thread(link.pid, link.tid)
+    if place.step is not LoaderStep.SAMPLE or place.task != number or place.sample < 0 or thread is None:
+        return False
+    first = re.compile(rf"\[{place.sample}[,\]]")
+    fetch = [f for f in thread.stack or () if library(f.file) and any(map(first.match, f.variables.values()))]
+    return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
+
+
 def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     """A lock of Python's: it has no owner, so what else runs in the process decides."""
     found = _blocked_in_python(case, chain)
@@ -435,8 +541,10 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        if _each_waits_for_a_lock(case, end, own):
+            what += ", as others do: each may hold the one that the next waits for"
         return Judgement(
-            HangCause.LOCK, what, Sure.POSSIBLE,
+            HangCause.LOCK, f"{what}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
             (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
             ("one of these threads holds it", "it holds it itself"),
             "see which of them is inside of the lock; hold it for as short as possible",
@@ -465,6 +573,14 @@ def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
                 HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
                 (*shown, alone, held), ("it holds the lock itself (not re-entrant)",), _AFTER_FORK,
             )  # fmt: skip
+        reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
+        if reentrant or _in_first_sample(case, end):
+            why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
+            return Judgement(
+                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
+                (*shown, alone, EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}")),
+                () if reentrant else ("it has taken the lock twice in this sample",), _AFTER_FORK,
+            )  # fmt: skip
         return Judgement(
             HangCause.SELF_LOCK, f"{what} that no thread of its process can release", Sure.LIKELY, (*shown, alone),
             ("the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'",),
@@ -491,7 +607,7 @@ class _Shared:
 
 def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     end = chain.end
-    if end.wait.kind is not Blocked.SEMAPHORE or end.wait.bounded:
+    if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
         return None
     process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
     semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
@@ -502,6 +618,15 @@ def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
     facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
     return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+
+
+def _asks_again(case: RunFacts, end: Link) -> bool:
+    """Whether a thread waits with a timeout, again and again: at the first look it was at the same place."""
+    before = case.before(end.pid, end.tid)
+    same = before is not None and (before.task, before.sample, spot(before)) == (
+        end.place.task, end.place.sample, spot(end.place)
+    )  # fmt: skip
+    return same and end.place.step in USERS
 
 
 def _full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -549,6 +674,25 @@ def _nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Two processes wait for one lock each, and each is the only one that may hold what the other waits for."""
+    shared = _shared(case, chain)
+    if shared is None or len(shared.could) != 1:
+        return None
+    pid = shared.could[0]
+    other = Link(pid, pid, case.place(pid, pid), case.wait(pid, pid) or shared.end.wait)
+    theirs = _shared(case, Chain((other,)))
+    if theirs is None or theirs.could != (shared.end.pid,):
+        return None
+    return Judgement(
+        HangCause.CYCLE,
+        f"waits for a lock that only {case.name(pid)}, in {_doing(case, pid)}, may hold, and that one for a lock that "
+        "only it may hold: a circle",
+        Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
+        "take the locks in one order everywhere",
+    )  # fmt: skip
+
+
 def _shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     """Who shares the semaphore, and is in code of the user's that may hold it; or can't be seen."""
     shared = _shared(case, chain)
@@ -581,11 +725,16 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
     if shared is None:
         return None
     idle = listed([case.name(pid) for pid in shared.pids if pid not in shared.same])
+    waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
+    held = f": it was lost, or {listed(waits)} holds it, which waits for the batch" if waits else ""
     return Judgement(
-        HangCause.PERMIT_LOST, "waits for a lock or permit of several processes that none of them is about to release",
+        HangCause.PERMIT_LOST,
+        f"waits for a lock or permit of several processes that none of them is about to release{held}",
         Sure.LIKELY, (*shared.facts, *seen),
-        ("a process that has died held it (it has no owner)", "nobody was ever to release it"),
+        (
+            "a process that has died held it (it has no owner)", "nobody was ever to release it",
+        ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
     )  # fmt: skip
 
@@ -601,6 +750,9 @@ def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
 
 def _in_users_code(case: RunFacts, pid: int) -> bool:
     steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
+    helper = pid not in case.workers and all(pid != loop.pid for loop in case.loops)  # a process of the program's own
+    if helper and case.place(pid, pid).users is not None:
+        return True
     return bool(steps & {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.INIT, LoaderStep.OPEN})
 
 
@@ -624,7 +776,7 @@ def _child(case: RunFacts, chain: Chain) -> Judgement | None:
         )  # fmt: skip
     if chain.end.pid in case.workers:
         return None
-    below = judged(case, Chain(chain.links[-1:]))
+    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
     return Judgement(
         HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, _call(case, waiter)), *below.facts),
         below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
@@ -635,10 +787,10 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
     link = chain.end
     full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
     if full is not None:
-        ends = [case.name(one.pid) for one in full.wait.holders if one.pid != full.pid]
+        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
         sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
         facts = (EvidenceLine(full.wait.words, _call(case, full)), *sides)
-        if full.place.step is LoaderStep.WRITE:
+        if full.place.step is LoaderStep.WRITE and full.pid in case.workers:
             return None
         if full is link:
             who = f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
@@ -647,27 +799,103 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
             HangCause.PIPE_FULL, f"has the pipe's reading end and does not read: it is {link.wait.words}", Sure.LIKELY,
             facts, fix=_READ_IT,
         )  # fmt: skip
-    empty = next((one for one in reversed(chain.links) if _reads_users_pipe(case, one)), None)
-    if empty is None:
+    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is link or not joins(one))]
+    if not reads:
         return None
-    ends = [case.name(one.pid) for one in empty.wait.holders]
+    empty = reads[-1]
+    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
     facts = (EvidenceLine(empty.wait.words, _call(case, empty)),)
     if empty is not link:
-        what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
+        writes = "writes now and then" if receives(case, empty) else "writes nothing"
+        what = f"has the pipe's writing end and {writes}: it is {link.wait.words}"
         return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
     who = f"; {listed(ends)} could write to it" if ends else ""
+    circle = _all_wait_for_it(case, chain, empty)
+    alone = circle or _only_itself(case, empty)
+    helped = any(_at_work(case, one.pid, one.pid) for one in empty.wait.holders)
     if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
         could = f" ({listed(ends)} could)" if ends else ""
         also = ("one of these processes is about to, and is late",) if ends else ()
+        if circle:
+            names = listed([case.name(one.pid) for one in empty.wait.holders])
+            could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
         what = f"waits in Queue.get for an item that nobody puts{could}"
         return Judgement(
-            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put"
-        )
-    return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
+            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put",
+            alone=alone, helped=helped,
+        )  # fmt: skip
+    who += ", and waits for it" if circle else ""
+    return Judgement(
+        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT,
+        alone=alone, helped=helped,
+    )  # fmt: skip
+
+
+def _only_itself(case: RunFacts, link: Link) -> bool:
+    """Whether the other end of a pipe is open in the waiter's own process alone, which has no thread to use it."""
+    letter = "w" if link.wait.kind is Blocked.PIPE_READ else "r"
+    own = any(
+        link.wait.target == f"pipe:{one.inode}" and letter in one.mode for one in case.processes[link.pid].descriptors
+    )
+    return own and not link.wait.holders and not case.users_threads(link.pid, but=link.tid)
+
+
+def _all_wait_for_it(case: RunFacts, chain: Chain, link: Link) -> bool:
+    """Whether all that have a pipe's other end wait, at last, for who waits there, or are idle workers of its loop.
+
+    Another thread of theirs could use that end; so could one that gives up its own wait.
+    """
+    idle = {pid for pid in case.workers_of(chain.links[0].pid).values() if _has_nothing_to_do(case, pid)}
+    ends = {one.pid for one in link.wait.holders}
+    if not ends or link.wait.bounded or case.users_threads(link.pid, but=link.tid):
+        return False
+    return all(pid in idle or _leads_to(case, pid, link) for pid in ends)
+
+
+def _leads_to(case: RunFacts, pid: int, link: Link) -> bool:
+    """Whether a process waits for a thread, without a timeout of the user's, and has no other thread of the user's."""
+    links = follow(case, LoopThread(pid, pid, case.place(pid, pid))).links
+    at = next((i for i, one in enumerate(links) if (one.pid, one.tid) == (link.pid, link.tid)), 0)
+    ends = any(one.wait.bounded and one.place.step in USERS for one in links[:at])
+    return at > 0 and not ends and not case.users_threads(pid)
+
+
+def _has_nothing_to_do(case: RunFacts, pid: int) -> bool:
+    """Whether a worker waits for a task, and no thread of it has anything to send."""
+    sends = {case.place(pid, t.tid).step for t in case.processes[pid].threads} & {LoaderStep.PICKLE, LoaderStep.WRITE}
+    return case.idle_worker(pid) and not sends and not case.users_threads(pid)
+
+
+def _could(case: RunFacts, chain: Chain, pid: int) -> str:
+    """The name of a process that has the other end, with why it will not use it, as far as that is seen."""
+    name, end = case.name(pid), chain.end
+    helpers = case.users_threads(pid)
+    if doing := _doing_of(case, pid, helpers):
+        return name + doing
+    wait = case.wait(pid, pid)
+    if pid == end.pid:
+        return f"{name} itself"
+    if wait is not None and wait.target and wait.target == end.wait.target:
+        return f"{name} [waits for the same]"
+    waits = any(pid == link.pid for link in (*chain.before, *chain.links[:-1])) and not helpers
+    return f"{name} [waits for it in turn]" if waits else name
 
 
 _READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
 _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
+
+
+def wakes(case: RunFacts, link: Link) -> int:
+    """How often a thread that reads or writes without a timeout woke up between the looks: then bytes have moved."""
+    thread, then = case.thread(link.pid, link.tid), case.thread_before(link.pid, link.tid)
+    if link.wait.kind not in TWO_ENDS or link.wait.bounded or thread is None:
+        return 0
+    return thread.switches[1] - min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
+
+
+def receives(case: RunFacts, link: Link) -> bool:
+    """Whether a thread gets bytes now and then: the signal that asks it for its stack wakes it only once a look."""
+    return wakes(case, link) > 1
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
@@ -711,20 +939,24 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.SOCKET:
         return None
-    if _calls_accept(case, end):
+    if _calls_accept(case, end.pid, end.tid):
         return Judgement(
             HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
             (EvidenceLine(end.wait.words, _call(case, end)),), ("no client comes, and none is meant to",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
-    who = listed([case.name(one.pid) for one in end.wait.holders])
+    who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
     own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
-    has = "have" if len(end.wait.holders) > 1 else "has"
-    other = "it has the other end itself" if own else f"{who or 'none of these processes'} {has} the other end"
+    helpers = _doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
+    other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
     if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
-        other = f"{who} should accept it"
+        threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
+        accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
+        other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
+    times = _naps(case, end) if end.wait.bounded else 0
+    what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
-        HangCause.SOCKET, f"is {end.wait.words}; {other}", Sure.LIKELY,
+        HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
         helped=any(_at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
         fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
@@ -748,8 +980,8 @@ def _debugger(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _calls_accept(case: RunFacts, link: Link) -> bool:
-    thread = case.thread(link.pid, link.tid)
+def _calls_accept(case: RunFacts, pid: int, tid: int) -> bool:
+    thread = case.thread(pid, tid)
     return thread is not None and thread.syscall is not None and thread.syscall.name.startswith("accept")
 
 
@@ -790,11 +1022,16 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         what = (
             f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
+        source = end.place.inside[0].source if end.place.inside else ""
+        what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", _call(case, end))
     return Judgement(
         HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
         moves=0 <= left <= SOON,
     )  # fmt: skip
+
+
+_IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
 
 
 def _naps(case: RunFacts, end: Link) -> int:
@@ -840,8 +1077,27 @@ def _share(case: RunFacts, end: Link) -> float:
 
 
 def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.MOVES:
+    end = chain.end
+    if end.wait.kind is not Blocked.MOVES:
         return None
+    before, thread, then = (
+        case.before(end.pid, end.tid),
+        case.thread(end.pid, end.tid),
+        case.thread_before(end.pid, end.tid),
+    )
+    naps = end.place.inside and "sleep" in end.place.inside[0].source
+    if naps and before is not None and thread is not None and then is not None:
+        times = thread.switches[1] - then.switches[0]
+        if times > 1 and (before.task, before.sample, spot(before)) == (
+            end.place.task,
+            end.place.sample,
+            spot(end.place),
+        ):
+            what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
+            return Judgement(
+                HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, _call(case, end)),), moves=True,
+                fix="bound the retries that it belongs to",
+            )  # fmt: skip
     return Judgement(HangCause.NONE, f"is {chain.end.wait.words}", moves=True)
 
 
@@ -872,6 +1128,7 @@ RULES: Final = (
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
@@ -879,6 +1136,7 @@ RULES: Final = (
     CauseRule(_full_queue, "a bounded queue is full", "somebody reads it"),
     CauseRule(_loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
     CauseRule(_nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
+    CauseRule(_crossed_locks, "two locks of several processes, crossed", "another process may hold one of them"),
     CauseRule(_shared_lock, "a lock of several processes is held", "its holder runs"),
     CauseRule(_permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(_pipe, "the other end does not read or write", "bytes move"),

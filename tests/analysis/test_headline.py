@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from made_evidence import DATALOADER, LOOP, Frame, library, look, loop, worker
+from made_evidence import DATALOADER, LOCKED, LOOP, Frame, library, look, loop, user, worker
 from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
@@ -324,6 +324,14 @@ def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -
     assert elsewhere.kind is What.FINE, "the evidence is not of a shutdown"
 
 
+def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Path) -> None:
+    """The thread that iterated has died, and the main thread waits for its batches."""
+    stack = (library("Condition.wait"), library("Queue.get", "/lib/python3.11/queue.py"), user("batches.get()"))
+    found = after_its_end(tmp_path, watched.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
+    assert found.kind is What.HUNG
+    assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.sentence
+
+
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "t"
     result = {"task": 0, "worker": 0, "x": ev.Message.RESULT}
@@ -455,6 +463,23 @@ def test_ctrl_c_in_a_short_wait_is_no_hang_and_says_what_was_waited_for(tmp_path
     assert (
         "after waiting 7.70 ms, since 6.2 ms: waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.sentence
     )
+
+
+def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    add(path, LOADER_PID, [{"loader": 1, "tid": LOADER_PID, "time": end + 2, "code": ev.NEXT[1], "x": 9,
+                            "y": ev.Outcome.ERROR}])  # fmt: skip
+    trace = read_trace(path)
+    raised = "RuntimeError: DataLoader timed out after 4 seconds"
+    home = next(index for index, one in enumerate(trace.processes) if one.pid == LOADER_PID)
+    trace.lines.append({"kind": "uncaught", "process": home, "error": raised, "at": ["loader.py:1449 _get_data"]})
+    found = headline(trace)
+    assert found.kind is What.ERROR
+    assert found.sentence.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1: ")
+    assert "in sample 38 (task 9)" in found.sentence
+    assert found.focus is not None
+    assert trace.processes[found.focus.process].worker == 1
 
 
 def test_a_sampler_that_raises(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, user, worker
+from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, thread, user, worker
 
 from minidl import cli
 from minidl.analysis.consult import opinion
@@ -43,11 +44,14 @@ def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no
 
 def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> None:
     assert opinion([], TOLD) is None
-    unknown = look(loop(1), worker(0, step="idle"), worker(1, user("x")))
-    assert opinion([unknown], TOLD) is None
+    unseen = thread(102, None, None, wchan="do_msgrcv")
+    assert opinion([look(loop(1), worker(0, step="idle"), replace(worker(1), threads=(unseen,)))], TOLD) is None
     known = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("time.sleep(990)"), call=SLEEPS))], TOLD)
     assert known is not None
     assert known.title.startswith("hung for 60 s: the loop waits for batch 9 of worker 1, in sample 37")
+    placed = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("x")))], TOLD)
+    assert placed is not None
+    assert (placed.cause, placed.where["line"]) == (HangCause.UNKNOWN, 12)
 
 
 def test_the_command_prints_json_and_its_exit_code_says_whether_something_is_wrong(
