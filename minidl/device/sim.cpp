@@ -611,7 +611,9 @@ struct RegisteredMemory {
     auto* wanted = static_cast<char*>(const_cast<void*>(address));
     std::lock_guard<std::mutex> guard(mutex);
     auto found = ranges.upper_bound(wanted);
-    return found != ranges.begin() && wanted < (--found)->first + found->second;
+    if (found == ranges.begin()) return false;
+    --found;  // not within the sum, whose parts C++ evaluates in any order
+    return wanted < found->first + found->second;
   }
   bool add(char* address, size_t size) {
     std::lock_guard<std::mutex> guard(mutex);
@@ -1150,6 +1152,7 @@ std::tuple<int64_t, int64_t> pinned_bytes(bool reset_peak) {
 bool register_memory(int64_t address, int64_t size) {
   check_process();
   user = getpid();
+  at::globalContext().lazyInitDevice(c10::kPrivateUse1);  // before, is_pinned() is false of all memory
   return registered_memory.add(reinterpret_cast<char*>(address), size);
 }
 

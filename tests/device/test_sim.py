@@ -312,6 +312,22 @@ def test_registered_memory_is_read_when_the_copys_turn_comes_and_not_before() ->
     assert cudart.cudaHostUnregister(address) != 0
 
 
+FIRST = """
+import torch
+from minidl.device import sim
+sim.use()
+memory = torch.ones(9)
+assert sim.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == 0
+assert memory.is_pinned()
+"""
+
+
+@pytest.mark.live
+def test_registered_memory_is_pinned_though_it_is_the_first_use_of_the_device() -> None:
+    done = wl.run(FIRST)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_pinned_buffer_is_not_given_out_while_it_is_copied_and_poisoned_before() -> None:
     source = torch.ones(5000).pin_memory()
     place = source.data_ptr()
