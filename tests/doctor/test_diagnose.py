@@ -417,6 +417,17 @@ def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_cer
     assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
 
 
+def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_its_items() -> None:
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    waits = worker(1, get, user("replay.get()"), call=Syscall("read", "", (6,), (6,)), descriptors=(users,))
+    actor = replace(process(300, LOOP, thread(300, (), None, state="Z"), name="actor"), exit_code=9, ended=True)
+    said = found(loop(1), IDLE, waits, actor)
+    assert (said.cause, said.also[0]) == (
+        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (signal 9), was to put it"
+    )  # fmt: skip
+
+
 # --- Results that are lost --------------------------------------------------------------------------------------------
 def test_a_result_is_lost_if_all_are_idle_for_long() -> None:
     idle = (IDLE, worker(1, step="idle", others=(feeder(202),)))
