@@ -736,6 +736,12 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
             "a process that has died held it (it has no owner)", "nobody was ever to release it",
         ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+        helped=any(
+            _at_work(case, pid, one.tid)
+            for pid in shared.pids
+            for one in case.users_threads(pid)
+            if case.place(pid, one.tid).users is not None
+        ),
     )  # fmt: skip
 
 

@@ -1100,6 +1100,21 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
     assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
 
 
+def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
+    """A token bucket: a thread of the loop's process releases a permit, and sleeps."""
+
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    def seen(left: float) -> Diagnosis:
+        call = Syscall("clock_nanosleep", f"{left} s more", (1, 1), timeout=left)
+        refills = thread(150, (user("time.sleep(4)", "refill"),), call, name="refill")
+        return found(sharing(loop(1, refills)), sharing(IDLE), sharing(worker(1, user("SEM.acquire()"), call=LOCKED)))
+
+    assert seen(4.0).state is State.MAYBE_HUNG
+    assert seen(990.0).state is State.HUNG
+
+
 def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
     def sharing(one: SeenProcess) -> SeenProcess:
         return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
