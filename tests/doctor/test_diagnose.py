@@ -321,14 +321,14 @@ def test_a_rank_in_a_collective_leads_to_the_rank_that_did_not_come() -> None:
 
 
 def test_a_rank_in_a_collective_names_the_other_collective_that_a_rank_is_in() -> None:
-    """The other rank's loop is over, so it is no loop of a loader any more."""
+    """The other rank's loop is over, and its workers are gone: the trace knows that it was one."""
     where = "/site-packages/torch/distributed/distributed_c10d.py"
     first = loop(stack=(library("all_reduce", where), user("dist.all_reduce(x)", "train", 13), MAIN), call=LOCKED)
     other = process(200, 1, thread(200, (library("recv", where), user("dist.recv(t)", "train", 15), MAIN), LOCKED))
     told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
     said = diagnose([look(first, other, IDLE)], told)
     assert said.cause is HangCause.COLLECTIVE
-    assert "the other ranks; rank 1: process python (pid 200) is in recv (train at data.py:15)" in said.sentence
+    assert "the other ranks; rank 1: the loop (pid 200) is in recv (train at data.py:15)" in said.sentence
     assert not said.also
     same = process(200, 1, thread(200, first.threads[0].stack, LOCKED))
     assert diagnose([look(first, same, IDLE)], told).also
