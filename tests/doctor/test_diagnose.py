@@ -649,6 +649,18 @@ def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
 
 
+def test_the_memory_of_a_batch_is_fetched_from_the_worker_at_the_sockets_other_end() -> None:
+    """The loop has the result of worker 0, and was to wait for worker 1's, by its stack."""
+    asks = Frame(
+        "DupFd.detach", "/lib/python3.11/multiprocessing/resource_sharer.py", 86, {}, "conn = get_connection()"
+    )
+    first = thread(LOOP, (library("Connection._recv"), asks, *next_stack(1)), RECEIVES)
+    home = process(LOOP, 1, first, descriptors=(connection(9, 90, 91, BACKLOG),))
+    keeps = worker(0, user("native()"), call=SLEEPS, gil=True, descriptors=(connection(6, 91, 0),))
+    said = diagnose(later(home, keeps, worker(1, step="idle")))
+    assert (said.cause, said.who["worker"]) == (HangCause.GIL, 0)
+
+
 def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> None:
     """Each client has a thread of the manager's own, and nothing tells which is whose: these are in the same call."""
     managers = "/lib/python3.11/multiprocessing/managers.py"
