@@ -42,6 +42,9 @@ BY_CHANCE: Final = 8
 MOST_REPEATS: Final = 32
 """Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
 
+MOST_RANKS: Final = 1 << 20
+"""A number of ranks beyond it is a damaged record."""
+
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
 
@@ -226,7 +229,7 @@ def audit(traces: Sequence[Trace]) -> Audit:
         ranks |= here
         for rank in sorted(here):
             _collect(trace, [loader for loader, its in of.items() if its == rank], rank, subjects)
-    world = max([len(ranks), *_sizes(traces)])
+    world = max([len(ranks), *(size for size in _sizes(traces) if size <= MOST_RANKS)])
     report = Audit(sorted(ranks), world, list(subjects.values()), list(_about_the_traces(traces, ranks, world)))
     for subject in report.subjects:
         subject.findings += _judge(subject, world)
@@ -310,7 +313,8 @@ def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
     ready = rows[rows["code"] == ev.WORKER_READY]
     seeds = dict(zip(ready["worker"].tolist(), ready["z"].tolist(), strict=True))
     own = (line for line in trace.described("seed") if line.get("loader") == loader)
-    return seeds | {line["worker"]: line["seed"] for line in own if type(line.get("seed")) is int}
+    pairs = ((line.get("worker"), line.get("seed")) for line in own)
+    return seeds | {worker: seed for worker, seed in pairs if type(worker) is int and type(seed) is int}
 
 
 def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, Any]) -> Iterator[Pass]:

@@ -422,7 +422,7 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    versions = manifest.get("versions") or {}
+    versions = manifest.get("versions", {})
     own = {
         "host": manifest.get("host"),
         "cpus": manifest.get("cpus"),

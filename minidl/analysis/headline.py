@@ -377,7 +377,7 @@ class _Inquiry:
             if stall is None:
                 continue
             ends = [line for line in self.trace.described("program_end") if line["process"] == home]
-            begin = max([stall.since, *(int(line.get("monotonic_ns") or 0) for line in ends)])
+            begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
             took = self.trace.watched.until - begin
             patience = 1e9 * self.trace.watched.hang_after_s or LONG
             told = Told(
@@ -798,11 +798,11 @@ class _Inquiry:
             process, error = int(line["process"]), str(line.get("error"))
             if process not in ([home] if home >= 0 else self.homes) or error.startswith(_NO_ERRORS):
                 continue
-            at = [str(one) for one in line.get("at") or ()]
+            at = [str(one) for one in line.get("at", [])]
             where = " in next" if row is not None else " in the program's own code"
             sentence = f"error: {_shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
             last = self.events["time"][self.events["process"] == process].max(initial=0)
-            moment = int(line.get("monotonic_ns") or last)
+            moment = line.get("monotonic_ns", int(last))
             if row is not None:
                 focus = self._focus_of(row, int(row["end"]))
             else:

@@ -100,7 +100,7 @@ class RunFacts:
     @cached_property
     def loops(self) -> list[LoopThread]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
-        out, homes = [], {self._home_of(pid) for pid in self.workers}
+        out, homes = [], {self._home_of(pid) for pid in self.workers} | set(self.told.ranks if self.told else ())
         for process in self.now.processes:
             if (
                 process.pid in self.workers

@@ -737,6 +737,12 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
             "nobody was ever to release it",
         ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+        helped=any(
+            _at_work(case, pid, one.tid)
+            for pid in shared.pids
+            for one in case.users_threads(pid)
+            if case.place(pid, one.tid).users is not None
+        ),
     )  # fmt: skip
 
 
@@ -1032,11 +1038,16 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         what = (
             f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
+        source = end.place.inside[0].source if end.place.inside else ""
+        what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", _call(case, end))
     return Judgement(
         HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
         moves=0 <= left <= SOON,
     )  # fmt: skip
+
+
+_IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
 
 
 def _naps(case: RunFacts, end: Link) -> int:

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import rank_runs
 import torch
+from made_trace import Run, made
 from subclassed_loaders import Repeating
 
 import minidl
@@ -345,6 +346,15 @@ def test_a_rank_that_is_missing_is_said(place: Path) -> None:
 
 
 @pytest.mark.live
+def test_a_number_of_ranks_that_no_job_has_is_not_counted_up_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged record must not make the audit list as many ranks."""
+    trace = made(tmp_path / "t", Run(6))
+    monkeypatch.setattr("minidl.analysis.audit.MOST_RANKS", 8)
+    assert [audit([trace]).world for trace.manifest["world_size"] in (8, 9)] == [8, 1]
+
+
 def test_one_rank_twice_is_refused(place: Path) -> None:
     one = traces(place, "correct")[0]
     with pytest.raises(TraceError, match="audit: rank 0 twice"):
