@@ -100,6 +100,9 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
         if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
             slow = [worker for worker in case.workers_of(link.pid).values() if _works(case, worker)]
+        serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
+        if step is LoaderStep.HAND_OVER and len(serving) == 1:  # the kernel knows whom it asks
+            slow = serving
         chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):

@@ -733,10 +733,25 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
         f"waits for a lock or permit of several processes that none of them is about to release{held}",
         Sure.LIKELY, (*shared.facts, *seen),
         (
-            "a process that has died held it (it has no owner)", "nobody was ever to release it",
+            *(_ended_children(case, "held it") or ("a process that has died held it (it has no owner)",)),
+            "nobody was ever to release it",
         ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+        helped=any(
+            _at_work(case, pid, one.tid)
+            for pid in shared.pids
+            for one in case.users_threads(pid)
+            if case.place(pid, one.tid).users is not None
+        ),
     )  # fmt: skip
+
+
+def _ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
+    """The program's own processes that have ended and were not waited for: what they did, it may be."""
+    loops = {loop.pid for loop in case.loops}
+    gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
+    said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
+    return (f"{listed(said, 2)}, {did}",) if said else ()
 
 
 def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
@@ -820,6 +835,7 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
             names = listed([case.name(one.pid) for one in empty.wait.holders])
             could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
         what = f"waits in Queue.get for an item that nobody puts{could}"
+        also = (*_ended_children(case, "was to put it"), *also)
         return Judgement(
             HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put",
             alone=alone, helped=helped,

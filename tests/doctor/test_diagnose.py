@@ -321,14 +321,14 @@ def test_a_rank_in_a_collective_leads_to_the_rank_that_did_not_come() -> None:
 
 
 def test_a_rank_in_a_collective_names_the_other_collective_that_a_rank_is_in() -> None:
-    """The other rank's loop is over, so it is no loop of a loader any more."""
+    """The other rank's loop is over, and its workers are gone: the trace knows that it was one."""
     where = "/site-packages/torch/distributed/distributed_c10d.py"
     first = loop(stack=(library("all_reduce", where), user("dist.all_reduce(x)", "train", 13), MAIN), call=LOCKED)
     other = process(200, 1, thread(200, (library("recv", where), user("dist.recv(t)", "train", 15), MAIN), LOCKED))
     told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
     said = diagnose([look(first, other, IDLE)], told)
     assert said.cause is HangCause.COLLECTIVE
-    assert "the other ranks; rank 1: process python (pid 200) is in recv (train at data.py:15)" in said.sentence
+    assert "the other ranks; rank 1: the loop (pid 200) is in recv (train at data.py:15)" in said.sentence
     assert not said.also
     same = process(200, 1, thread(200, first.threads[0].stack, LOCKED))
     assert diagnose([look(first, same, IDLE)], told).also
@@ -415,6 +415,17 @@ def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_cer
     said = diagnose(both, told)
     assert said.state is (State.MAYBE_HUNG if computes else State.HUNG)
     assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
+
+
+def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_its_items() -> None:
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    waits = worker(1, get, user("replay.get()"), call=Syscall("read", "", (6,), (6,)), descriptors=(users,))
+    actor = replace(process(300, LOOP, thread(300, (), None, state="Z"), name="actor"), exit_code=9, ended=True)
+    said = found(loop(1), IDLE, waits, actor)
+    assert (said.cause, said.also[0]) == (
+        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (signal 9), was to put it"
+    )  # fmt: skip
 
 
 # --- Results that are lost --------------------------------------------------------------------------------------------
@@ -647,6 +658,18 @@ def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     )
     said = found(loop(1), IDLE, stuck, stopped)
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
+
+
+def test_the_memory_of_a_batch_is_fetched_from_the_worker_at_the_sockets_other_end() -> None:
+    """The loop has the result of worker 0, and was to wait for worker 1's, by its stack."""
+    asks = Frame(
+        "DupFd.detach", "/lib/python3.11/multiprocessing/resource_sharer.py", 86, {}, "conn = get_connection()"
+    )
+    first = thread(LOOP, (library("Connection._recv"), asks, *next_stack(1)), RECEIVES)
+    home = process(LOOP, 1, first, descriptors=(connection(9, 90, 91, BACKLOG),))
+    keeps = worker(0, user("native()"), call=SLEEPS, gil=True, descriptors=(connection(6, 91, 0),))
+    said = diagnose(later(home, keeps, worker(1, step="idle")))
+    assert (said.cause, said.who["worker"]) == (HangCause.GIL, 0)
 
 
 def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> None:
@@ -1098,6 +1121,21 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
     said = found(replace(joins, children=(300,)), IDLE, child)
     assert "writing a batch" not in said.sentence
     assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
+
+
+def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
+    """A token bucket: a thread of the loop's process releases a permit, and sleeps."""
+
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    def seen(left: float) -> Diagnosis:
+        call = Syscall("clock_nanosleep", f"{left} s more", (1, 1), timeout=left)
+        refills = thread(150, (user("time.sleep(4)", "refill"),), call, name="refill")
+        return found(sharing(loop(1, refills)), sharing(IDLE), sharing(worker(1, user("SEM.acquire()"), call=LOCKED)))
+
+    assert seen(4.0).state is State.MAYBE_HUNG
+    assert seen(990.0).state is State.HUNG
 
 
 def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
