@@ -121,6 +121,54 @@ def test_no_text_of_a_trace_reaches_the_terminal_as_it_is(
     assert "\\x1b[2J" in told.out
 
 
+FACTS: dict[str, tuple[str, ...]] = {
+    "loader": (
+        *(
+            "num_workers",
+            "batch_size",
+            "dataset",
+            "dataset_length",
+            "sampler",
+            "made_at",
+            "dataloader",
+            "rank",
+            "unseen",
+        ),
+        *("timeout_s", "transport", "arena_bytes", "collate_fn", "pin_memory", "pin_memory_device"),
+    ),
+    "uncaught": ("error", "at", "monotonic_ns"),
+    "trace_end": ("monotonic_ns",),
+    "seed": ("worker", "seed"),
+    "device": ("device",),
+}
+"""The facts of a side file's lines, by kind; each line has an iterator's number too."""
+
+MANIFEST_FACTS = (
+    "versions",
+    "command",
+    "host",
+    "cpus",
+    "cpu_quota",
+    "cpus_allowed",
+    "lacks",
+    "rank",
+    "ranks",
+    "detail",
+)
+
+
+@pytest.mark.parametrize("value", [None, -1, 2**70, "x", [1], {"a": 1}], ids=repr)
+def test_facts_of_wrong_types_stop_no_command(value: object, tmp_path: Path) -> None:
+    trace = made_trace.write(tmp_path / "t", made_trace.Run(6))
+    with min(trace.glob("*.jsonl")).open("a") as file:
+        for kind, names in FACTS.items():
+            file.write(f"{json.dumps({'kind': kind, 'loader': 1} | dict.fromkeys(names, value))}\n")
+    (trace / "manifest.json").write_text(json.dumps({"format": 1} | dict.fromkeys(MANIFEST_FACTS, value)))
+    for name, *more in (*READERS.values(), ("audit",), ("doctor",)):
+        force = ["--force"] if name == "diff" else []
+        assert cli.main([str(name), str(trace), *map(str, more), *force]) in (cli.OK, cli.FOUND, cli.USAGE)
+
+
 @pytest.mark.parametrize("command", READERS.values(), ids=READERS)
 def test_a_packed_trace_that_is_cut_short_is_said(
     command: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -329,10 +377,10 @@ def test_demo_with_ones_own_images(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 # --- What is wrong ----------------------------------------------------------------------------------------------------
-READERS = ("summary", "ledger", "timeline", "top", "check", "export", "pack", "view")
+TAKE_ONE_TRACE = ("summary", "ledger", "timeline", "top", "check", "export", "pack", "view")
 
 
-@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("command", TAKE_ONE_TRACE)
 def test_a_path_that_is_no_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
     assert str(tmp_path / "none") in complaint(capsys, command, tmp_path / "none")
     assert str(tmp_path) in complaint(capsys, command, tmp_path)

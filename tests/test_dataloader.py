@@ -497,7 +497,8 @@ def test_persistent_workers_do_not_travel() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_profilers_see_the_same_labels(workers: int) -> None:
     def labels(lib: Any) -> list[tuple[str, int, bool]]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:  # else torch 2.11 warns
             list(lib.DataLoader(MAP, batch_size=2, num_workers=workers))
         return [
             (entry.key, entry.count, entry.is_user_annotation)

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +41,9 @@ BY_CHANCE: Final = 8
 
 MOST_REPEATS: Final = 32
 """Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
+
+MOST_RANKS: Final = 1 << 20
+"""A number of ranks beyond it is a damaged record."""
 
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
@@ -226,7 +229,7 @@ def audit(traces: Sequence[Trace]) -> Audit:
         ranks |= here
         for rank in sorted(here):
             _collect(trace, [loader for loader, its in of.items() if its == rank], rank, subjects)
-    world = max([len(ranks), *_sizes(traces)])
+    world = max([len(ranks), *(size for size in _sizes(traces) if size <= MOST_RANKS)])
     report = Audit(sorted(ranks), world, list(subjects.values()), list(_about_the_traces(traces, ranks, world)))
     for subject in report.subjects:
         subject.findings += _judge(subject, world)
@@ -268,12 +271,13 @@ def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> I
         if restarts:
             text = f"the ranks were started anew {counted(restarts, 'time')}: only the last start is judged"
             yield Finding(HARMLESS, "restarted", text)
-        cut = [process.name for process in trace.processes if process.whole_from]
+        cut = sum(process.whole_from > 0 for process in trace.processes)
         if cut:
             yield Finding(
                 UNKNOWN,
                 "overwritten",
-                f"{trace.path.name}: the oldest events of {len(cut)} processes were overwritten, and the first epochs",
+                f"{trace.path.name}: the oldest events of {counted(cut, 'process', 'processes')} were overwritten, and "
+                "the first epochs",
                 "record with ring_bytes=None, or with MINIDL_TRACE_RING=full",
             )
 
@@ -310,7 +314,8 @@ def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
     ready = rows[rows["code"] == ev.WORKER_READY]
     seeds = dict(zip(ready["worker"].tolist(), ready["z"].tolist(), strict=True))
     own = (line for line in trace.described("seed") if line.get("loader") == loader)
-    return seeds | {line["worker"]: line["seed"] for line in own if type(line.get("seed")) is int}
+    pairs = ((line.get("worker"), line.get("seed")) for line in own)
+    return seeds | {worker: seed for worker, seed in pairs if type(worker) is int and type(seed) is int}
 
 
 def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, Any]) -> Iterator[Pass]:
@@ -527,7 +532,8 @@ def _shares(subject: Subject, world: int, each: int) -> Iterator[Finding]:
         wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica, s.replicas) != (r // each, world // each)}
         if wrong:
             rank, share = min(wrong.items())
-            more = f", and {len(wrong) - 1} more ranks' are wrong too" if len(wrong) > 1 else ""
+            others = counted(len(wrong) - 1, "more rank's is", "more ranks' are")
+            more = f", and {others} wrong too" if len(wrong) > 1 else ""
             yield _WRONG_SHARE.of(epoch=epoch, rank=rank, world=world, share=share, more=more)
             return
         if len({share.epoch for share in shares.values()}) > 1:
@@ -655,15 +661,16 @@ def _alike(subject: Subject, passes: dict[int, Pass]) -> str:
 
 def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int]) -> Iterator[Finding]:
     length = subject.length or 0
-    missing = sorted(set(range(length)) - seen.keys())
+    missing = length - sum(0 <= index < length for index in seen)
     if not missing:
         return
+    which = _some(islice((index for index in range(length) if index not in seen), 7))
     by_sampler = length % ranks if subject.fact("sampler_drop_last") == {True} else 0
     sizes = {size for size in subject.fact("batch_size") if type(size) is int}
     in_turn = max(sizes, default=1) * ranks - (1 if subject.fact("dealt_in") == {"batches"} else ranks)
     by_loader = in_turn if subject.fact("drop_last") == {True} else 0
-    found = f"in epoch {epoch}, {counted(len(missing), 'sample')} of {length} came to no rank: {_some(missing)}"
-    yield (_DROPPED if len(missing) <= by_sampler + by_loader else _MISSED).of(found=found)
+    found = f"in epoch {epoch}, {counted(missing, 'sample')} of {length} came to no rank: {which}"
+    yield (_DROPPED if missing <= by_sampler + by_loader else _MISSED).of(found=found)
 
 
 def _same_order(subject: Subject) -> Iterator[Finding]:
@@ -683,7 +690,7 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
         return
     first, second = same[0]
     found = f"rank {rank} had the same order in epochs {first.epoch} and {second.epoch}"
-    found += f" (and in {len(same) - 1} more pairs)" if len(same) > 1 else ""
+    found += f" (and in {counted(len(same) - 1, 'more pair')})" if len(same) > 1 else ""
     samplers, shuffle = subject.fact("sampler"), subject.fact("sampler_shuffle")
     if shuffle == {False} or samplers <= set(_IN_ORDER):
         yield _NO_SHUFFLING.of(found=found)

@@ -31,7 +31,7 @@ from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
-from minidl.tracefile.words import duration, lacking, percent, size
+from minidl.tracefile.words import counted, duration, lacking, percent, size
 
 BLOCKS = 10
 """Parts into which a run is cut. Of 10, the lowest and the highest mean are left out: a start or a hiccup is in one."""
@@ -422,7 +422,7 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    versions = manifest.get("versions") or {}
+    versions = manifest.get("versions", {})
     own = {
         "host": manifest.get("host"),
         "cpus": manifest.get("cpus"),
@@ -441,7 +441,7 @@ def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[
             notes.append(f"{name}: iterators with other parameters, of which nothing is in here: {others}")
         lost = sum(process.lost for process in trace.processes)
         if lost:
-            notes.append(f"{name}: {lost} events are lost, and what they tell is missing from the figures")
+            notes.append(f"{name}: {counted(lost, 'event is', 'events are')} lost, and so missing from the figures")
         notes += [f"{name}: {text}" for text in lacking(trace.problems)]
     return [*notes, "The spread is measured within each run; two runs do not show how much runs vary."]
 

@@ -377,7 +377,7 @@ class _Inquiry:
             if stall is None:
                 continue
             ends = [line for line in self.trace.described("program_end") if line["process"] == home]
-            begin = max([stall.since, *(int(line.get("monotonic_ns") or 0) for line in ends)])
+            begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
             took = self.trace.watched.until - begin
             patience = 1e9 * self.trace.watched.hang_after_s or LONG
             told = Told(
@@ -386,7 +386,10 @@ class _Inquiry:
             )  # fmt: skip
             found = second_opinion(self.trace, told)
             place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
-            if found is None or not any(place.value in link for link in found.chain[:1]):
+            if found is None:
+                continue
+            between = stall.what == OWN and found.state is State.HUNG and self._no_loader_waits(home, stall.since)
+            if not between and not any(place.value in link for link in found.chain[:1]):
                 continue
             chain = (*found.chain, *(fact.line() for fact in found.evidence))
             head = f"hung for {self.unit.of(took)}, since {self._at(begin)}"
@@ -399,6 +402,11 @@ class _Inquiry:
                 said = f"{head}, after the program's end: {waits}"
                 return Headline(What.HUNG, said, chain, helps, None, told)
         return None
+
+    def _no_loader_waits(self, home: int, moment: int) -> bool:
+        """Whether no thread of a process was inside of a loader's next after a moment."""
+        mine = (self.spans["process"] == home) & (self.spans["code"] == ev.NEXT[0])
+        return not np.any(mine & ((self.spans["end"] < 0) | (self.spans["end"] > moment)))
 
     def _stall_after(self, home: int) -> Stall | None:
         """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
@@ -790,11 +798,11 @@ class _Inquiry:
             process, error = int(line["process"]), str(line.get("error"))
             if process not in ([home] if home >= 0 else self.homes) or error.startswith(_NO_ERRORS):
                 continue
-            at = [str(one) for one in line.get("at") or ()]
+            at = [str(one) for one in line.get("at", [])]
             where = " in next" if row is not None else " in the program's own code"
             sentence = f"error: {_shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
             last = self.events["time"][self.events["process"] == process].max(initial=0)
-            moment = int(line.get("monotonic_ns") or last)
+            moment = line.get("monotonic_ns", int(last))
             if row is not None:
                 focus = self._focus_of(row, int(row["end"]))
             else:

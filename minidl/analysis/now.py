@@ -240,7 +240,7 @@ class Job:
                 lost = counted(process.header.lost_events, "event")
                 reason = errno_in_words(process.header.errno)
                 notes.append(f"{process.name} has stopped recording, its last {lost} are missing: {reason}")
-        command = plain(shlex.join(map(str, trace.manifest.get("command") or [])))
+        command = plain(shlex.join(map(str, trace.manifest.get("command", []))))
         return Snapshot(str(trace.path), command, state, over, shown, self.ended + len(known) - len(shown), notes)
 
     def moment(self, trace: Trace, lives: Mapping[int, ProcessLife]) -> int:

@@ -275,7 +275,7 @@ def summary(trace: Trace) -> Summary:
     return Summary(
         headline=said,
         path=str(trace.path),
-        command=plain(shlex.join(map(str, trace.manifest.get("command") or []))),
+        command=plain(shlex.join(map(str, trace.manifest.get("command", [])))),
         machine=_machine(trace.manifest),
         processes=len(trace.processes),
         events=len(trace),
@@ -306,12 +306,11 @@ def _about(trace: Trace, one: NamedLoader, spans: Rows) -> str:
 
 
 def _machine(manifest: dict[str, Any]) -> str:
-    versions = manifest.get("versions")
     parts = [str(manifest["host"])] if manifest.get("host") else []
     cpus, usable = manifest.get("cpus"), cpus_of(manifest)
-    fewer = f", of which the run could use {usable:g}" if usable != cpus else ""
-    parts += [f"{cpus} CPUs{fewer}"] if cpus else []
-    parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
+    fewer = f", of which the run could use {usable:g}" if usable is not None and usable != cpus else ""
+    parts += [f"{cpus} CPUs{fewer}"] if cpus and usable is not None else []
+    parts += [f"{name} {version}" for name, version in manifest.get("versions", {}).items()]
     return ", ".join(parts)
 
 

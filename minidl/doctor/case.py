@@ -100,9 +100,14 @@ class RunFacts:
     @cached_property
     def loops(self) -> list[LoopThread]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
-        out, homes = [], {self._home_of(pid) for pid in self.workers}
+        out, homes = [], {self._home_of(pid) for pid in self.workers} | set(self.told.ranks if self.told else ())
         for process in self.now.processes:
-            if process.pid in self.workers or self._below_worker(process) or process.ended or is_server(process):
+            if (
+                process.pid in self.workers
+                or self._below_worker(process)
+                or process.ended
+                or self.is_server(process.pid)
+            ):
                 continue
             mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
             inside = [one for one in mine if self._at_home(one)]
@@ -135,10 +140,11 @@ class RunFacts:
         of this one have its queue, at the same address if they were forked. Of two with one number the busy one stays.
         """
         mine = [worker for worker in self.workers if self._home_of(worker) == pid]
-        if self.told and self.told.numbers.keys() & set(mine):
-            mine = [worker for worker in mine if worker in self.told.numbers]
-        elif self.told:  # none of its own has recorded anything yet
-            mine = [worker for worker in mine if worker not in self.told.others]
+        told = self.told if self.told and self.told.pid in (0, pid) else None  # it tells nothing of other processes
+        if told and told.numbers.keys() & set(mine):
+            mine = [worker for worker in mine if worker in told.numbers]
+        elif told:  # none of its own has recorded anything yet
+            mine = [worker for worker in mine if worker not in told.others]
         queues = {worker: self._queue_of(worker) for worker in mine}
         if queue and queue in queues.values():  # of one that starts it is not known yet
             mine = [worker for worker in mine if queues[worker] in (queue, "")]
@@ -164,10 +170,20 @@ class RunFacts:
     def _home_of(self, worker: int) -> int:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
         parent = self.processes[worker].ppid
-        server = self.processes.get(parent)
-        if server is not None and is_server(server):
-            return server.ppid
-        return parent
+        return self.processes[parent].ppid if self.is_server(parent) else parent
+
+    def is_server(self, pid: int) -> bool:
+        """Whether a process is the fork server of multiprocessing, which starts processes and waits for none.
+
+        What it starts has its command line: a worker, or a rank that iterates.
+        """
+        process = self.processes.get(pid)
+        if process is None or not _has_servers_command(process) or is_worker(process):
+            return False
+        if process.main is not None and process.main.stack:
+            return not any(frame.function.rpartition(".")[2] == "_serve_one" for frame in process.main.stack)
+        parent = self.processes.get(process.ppid)
+        return pid != self.now.main and (parent is None or not _has_servers_command(parent))
 
     # --- names
     def name(self, pid: int) -> str:
@@ -180,10 +196,10 @@ class RunFacts:
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at,"
-        if is_server(process):
+        if self.is_server(pid):
             return f"the fork server (pid {pid})"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"process {process.name} (pid {pid}){of}"
+        return f"{self._rank(pid)}process {process.name} (pid {pid}){of}"
 
     def _in_no_loader(self, pid: int) -> bool:
         """Whether nothing says that a process iterates, or has done so: no stack, no worker, no trace."""
@@ -267,10 +283,8 @@ class RunFacts:
         return (self.now.moment - self.looks[0].moment) / 1e9 + self.now.interval
 
 
-def is_server(process: SeenProcess) -> bool:
-    """Whether it is the fork server of multiprocessing, which starts workers and waits for none; no child of it is."""
-    code = " ".join(process.command)
-    return "multiprocessing.forkserver" in code and not is_worker(process)
+def _has_servers_command(process: SeenProcess) -> bool:
+    return "multiprocessing.forkserver" in " ".join(process.command)
 
 
 def _polls(thread: SeenThread) -> bool:

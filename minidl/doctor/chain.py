@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, address, is_server
+from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, library
 from minidl.evidence.graph import Blocked, KernelWait
-from minidl.evidence.model import BACKLOG, Descriptor, Frame
+from minidl.evidence.model import BACKLOG, Descriptor, Frame, SeenThread
 
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
 _ENDS: Final = frozenset({
@@ -100,6 +100,9 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
         if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
             slow = [worker for worker in case.workers_of(link.pid).values() if _works(case, worker)]
+        serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
+        if step is LoaderStep.HAND_OVER and len(serving) == 1:  # the kernel knows whom it asks
+            slow = serving
         chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
         return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
     if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
@@ -138,7 +141,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if is_server(process) and _joins(link):  # the child that it tells of is gone
+    if case.is_server(pid) and joins(link):  # the child that it tells of is gone
         return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
@@ -152,11 +155,23 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         inode = theirs.peer if theirs.kind == "socket" else theirs.inode
         if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
             return [(pid, thread.tid, why[pid])]
+    serving = [(t.tid, served) for t in process.threads if (served := serves(t)) is not None]
+    calls = [(tid, one) for tid, one in serving if (at := case.wait(pid, tid)) is not None and at.kind not in TWO_ENDS]
+    if calls and len({one for _, one in calls}) == 1:  # a manager has a thread for each client; these are in a call
+        return [(pid, calls[0][0], why[pid])]
     could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
     in_loader = case.idle_worker(pid) if pid in case.workers else bool(could) and case.place(pid, pid).step in AT_HOME
     if pid != link.pid and not in_loader:
         could.insert(0, pid)
     return [(pid, could[0], why[pid])] if len(could) == 1 else []
+
+
+def serves(thread: SeenThread) -> str | None:
+    """The method that a thread of a multiprocessing.Manager runs for a client, "" = unknown; None: it is none."""
+    for frame in thread.stack or ():
+        if frame.function.rpartition(".")[2] == "serve_client":
+            return frame.variables.get("methodname", "").strip("'\"")
+    return None
 
 
 def _other_end(case: RunFacts, link: Link) -> Descriptor:
@@ -314,7 +329,7 @@ def _joined_thread(case: RunFacts, link: Link) -> _Next:
     return []
 
 
-_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put)$")
+_WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put|acquire)$")
 
 
 def waiting_in(link: Link) -> str | None:
@@ -378,20 +393,24 @@ def _fork_server(case: RunFacts, link: Link) -> _Next:
     """For one that starts a process by a fork server: the server, if it does anything but wait for requests."""
     if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
         return []
-    servers = [p for p in case.now.processes if p.ppid == link.pid and is_server(p) and not p.ended]
+    servers = [p for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid) and not p.ended]
     busy = [p for p in servers if _cannot_answer(case, p.pid) or case.place(p.pid, p.pid).users is not None]
     return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
 
 
-def _joins(link: Link) -> bool:
+_JOINING: Final = (
+    "multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py",
+    "torch/multiprocessing/spawn.py",
+)  # fmt: skip
+
+
+def joins(link: Link) -> bool:
     """Whether a thread waits for the end of a process."""
     return (
         link.place.step is LoaderStep.SHUTDOWN
         or link.wait.kind is Blocked.CHILD
         or any(
-            frame.file.endswith(
-                ("multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py")
-            )
+            frame.file.endswith(_JOINING)
             and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
             for frame in link.place.inside
         )
@@ -400,11 +419,11 @@ def _joins(link: Link) -> bool:
 
 def _joined_process(case: RunFacts, link: Link) -> _Next:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
-    if not _joins(link):
+    if not joins(link):
         return []
     children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
     children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
-    server = next((pid for pid in children if is_server(case.processes[pid])), 0)
+    server = next((pid for pid in children if case.is_server(pid)), 0)
     if server and link.wait.kind is not Blocked.CHILD:
         return _child_of_a_server(case, link, server)
     if link.place.step is LoaderStep.SHUTDOWN and not children:

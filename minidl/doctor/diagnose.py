@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
-from minidl.doctor.chain import TWO_ENDS, Chain, Link, follow, waiting_in
+from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
-from minidl.doctor.rules import Judgement, exit_in_words, judged, listed
+from minidl.doctor.rules import Judgement, exit_in_words, judged, listed, receives, wakes
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence, SeenProcess
 
@@ -130,8 +130,9 @@ def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
         return State.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
         return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
-    patient = end.wait.kind in _MAY_BE_SLOW and not chain.cycle
-    if idle >= (SLOW if patient else LONG) and thread is not None and thread.slept:
+    if _stays_locked(case, end, found):
+        return State.HUNG
+    if idle >= (SLOW if _may_be_slow(chain, found) else LONG) and thread is not None and thread.slept:
         return State.HUNG
     if found.cause is HangCause.UNKNOWN:
         return State.UNKNOWN
@@ -153,7 +154,22 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
         return True
     if chain.end.wait.kind is Blocked.SLEEPS:
         return (own or not told.past) and not _is_endless(case, chain.end)
-    return own and chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and told.seconds < PATIENCE
+    return own and _may_be_slow(chain, found) and told.seconds < PATIENCE
+
+
+def _may_be_slow(chain: Chain, found: Judgement) -> bool:
+    """Whether a wait is for somebody who may only be slow."""
+    return chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and not found.alone
+
+
+def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
+    """Whether two looks saw a thread at a lock that it holds itself: what wakes it in between are signals."""
+    then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
+    before = case.before(end.pid, end.tid)
+    if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < LONG:
+        return False
+    locks = [one.syscall.address for one in (then, now) if one.syscall is not None]
+    return len(locks) == 2 and locks[0] == locks[1] and spot(before) == spot(end.place)
 
 
 def _is_endless(case: RunFacts, end: Link) -> bool:
@@ -216,7 +232,7 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
                 return True
         if len(case.looks) > 1 and before is None and _ran(case, link):
             return True
-    return _receives(case, chain.end)
+    return wakes(case, chain.end) > 0 or any(receives(case, link) for link in chain.links)
 
 
 def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
@@ -229,15 +245,6 @@ def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
         return False
     one = told.sample >= 0 or (before is not None and before.step is not end.place.step)
     return one and end.wait.kind is Blocked.SLEEPS and case.now.moment - told.step_since >= LONG * 1e9
-
-
-def _receives(case: RunFacts, end: Link) -> bool:
-    """Whether a thread that reads or writes without a timeout woke up between two looks: then bytes have moved."""
-    thread = case.thread(end.pid, end.tid)
-    if end.wait.kind not in TWO_ENDS or end.wait.bounded or thread is None:
-        return False
-    then = case.thread_before(end.pid, end.tid)
-    return thread.switches[1] > min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
 
 
 def _ran(case: RunFacts, link: Link) -> bool:

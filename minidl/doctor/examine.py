@@ -84,7 +84,7 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
     found = headline(trace)
     running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
     running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
-    ended = [int(line["monotonic_ns"]) for line in trace.described("trace_end")]
+    ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
     if running and found.kind not in (What.DIED, What.ERROR):
         unknown = Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
         pid = found.told.pid if found.told is not None and found.told.pid in running else running[0]

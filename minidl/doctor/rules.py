@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.doctor.case import LoopThread, RunFacts, in_library, spot
-from minidl.doctor.chain import Chain, Link, collective, follow, gil_starved, pool_of, waiting_in
+from minidl.doctor.chain import (
+    TWO_ENDS,
+    Chain,
+    Link,
+    collective,
+    follow,
+    gil_starved,
+    joins,
+    pool_of,
+    serves,
+    waiting_in,
+)
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
 from minidl.evidence.graph import Blocked, semaphore_at
@@ -33,6 +44,7 @@ class Judgement:
     """What a rule found. what: for the sentence, after the name and the place of the chain's end.
 
     moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
+    alone: nobody who could end the wait is left, so it is not slow either.
     """
 
     cause: HangCause
@@ -43,6 +55,7 @@ class Judgement:
     fix: str = ""
     moves: bool = False
     helped: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +348,39 @@ def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
     name = collective(end.place)
     if not name:
         return None
+    others = [(pid, place) for pid in case.processes if pid != end.pid and collective(place := case.place(pid, pid))]
+    apart = [(pid, place) for pid, place in others if spot(place) != spot(end.place)]
+    facts = [EvidenceLine(f"it is in {name}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"{case.name(pid)} is in {collective(p)}, {spot(p)}", f"stack of {pid}") for pid, p in apart]
+    missed = "".join(f"; {case.name(pid)} is in {collective(place)} ({spot(place)})" for pid, place in apart[:1])
     also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
     return Judgement(
-        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks", Sure.LIKELY,
-        (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"),), also,
+        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks{missed}", Sure.LIKELY,
+        tuple(facts), () if apart else also,
         "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
         "number of steps",
+    )  # fmt: skip
+
+
+_COUNTERPART: Final = {
+    "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
+    "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
+}  # fmt: skip
+"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+
+
+def _manager(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
+    method = serves(thread) if thread is not None else None
+    if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
+        return None
+    cause, ends = _COUNTERPART[method]
+    return Judgement(
+        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
+        ("a client that has ended was to do so",),
+        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
     )  # fmt: skip
 
 
@@ -395,15 +435,22 @@ def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     full = waiting.startswith("Queue.put")
     cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
     cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
+    also: tuple[str, ...]
     if own:
         names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        busy = list(dict.fromkeys(pid for pid, tid, works in pool if works and _at_work(case, pid, tid)))
+        doing = _doing_of(case, end.pid, own)
+        doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+        also = ("one of these threads has to answer, and is late or stuck",)
+        if waiting.startswith(("Queue.join", "join (queue")):
+            also = ("a thread that had taken an item ended, by an exception, and never called task_done()",)
         return Judgement(
-            cause, f"waits in {waiting}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
-            (EvidenceLine(f"other threads of its process: {names}", "stacks"),),
-            ("one of these threads has to answer, and is late or stuck",), "see why that thread does not answer",
-            helped=any(_at_work(case, end.pid, t.tid) for t in own),
+            cause, f"waits in {waiting}{doing}", Sure.POSSIBLE,
+            (EvidenceLine(f"other threads of its process: {names}", "stacks"),), also,
+            "see why that thread does not answer",
+            helped=bool(busy) or any(_at_work(case, end.pid, t.tid) for t in own),
         )  # fmt: skip
-    also: tuple[str, ...] = ("a signal handler is to end it",)
+    also = ("a signal handler is to end it",)
     thread = case.thread(end.pid, end.tid)
     if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
         also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
@@ -627,6 +674,25 @@ def _nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Two processes wait for one lock each, and each is the only one that may hold what the other waits for."""
+    shared = _shared(case, chain)
+    if shared is None or len(shared.could) != 1:
+        return None
+    pid = shared.could[0]
+    other = Link(pid, pid, case.place(pid, pid), case.wait(pid, pid) or shared.end.wait)
+    theirs = _shared(case, Chain((other,)))
+    if theirs is None or theirs.could != (shared.end.pid,):
+        return None
+    return Judgement(
+        HangCause.CYCLE,
+        f"waits for a lock that only {case.name(pid)}, in {_doing(case, pid)}, may hold, and that one for a lock that "
+        "only it may hold: a circle",
+        Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
+        "take the locks in one order everywhere",
+    )  # fmt: skip
+
+
 def _shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     """Who shares the semaphore, and is in code of the user's that may hold it; or can't be seen."""
     shared = _shared(case, chain)
@@ -667,10 +733,25 @@ def _permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
         f"waits for a lock or permit of several processes that none of them is about to release{held}",
         Sure.LIKELY, (*shared.facts, *seen),
         (
-            "a process that has died held it (it has no owner)", "nobody was ever to release it",
+            *(_ended_children(case, "held it") or ("a process that has died held it (it has no owner)",)),
+            "nobody was ever to release it",
         ),
         "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+        helped=any(
+            _at_work(case, pid, one.tid)
+            for pid in shared.pids
+            for one in case.users_threads(pid)
+            if case.place(pid, one.tid).users is not None
+        ),
     )  # fmt: skip
+
+
+def _ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
+    """The program's own processes that have ended and were not waited for: what they did, it may be."""
+    loops = {loop.pid for loop in case.loops}
+    gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
+    said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
+    return (f"{listed(said, 2)}, {did}",) if said else ()
 
 
 def _at_work(case: RunFacts, pid: int, tid: int) -> bool:
@@ -733,23 +814,72 @@ def _pipe(case: RunFacts, chain: Chain) -> Judgement | None:
             HangCause.PIPE_FULL, f"has the pipe's reading end and does not read: it is {link.wait.words}", Sure.LIKELY,
             facts, fix=_READ_IT,
         )  # fmt: skip
-    empty = next((one for one in reversed(chain.links) if _reads_users_pipe(case, one)), None)
-    if empty is None:
+    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is link or not joins(one))]
+    if not reads:
         return None
+    empty = reads[-1]
     ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
     facts = (EvidenceLine(empty.wait.words, _call(case, empty)),)
     if empty is not link:
-        what = f"has the pipe's writing end and writes nothing: it is {link.wait.words}"
+        writes = "writes now and then" if receives(case, empty) else "writes nothing"
+        what = f"has the pipe's writing end and {writes}: it is {link.wait.words}"
         return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
     who = f"; {listed(ends)} could write to it" if ends else ""
+    circle = _all_wait_for_it(case, chain, empty)
+    alone = circle or _only_itself(case, empty)
+    helped = any(_at_work(case, one.pid, one.pid) for one in empty.wait.holders)
     if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
         could = f" ({listed(ends)} could)" if ends else ""
         also = ("one of these processes is about to, and is late",) if ends else ()
+        if circle:
+            names = listed([case.name(one.pid) for one in empty.wait.holders])
+            could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
         what = f"waits in Queue.get for an item that nobody puts{could}"
+        also = (*_ended_children(case, "was to put it"), *also)
         return Judgement(
-            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put"
-        )
-    return Judgement(HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT)
+            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put",
+            alone=alone, helped=helped,
+        )  # fmt: skip
+    who += ", and waits for it" if circle else ""
+    return Judgement(
+        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT,
+        alone=alone, helped=helped,
+    )  # fmt: skip
+
+
+def _only_itself(case: RunFacts, link: Link) -> bool:
+    """Whether the other end of a pipe is open in the waiter's own process alone, which has no thread to use it."""
+    letter = "w" if link.wait.kind is Blocked.PIPE_READ else "r"
+    own = any(
+        link.wait.target == f"pipe:{one.inode}" and letter in one.mode for one in case.processes[link.pid].descriptors
+    )
+    return own and not link.wait.holders and not case.users_threads(link.pid, but=link.tid)
+
+
+def _all_wait_for_it(case: RunFacts, chain: Chain, link: Link) -> bool:
+    """Whether all that have a pipe's other end wait, at last, for who waits there, or are idle workers of its loop.
+
+    Another thread of theirs could use that end; so could one that gives up its own wait.
+    """
+    idle = {pid for pid in case.workers_of(chain.links[0].pid).values() if _has_nothing_to_do(case, pid)}
+    ends = {one.pid for one in link.wait.holders}
+    if not ends or link.wait.bounded or case.users_threads(link.pid, but=link.tid):
+        return False
+    return all(pid in idle or _leads_to(case, pid, link) for pid in ends)
+
+
+def _leads_to(case: RunFacts, pid: int, link: Link) -> bool:
+    """Whether a process waits for a thread, without a timeout of the user's, and has no other thread of the user's."""
+    links = follow(case, LoopThread(pid, pid, case.place(pid, pid))).links
+    at = next((i for i, one in enumerate(links) if (one.pid, one.tid) == (link.pid, link.tid)), 0)
+    ends = any(one.wait.bounded and one.place.step in USERS for one in links[:at])
+    return at > 0 and not ends and not case.users_threads(pid)
+
+
+def _has_nothing_to_do(case: RunFacts, pid: int) -> bool:
+    """Whether a worker waits for a task, and no thread of it has anything to send."""
+    sends = {case.place(pid, t.tid).step for t in case.processes[pid].threads} & {LoaderStep.PICKLE, LoaderStep.WRITE}
+    return case.idle_worker(pid) and not sends and not case.users_threads(pid)
 
 
 def _could(case: RunFacts, chain: Chain, pid: int) -> str:
@@ -769,6 +899,19 @@ def _could(case: RunFacts, chain: Chain, pid: int) -> str:
 
 _READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
 _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
+
+
+def wakes(case: RunFacts, link: Link) -> int:
+    """How often a thread that reads or writes without a timeout woke up between the looks: then bytes have moved."""
+    thread, then = case.thread(link.pid, link.tid), case.thread_before(link.pid, link.tid)
+    if link.wait.kind not in TWO_ENDS or link.wait.bounded or thread is None:
+        return 0
+    return thread.switches[1] - min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
+
+
+def receives(case: RunFacts, link: Link) -> bool:
+    """Whether a thread gets bytes now and then: the signal that asks it for its stack wakes it only once a look."""
+    return wakes(case, link) > 1
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
@@ -812,7 +955,7 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.SOCKET:
         return None
-    if _calls_accept(case, end):
+    if _calls_accept(case, end.pid, end.tid):
         return Judgement(
             HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
             (EvidenceLine(end.wait.words, _call(case, end)),), ("no client comes, and none is meant to",),
@@ -823,9 +966,13 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
     helpers = _doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
     other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
     if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
-        other = f"{who} should accept it"
+        threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
+        accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
+        other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
+    times = _naps(case, end) if end.wait.bounded else 0
+    what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
-        HangCause.SOCKET, f"is {end.wait.words}; {other}", Sure.LIKELY,
+        HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, _call(case, end)),), ("the other end is slow, and will answer",),
         helped=any(_at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
         fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
@@ -849,8 +996,8 @@ def _debugger(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def _calls_accept(case: RunFacts, link: Link) -> bool:
-    thread = case.thread(link.pid, link.tid)
+def _calls_accept(case: RunFacts, pid: int, tid: int) -> bool:
+    thread = case.thread(pid, tid)
     return thread is not None and thread.syscall is not None and thread.syscall.name.startswith("accept")
 
 
@@ -891,11 +1038,16 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         what = (
             f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
+        source = end.place.inside[0].source if end.place.inside else ""
+        what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", _call(case, end))
     return Judgement(
         HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
         moves=0 <= left <= SOON,
     )  # fmt: skip
+
+
+_IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
 
 
 def _naps(case: RunFacts, end: Link) -> int:
@@ -992,6 +1144,7 @@ RULES: Final = (
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
@@ -999,6 +1152,7 @@ RULES: Final = (
     CauseRule(_full_queue, "a bounded queue is full", "somebody reads it"),
     CauseRule(_loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
     CauseRule(_nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
+    CauseRule(_crossed_locks, "two locks of several processes, crossed", "another process may hold one of them"),
     CauseRule(_shared_lock, "a lock of several processes is held", "its holder runs"),
     CauseRule(_permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(_pipe, "the other end does not read or write", "bytes move"),

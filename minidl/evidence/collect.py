@@ -32,7 +32,7 @@ def collect(
     py_spy: bool = True,
     stacks: Stacks | None = None,
 ) -> RunEvidence:
-    """Look twice at a process, all its children, and other processes.
+    """Look twice at a process and at others, with all their children.
 
     interval: seconds between the looks. stacks: those that the processes gave themselves, which py-spy need not read.
     """
@@ -91,7 +91,7 @@ def is_python(process: SeenProcess) -> bool:
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
-    found = [main, *children_of(main), *others]
+    found = [pid for one in (main, *others) for pid in (one, *children_of(one))]
     return list(dict.fromkeys([*found, *holders_for(found)]))
 
 

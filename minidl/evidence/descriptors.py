@@ -194,7 +194,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[(max(size, 4) + 3) & ~3 :]
 
 
-_ESTABLISHED, _LISTENS = "01", "0A"
+_ESTABLISHED, _CONNECTS, _LISTENS = "01", "02", "0A"
 
 
 def _tcp() -> Iterator[tuple[int, SocketEnd]]:
@@ -210,9 +210,10 @@ def _tcp() -> Iterator[tuple[int, SocketEnd]]:
         (local, remote, state, queued), inode = row[1:5], int(row[9])
         if inode:
             waiting = int(queued.partition(":")[2], 16) if state != _LISTENS else -1
-            peer = ends.get((remote, local))
-            backlog = peer == 0 and state == _ESTABLISHED  # it is there, and no descriptor is open on it
-            yield inode, SocketEnd(waiting, _listener(remote, listening) if backlog else peer or 0, backlog)
+            peer, listener = ends.get((remote, local)), _listener(remote, listening)
+            unaccepted = peer == 0 and state == _ESTABLISHED  # it is there, and no descriptor is open on it
+            backlog = unaccepted or (state == _CONNECTS and listener > 0)
+            yield inode, SocketEnd(waiting, listener if backlog else peer or 0, backlog)
 
 
 def _listener(address: str, listening: dict[str, int]) -> int:

@@ -320,9 +320,11 @@ def _descriptor(process: SeenProcess, one: Descriptor, call: str, ends: _Ends) -
         backlog = one.about == BACKLOG
         why = "listens, and has not accepted the connection" if backlog else "has the socket's other end"
         holders = tuple(Holder(pid, why=why) for pid in dict.fromkeys(peers))
-        doing = {"accept": "waiting for a connection", "accept4": "waiting for a connection"}.get(
-            call, "waiting to write to a socket" if writes else "waiting for data at a socket"
-        )
+        doing = {
+            "accept": "waiting for a connection",
+            "accept4": "waiting for a connection",
+            "connect": "waiting to connect to a server",
+        }.get(call, "waiting to write to a socket" if writes else "waiting for data at a socket")
         doing += ", in a connection that nobody has accepted" if backlog else ""
         return KernelWait(Blocked.SOCKET, doing, one.target, holders)
     if one.kind == "device" and one.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):

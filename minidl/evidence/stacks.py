@@ -139,8 +139,37 @@ def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_of(file: str, line: int) -> str:
-    """A line of a program's source, "" if it is not here."""
-    return linecache.getline(file, line).strip()[:_SHORT]
+    """A line of a program's source, "" if it is not here; before a sleep, the heads of the blocks that it is in."""
+    text = linecache.getline(file, line)
+    heads = _heads(file, line) if "sleep(" in text else []
+    return " ".join([*heads, text.strip()])[:_SHORT]
+
+
+_HEAD: Final = re.compile(r"\s*(while|for|if|elif|except)\b.*:\s*$")
+_NEAR: Final = 30
+"""Lines above a sleep in which the head of its loop is looked for."""
+
+
+def _heads(file: str, line: int) -> list[str]:
+    """The heads of the two innermost blocks around a line: why it sleeps there, and until when."""
+    found: list[str] = []
+    depth = _depth(linecache.getline(file, line))
+    for above in range(line - 1, max(0, line - _NEAR), -1):
+        text = linecache.getline(file, above)
+        if not text.strip() or _depth(text) >= depth:
+            continue
+        depth = _depth(text)
+        if _HEAD.match(text):
+            found.insert(0, text.strip())
+        elif text.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        if len(found) == 2:
+            break
+    return found
+
+
+def _depth(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def current_frames() -> dict[int, types.FrameType]:

@@ -48,7 +48,7 @@ _WORDS: Final = {
     ev.SLAB_SEND: "worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
     ev.SLAB_FALLBACK: "{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each",
     ev.SLAB_MAP: "{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
-    ev.SLAB_LOCK: "{reader} has page-locked {bytes} for a device: a new slab of worker {worker}",
+    ev.SLAB_LOCK: "{reader} {locked} a new slab of worker {worker} for a device",
     ev.SLAB_RELEASE: "nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
     ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
     ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",
@@ -151,6 +151,8 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     )
     if kind.name in ("found_dead", "join") and worker < 0:
         values["worker"] = ""
+    if kind.name == "slab_lock":
+        values["locked"] = f"has page-locked the {values['bytes']} of" if event["x"] else "could not page-lock"
     if kind.name == "sample":
         values["sample"] = sample_asked_for(values["position"], values["index"])
     for field, name, one, many in _COUNTED:

@@ -131,6 +131,10 @@ class Trace:
                 f"{self.path} was written by minidl {writer}, format {version!r}; this minidl reads up to format "
                 f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"
             )
+        for name, kind in (("versions", dict), ("command", list)):
+            if name in manifest and not isinstance(manifest[name], kind):
+                del manifest[name]
+                self.problems.append(f"{MANIFEST}: its {name} cannot be read")
         lacks = manifest.get("lacks")  # what was found when several traces were joined
         self.problems += [text for text in lacks if isinstance(text, str)] if isinstance(lacks, list) else []
         return manifest
@@ -157,6 +161,8 @@ class Trace:
     def _take(self, index: int, kind: str, facts: dict[str, Any]) -> None:
         """Take in one line of a side file. Raises ValueError, TypeError or KeyError if it makes no sense."""
         process = self.processes[index]
+        if "monotonic_ns" in facts:
+            facts["monotonic_ns"] = int(facts["monotonic_ns"])
         if kind == "process":
             process.role = plain(_text(facts.get("role", process.role)))
             process.ppid = int(facts.get("ppid", process.ppid))
@@ -168,7 +174,13 @@ class Trace:
         elif kind == "string":
             self.strings[index, int(facts["id"])] = _text(facts["text"])
         elif kind == "loader":
-            self.loaders[int(facts["loader"])] = {k: v for k, v in facts.items() if k != "loader"}
+            self.loaders[int(facts["loader"])] = {  # plain values; a list only of what is unseen
+                key: value
+                for key, value in facts.items()
+                if key != "loader" and (key == "unseen" or not isinstance(value, (dict, list)))
+            }
+        elif kind == "uncaught" and not isinstance(facts.get("at", []), list):
+            raise TypeError("the places of an exception are no list")
         elif kind == "refused":
             self.problems.append(
                 f"pid {process.pid}: an event did not fit a record: code {facts['code']}, {facts['values']}"

@@ -1,8 +1,8 @@
 """In which step each thread was when the trace, its process or the program ended.
 
 Interface: `open_spans(trace)`, a line for each thread whose span did not end; `how_ended(trace)`, of what ended by an
-error or a signal. What a program left as it was when it
-ended is no such span: `alive_at_end(trace)` has a line for each of those iterators, `left_alive(trace)` their numbers.
+error or a signal. What a program left as it was when it ended is no such span: `alive_at_end(trace)` has a line for
+each of those iterators, `left_alive(trace)` their numbers.
 `innermost` and `since` are what the lines are made of, `alive_until` the time up to which each process was seen alive.
 """
 

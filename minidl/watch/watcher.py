@@ -178,6 +178,7 @@ class Watcher:
             names = os.listdir(self.directory)
         except OSError:
             self.processes.clear()  # the trace was deleted: nothing is left to be done
+            self.stems.clear()  # nor removed: the run may go on
             return
         for name in names:
             stem, _, kind = name.partition(".")

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,11 +14,12 @@ from unittest import mock
 import pytest
 import rank_runs
 import torch
+from made_trace import Run, made
 from subclassed_loaders import Repeating
 
 import minidl
 from minidl import cli
-from minidl.analysis.audit import HARMLESS, MISTAKE, UNKNOWN, Audit, Share, audit
+from minidl.analysis.audit import HARMLESS, MISTAKE, UNKNOWN, Audit, Share, Subject, _unseen, audit
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import join, traces_in
@@ -308,7 +310,7 @@ def test_evidence_is_told(place: Path) -> None:
 
     assert "31 of 31 samples were seen by several of 2 ranks (0, 1, 2, 3, 4, 5, ...)" in the("forgotten sampler")
     assert "RandomSampler" in the("forgotten sampler")
-    assert "rank 0 had the same order in epochs 0 and 1 (and in 1 more pairs)" in the("forgotten set_epoch")
+    assert "rank 0 had the same order in epochs 0 and 1 (and in 1 more pair)" in the("forgotten set_epoch")
     assert "its epoch was 0 both times" in the("forgotten set_epoch")
     assert "rank 0 5, rank 1 4" in the("uneven")
     assert "worker 0 of rank 0 and worker 0 of rank 1 have the same seed" in the("same seeds")
@@ -345,6 +347,30 @@ def test_a_rank_that_is_missing_is_said(place: Path) -> None:
 
 
 @pytest.mark.live
+def test_a_number_of_ranks_that_no_job_has_is_not_counted_up_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged record must not make the audit list as many ranks."""
+    trace = made(tmp_path / "t", Run(6))
+    monkeypatch.setattr("minidl.analysis.audit.MOST_RANKS", 8)
+    assert [audit([trace]).world for trace.manifest["world_size"] in (8, 9)] == [8, 1]
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        ([0, 2], "in epoch 3, 7 samples of 9 came to no rank: 1, 3, 4, 5, 6, 7, ..."),
+        ([0, 2, 8], "in epoch 3, 6 samples of 9 came to no rank: 1, 3, 4, 5, 6, 7"),
+        ([0, 1, 2, 3, 4, 6, 7, 8, 99], "in epoch 3, 1 sample of 9 came to no rank: index 5"),
+    ],
+)
+def test_samples_that_came_to_no_rank_are_counted_and_named(seen: list[int], text: str) -> None:
+    subject = Subject("D", facts={0: {"dataset_length": 9, "batch_size": 2}})
+    (finding,) = _unseen(subject, 3, 2, Counter(seen))
+    assert finding.text.startswith(text)
+    assert not list(_unseen(subject, 3, 2, Counter(range(9))))
+
+
 def test_one_rank_twice_is_refused(place: Path) -> None:
     one = traces(place, "correct")[0]
     with pytest.raises(TraceError, match="audit: rank 0 twice"):

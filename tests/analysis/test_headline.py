@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from made_evidence import DATALOADER, LOOP, Frame, library, look, loop, worker
+from made_evidence import DATALOADER, LOCKED, LOOP, Frame, library, look, loop, user, worker
 from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
@@ -322,6 +322,14 @@ def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -
     )  # fmt: skip
     elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
     assert elsewhere.kind is What.FINE, "the evidence is not of a shutdown"
+
+
+def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Path) -> None:
+    """The thread that iterated has died, and the main thread waits for its batches."""
+    stack = (library("Condition.wait"), library("Queue.get", "/lib/python3.11/queue.py"), user("batches.get()"))
+    found = after_its_end(tmp_path, watched.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
+    assert found.kind is What.HUNG
+    assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.sentence
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:

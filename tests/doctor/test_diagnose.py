@@ -31,7 +31,17 @@ from made_evidence import (
 from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
-from minidl.evidence.model import BACKLOG, Descriptor, FileLock, Frame, RunEvidence, SeenProcess, Semaphore, Syscall
+from minidl.evidence.model import (
+    BACKLOG,
+    Descriptor,
+    FileLock,
+    Frame,
+    RunEvidence,
+    SeenProcess,
+    SeenThread,
+    Semaphore,
+    Syscall,
+)
 
 OPENS = Syscall("openat", "opens /data/a.fifo")
 FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
@@ -229,6 +239,10 @@ def test_a_loop_that_shuts_down_waits_for_a_worker_and_not_for_a_pipe() -> None:
     assert "shuts down, and waits for worker 0 (pid 101), in sample 37" in said.sentence
 
 
+SERVER = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
+"""The command line of a fork server, and of all that it starts."""
+
+
 @pytest.mark.parametrize("finalizes", [True, False])
 def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> None:
     """The server has the pipe that the loop waits at, and does not end: the loop waits for one of the server's."""
@@ -237,10 +251,9 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     tells = Descriptor(8, "pipe", "pipe:[600]", 600, mode="w")
     selects = library("EpollSelector.select", "/lib/python3.11/selectors.py", "fd_event_list = self._selector.poll()")
     asleep = Syscall("epoll_wait", "3 descriptors", (4,), (), timeout=-1.0)
-    command = ("python", "-c", "from multiprocessing.forkserver import main; main(3, 4, [], {})")
-    server = process(90, LOOP, thread(90, (selects,), asleep), command=command, descriptors=(tells,))
+    server = process(90, LOOP, thread(90, (selects,), asleep), command=SERVER, descriptors=(tells,))
     last = library("_run_finalizers", "/lib/python3.11/multiprocessing/util.py", "finalizer()")
-    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=command)
+    ends = process(101, 90, thread(101, (last, user("main()")), SLEEPS), name="pt_data_worker", command=SERVER)
     stopping = loop(stack=(join, MAIN_OF), descriptors=(ended,))
     said = diagnose(later(stopping, server, *([ends] if finalizes else [])))
     if finalizes:
@@ -253,12 +266,34 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 90)
 
 
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("parents", [True, False])
+def test_a_rank_that_a_fork_server_has_started_iterates(seen: bool, parents: bool) -> None:
+    """Its workers are forks of it. seen: there are stacks; parents: its parents were looked at, too."""
+    serves = library("_serve_one", "/lib/python3.11/multiprocessing/forkserver.py", "code = spawn._main(child_r, x)")
+    stack = (*next_stack(1), serves) if seen else None
+    rank = process(LOOP, 90, thread(LOOP, stack, polls(3), idle=1.0, switches=1), command=SERVER)
+    rank = replace(rank, descriptors=loop(1).descriptors)
+    asleep = worker(1, user("time.sleep(990)"), call=SLEEPS)
+    others = [replace(one, command=SERVER) for one in (IDLE, asleep)]
+    launch = process(80, 1, thread(80, None, Syscall("wait4", "for process 90", target=90, timeout=-1.0)))
+    server = process(90, 80, thread(90, None, Syscall("epoll_wait", "", (4,), (), timeout=-1.0)), command=SERVER)
+    more = (launch, server) if parents else ()
+    said = diagnose(later(rank, *others, *more))
+    assert (said.cause, said.who["worker"]) == (HangCause.SLEEP, 1)
+    assert "the loop (pid 100) waits for worker 1 (pid 102)" in said.sentence
+
+
 def test_a_loop_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
     join = library("Thread.join", source="self._wait_for_tstate_lock()", self="<Thread at 0x77>")
     bottom = library("Thread._bootstrap_inner", self="<Thread at 0x77>")
     trainer = thread(150, (*next_stack(1), bottom), polls(3), name="trainer", idle=1.0, switches=1)
     said = found(loop(1, trainer, stack=(join, MAIN_OF), call=LOCKED), IDLE, worker(1, user("sleep"), call=SLEEPS))
     assert "waits for worker 1 (pid 102), in sample 37" in said.sentence
+    puts = thread(150, (WAIT, library("Queue.put", "/lib/python3.11/queue.py"), user("out.put(x)", "prefetch"), bottom),
+                  LOCKED, name="prefetch")  # fmt: skip
+    said = found(loop(1, puts, stack=(join, MAIN_OF), call=LOCKED), IDLE)
+    assert "the loop (pid 100), in its own code, waits for its thread prefetch, in its own code" in said.sentence
 
 
 def test_a_signal_handler_that_joins_a_thread_waits_for_what_that_waits_for() -> None:
@@ -285,6 +320,30 @@ def test_a_rank_in_a_collective_leads_to_the_rank_that_did_not_come() -> None:
     assert "in sample 37" in said.sentence
 
 
+def test_a_rank_in_a_collective_names_the_other_collective_that_a_rank_is_in() -> None:
+    """The other rank's loop is over, and its workers are gone: the trace knows that it was one."""
+    where = "/site-packages/torch/distributed/distributed_c10d.py"
+    first = loop(stack=(library("all_reduce", where), user("dist.all_reduce(x)", "train", 13), MAIN), call=LOCKED)
+    other = process(200, 1, thread(200, (library("recv", where), user("dist.recv(t)", "train", 15), MAIN), LOCKED))
+    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+    said = diagnose([look(first, other, IDLE)], told)
+    assert said.cause is HangCause.COLLECTIVE
+    assert "the other ranks; rank 1: the loop (pid 200) is in recv (train at data.py:15)" in said.sentence
+    assert not said.also
+    same = process(200, 1, thread(200, first.threads[0].stack, LOCKED))
+    assert diagnose([look(first, same, IDLE)], told).also
+
+
+def test_what_is_told_of_one_loop_hides_no_workers_of_another() -> None:
+    """A trace of two ranks tells of rank 0's loop, whose own code waits for rank 1, whose worker sleeps."""
+    reduces = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
+    first = loop(stack=(reduces, MAIN_OF), call=LOCKED)
+    other = replace(loop(1), pid=200, ppid=1, threads=(replace(loop(1).threads[0], tid=200),))
+    guilty = replace(worker(1, user("sleep"), call=SLEEPS), ppid=200)
+    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, numbers={101: 0}, others=frozenset((guilty.pid,)))
+    assert diagnose([look(first, other, guilty, IDLE)], told).who["pid"] == guilty.pid
+
+
 def test_a_lock_of_several_processes_that_nobody_is_about_to_release() -> None:
     def sharing(one: SeenProcess) -> SeenProcess:
         return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
@@ -294,6 +353,22 @@ def test_a_lock_of_several_processes_that_nobody_is_about_to_release() -> None:
     holder = worker(0, user("compute()"), call=SLEEPS)
     said = found(sharing(loop(1)), sharing(holder), sharing(worker(1, user("lock.acquire()"), call=LOCKED)))
     assert (said.cause, said.sure) == (HangCause.SEMAPHORE, Sure.POSSIBLE)
+
+
+def test_two_locks_of_several_processes_that_are_crossed_are_a_circle() -> None:
+    def stuck(number: int, wants: int, step: str = "sample") -> SeenProcess:
+        call = Syscall("futex", "wait", (wants, 393), address=wants, timeout=-1.0)
+        return worker(number, user("with second:"), call=call, step=step)
+
+    def shared(*processes: SeenProcess) -> Diagnosis:
+        both = (Semaphore("sem.a", 700, 4096, 0, 1), Semaphore("sem.b", 701, 8192, 0, 1))
+        return found(*[replace(one, semaphores=both) for one in processes])
+
+    said = shared(loop(1), stuck(0, 4096), stuck(1, 8192))
+    assert (said.state, said.cause, said.sure) == (State.HUNG, HangCause.CYCLE, Sure.LIKELY)
+    assert "a lock that only worker 0 (pid 101), in Data.__getitem__ at data.py:12, may hold" in said.sentence
+    third = worker(2, user("compute()"), call=SLEEPS)
+    assert shared(loop(1), stuck(0, 4096), stuck(1, 8192), third).cause is HangCause.SEMAPHORE
 
 
 def test_a_lock_that_is_asked_for_again_and_again_is_waited_for() -> None:
@@ -322,6 +397,35 @@ def test_a_child_whose_pipes_are_not_read_makes_a_circle_that_names_both_pipes()
     assert "is waiting for data in pipe 60" in said.sentence
     assert said.sentence.endswith("process ffmpeg (pid 300), a child of worker 1 is waiting for room in pipe 61)")
     assert "communicate()" in said.fix
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_certain(computes: bool) -> None:
+    pool = "/lib/python3.11/multiprocessing/pool.py"
+    waits = (library("Event.wait"), library("ApplyResult.get", pool), user("pool.map(score, parts)", "evaluate"), MAIN)
+    results = thread(150, (library("Pool._handle_results", pool, "task = get()"),), polls(3), name="results")
+
+    def scores(pid: int) -> SeenProcess:
+        stack = (user("while left:", "score"), library("worker", pool, "result = (True, func(*args, **kwds))"), MAIN)
+        busy = thread(pid, stack, None, state="R", cpu=0.4) if computes else thread(pid, stack, SLEEPS)
+        return process(pid, LOOP, busy)
+
+    told = Told(hung=True, seconds=20.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
+    both = later(loop(0, results, stack=waits, call=LOCKED), IDLE, scores(301), scores(302))
+    said = diagnose(both, told)
+    assert said.state is (State.MAYBE_HUNG if computes else State.HUNG)
+    assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
+
+
+def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_its_items() -> None:
+    get = Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()")
+    users = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    waits = worker(1, get, user("replay.get()"), call=Syscall("read", "", (6,), (6,)), descriptors=(users,))
+    actor = replace(process(300, LOOP, thread(300, (), None, state="Z"), name="actor"), exit_code=9, ended=True)
+    said = found(loop(1), IDLE, waits, actor)
+    assert (said.cause, said.also[0]) == (
+        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (signal 9), was to put it"
+    )  # fmt: skip
 
 
 # --- Results that are lost --------------------------------------------------------------------------------------------
@@ -504,6 +608,49 @@ def test_who_receives_bytes_between_two_looks_moves() -> None:
     assert diagnose(later(loop(1), IDLE, at(0))).state is State.HUNG
 
 
+def test_who_gets_bytes_from_a_slow_writer_moves_though_the_writer_naps() -> None:
+    """A child writes a little and sleeps, again and again. The signal for a stack wakes the reader once, too."""
+    told = Told(hung=True, seconds=14.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    reads, nap = Syscall("read", "", (6,), (6,)), Syscall("clock_nanosleep", "0.2 s more", (1, 1), timeout=0.2)
+    writer = process(
+        300, 102, thread(300, None, nap, switches=2), descriptors=(Descriptor(1, "pipe", "", 60, mode="w"),)
+    )
+
+    def read(switches: int) -> Diagnosis:
+        pipe = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+        reader = worker(1, user("p.stdout.read()"), call=reads, switches=switches, descriptors=(pipe,))
+        return diagnose(later(loop(1), IDLE, reader, writer), told)
+
+    assert read(9).state is State.MOVES
+    assert "and writes now and then" in read(9).sentence
+    assert read(1).state is State.HUNG
+
+
+def test_a_socket_that_is_asked_again_and_again_with_a_timeout_is_polled() -> None:
+    """A datagram that nobody answers."""
+    asks = Syscall("poll", "1 descriptor", (9,), (9,), timeout=0.7)
+
+    def at(times: int) -> SeenProcess:
+        stuck = worker(1, user("s.recvfrom(512)"), call=asks, idle=0.3, descriptors=(connection(9, 90, 0),))
+        return replace(stuck, threads=(replace(stuck.threads[0], switches=(times, times)),))
+
+    said = diagnose([look(loop(1), IDLE, at(10)), look(loop(1), IDLE, at(14), moment=4_000_000_000)])
+    assert said.cause is HangCause.SOCKET
+    assert "with a timeout, 4 times in 4.5 s: it polls" in said.sentence
+    assert "polls" not in found(loop(1), IDLE, at(14)).sentence
+
+
+def test_of_a_connection_that_no_thread_accepts_that_is_said() -> None:
+    unheard = worker(1, user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 70, BACKLOG),))
+
+    def heard_by(call: Syscall) -> str:
+        accepts = thread(190, (user("server.accept()", "serve"),), call, name="server")
+        return found(loop(1, accepts, descriptors=(connection(6, 70, 0),)), IDLE, unheard).sentence
+
+    assert heard_by(SLEEPS).endswith("should accept it, and no thread of it accepts")
+    assert heard_by(ACCEPTS).endswith("should accept it")
+
+
 def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     stuck = worker(1, user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 70, BACKLOG),))
     stopped = process(
@@ -511,6 +658,38 @@ def test_a_connection_that_nobody_accepts_names_who_listens() -> None:
     )
     said = found(loop(1), IDLE, stuck, stopped)
     assert (said.cause, said.who["pid"]) == (HangCause.STOPPED, 300)
+
+
+def test_the_memory_of_a_batch_is_fetched_from_the_worker_at_the_sockets_other_end() -> None:
+    """The loop has the result of worker 0, and was to wait for worker 1's, by its stack."""
+    asks = Frame(
+        "DupFd.detach", "/lib/python3.11/multiprocessing/resource_sharer.py", 86, {}, "conn = get_connection()"
+    )
+    first = thread(LOOP, (library("Connection._recv"), asks, *next_stack(1)), RECEIVES)
+    home = process(LOOP, 1, first, descriptors=(connection(9, 90, 91, BACKLOG),))
+    keeps = worker(0, user("native()"), call=SLEEPS, gil=True, descriptors=(connection(6, 91, 0),))
+    said = diagnose(later(home, keeps, worker(1, step="idle")))
+    assert (said.cause, said.who["worker"]) == (HangCause.GIL, 0)
+
+
+def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> None:
+    """Each client has a thread of the manager's own, and nothing tells which is whose: these are in the same call."""
+    managers = "/lib/python3.11/multiprocessing/managers.py"
+
+    def serving(tid: int, method: str) -> SeenThread:
+        frame = library("Server.serve_client", managers, "res = function(*args, **kwds)", methodname=f"'{method}'")
+        return thread(tid, (frame,), LOCKED, name=f"Thread-{tid}")
+
+    def said(*served: SeenThread) -> Diagnosis:
+        ends = (connection(8, 91, 90),)
+        manager = process(300, LOOP, thread(300, (), ACCEPTS), *served, name="manager", descriptors=ends)
+        asks = worker(1, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
+        return found(loop(1), IDLE, asks, manager)
+
+    one = said(serving(301, "acquire"), serving(302, "acquire"))
+    assert (one.cause, one.who["pid"]) == (HangCause.LOCK, 300)
+    assert one.sentence.endswith("waits in acquire() for another client of it to call release()")
+    assert said(serving(301, "acquire"), serving(302, "get")).cause is HangCause.SOCKET
 
 
 def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Diagnosis:
@@ -550,6 +729,76 @@ def test_a_queue_whose_thread_computes_is_not_hung_for_certain() -> None:
         return found(loop(1, computes, stack=(*get, MAIN), call=LOCKED)).state
 
     assert queue_of(state="R", cpu=0.5) is State.MAYBE_HUNG
+
+
+QUEUE = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+PUTS = Descriptor(7, "pipe", "pipe:[60]", 60, mode="w")
+GETS = (library("Queue.get", QUEUES, "res = self._recv_bytes()"), user("q.get()"))
+READS = Syscall("read", "", (6,), (6,), timeout=-1.0)
+
+
+def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProcess | None = None) -> Diagnosis:
+    """The loop's own code waits for an item that its workers could put."""
+    home = process(LOOP, 1, thread(LOOP, (*GETS, MAIN), call), descriptors=(QUEUE, PUTS, *loop().descriptors))
+    first = worker_0 or worker(0, step="idle", others=others, descriptors=(PUTS,))
+    told = Told(hung=True, seconds=8.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
+    return diagnose(later(home, first, worker(1, step="idle", descriptors=(PUTS,))), told)
+
+
+def test_a_loop_that_waits_for_an_item_of_its_idle_workers_hangs() -> None:
+    said = asks_workers(feeder(201))
+    assert (said.state, said.cause) == (State.HUNG, HangCause.QUEUE_EMPTY)
+    assert "only worker 0 (pid 101) and worker 1 (pid 102) could, and they wait for it" in said.sentence
+    at_work = asks_workers(worker_0=worker(0, user("x"), cpu=0.5, descriptors=(PUTS,)))
+    sends = asks_workers(feeder(201, source="send_bytes(obj)"))
+    other_thread = asks_workers(thread(201, (user("q.put(1)", "produce"),), SLEEPS, name="producer"))
+    gives_up = asks_workers(call=Syscall("poll", "", (6,), (6,), timeout=60.0))
+    assert {one.state for one in (at_work, sends, other_thread, gives_up)} == {State.MAYBE_HUNG}
+
+
+def test_an_item_that_only_processes_could_put_that_wait_for_the_reader_never_comes() -> None:
+    """Worker 1 reads the queue, worker 0 waits for the queue's lock, and the loop for worker 1."""
+    queue = {"self": "<Queue at 0x20>"}
+    asks = (Frame("Queue.get", QUEUES, 102, queue, "with self._rlock:"), user("q.get()", "Feed.__iter__"))
+    gets = (Frame("Queue.get", QUEUES, 103, queue, "res = self._recv_bytes()"), user("q.get()", "Feed.__iter__"))
+    ends = (QUEUE, PUTS)
+    first = worker(0, *asks, call=LOCKED, descriptors=ends, idle=5.0)
+    reader = worker(1, *gets, call=READS, descriptors=ends, idle=5.0)
+    home = replace(loop(1), descriptors=(*ends, *loop(1).descriptors))
+    shared = [replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),)) for one in (home, first, reader)]
+    said = diagnose(later(*shared))
+    assert (said.state, said.cause, said.who["worker"]) == (State.HUNG, HangCause.QUEUE_EMPTY, 1)
+    assert "only the loop (pid 100) and worker 0 (pid 101) could, and they wait for it" in said.sentence
+
+
+@pytest.mark.parametrize(("mode", "state"), [("rw", State.HUNG), ("r", State.MAYBE_HUNG)])
+def test_a_pipe_that_only_its_reader_has_open_is_not_slow(mode: str, state: State) -> None:
+    fifo = Descriptor(6, "fifo", "/data/a.fifo", 60, mode=mode)
+    assert found(loop(1), IDLE, worker(1, user("os.read()"), call=READS, idle=5.0, descriptors=(fifo,))).state is state
+
+
+def test_a_process_that_joins_its_spawned_ranks_waits_for_them() -> None:
+    join = Frame("ProcessContext.join", "/site-packages/torch/multiprocessing/spawn.py", 1, {}, "wait(self.sentinels)")
+    spawn = library("_main", "/lib/python3.11/multiprocessing/spawn.py", "prepare(preparation_data)")
+    ended = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
+    rank = replace(process(101, LOOP, thread(101, (spawn,), None, cpu=0.4)), descriptors=(PUTS,))
+    said = diagnose(later(loop(stack=(join, MAIN), call=Syscall("poll", "", (6,), (6,), timeout=-1.0),
+                               descriptors=(ended,)), rank))  # fmt: skip
+    assert (said.state, said.cause, said.who["pid"]) == (State.MAYBE_HUNG, HangCause.COMPUTING, 101)
+
+
+def test_a_lock_that_a_signal_handler_takes_twice_hangs_though_signals_wake_it() -> None:
+    """A timer's signals come all the time: they interrupt the wait, which goes on."""
+    handler = user("with LOCK:", "on_alarm", frame="<frame at 0x7f>")
+    stuck = (handler, user("with LOCK:", "train"), MAIN)
+
+    def at(line: int) -> SeenProcess:
+        stack = (replace(handler, line=line), *stuck[1:])
+        return loop(stack=stack, call=LOCKED)
+
+    assert diagnose(later(at(7), IDLE)).state is State.HUNG
+    assert diagnose([look(at(7), IDLE), look(at(8), IDLE, moment=4_000_000_000)]).state is State.MAYBE_HUNG
+    assert diagnose([look(at(7), IDLE)]).state is State.MAYBE_HUNG
 
 
 def test_a_thread_of_our_workers_own_hides_no_fork_hazard() -> None:
@@ -874,6 +1123,21 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
     assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
 
 
+def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
+    """A token bucket: a thread of the loop's process releases a permit, and sleeps."""
+
+    def sharing(one: SeenProcess) -> SeenProcess:
+        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+    def seen(left: float) -> Diagnosis:
+        call = Syscall("clock_nanosleep", f"{left} s more", (1, 1), timeout=left)
+        refills = thread(150, (user("time.sleep(4)", "refill"),), call, name="refill")
+        return found(sharing(loop(1, refills)), sharing(IDLE), sharing(worker(1, user("SEM.acquire()"), call=LOCKED)))
+
+    assert seen(4.0).state is State.MAYBE_HUNG
+    assert seen(990.0).state is State.HUNG
+
+
 def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
     def sharing(one: SeenProcess) -> SeenProcess:
         return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
@@ -959,3 +1223,22 @@ def test_a_worker_that_ignores_the_signal_to_end_is_said_to() -> None:
     assert found(joins, replace(stuck, ignored=("SIGTERM",))).sentence.endswith(
         "; it ignores SIGTERM, which is to end it"
     )
+
+
+def test_a_rank_without_workers_is_who_a_rank_in_a_barrier_waits_for() -> None:
+    """Its workers have ended, as those of an epoch do: the trace knows that it iterates."""
+    collective = library("barrier", "/site-packages/torch/distributed/distributed_c10d.py")
+    first = loop(stack=(collective, MAIN_OF), call=LOCKED)
+    validates = process(200, 1, thread(200, (user("evaluate()", "validate"), MAIN_OF), None, cpu=0.4))
+    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0}, ranks={LOOP: 0, 200: 1})
+    said = diagnose(later(first, IDLE, validates), told)
+    assert (said.state, said.who["pid"], said.cause) == (State.MAYBE_HUNG, 200, HangCause.COMPUTING)
+
+
+def test_a_poll_says_of_what_by_the_heads_of_its_blocks() -> None:
+    nap = Syscall("clock_nanosleep", "0.1 s", (1, 1), timeout=0.1)
+    source = "while lock.exists(): time.sleep(0.1)"
+    first = worker(1, user(source), call=nap, idle=0.05, switches=5)
+    last = replace(first, threads=(replace(first.threads[0], switches=(40, 45)),))
+    said = diagnose([look(loop(1), IDLE, first), look(loop(1), IDLE, last, moment=4_000_000_000)])
+    assert said.sentence.endswith(f"all the 4.5 s of looking, in `{source}`")

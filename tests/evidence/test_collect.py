@@ -131,6 +131,17 @@ def test_a_child_waited_for() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_the_children_of_the_others_are_looked_at_too() -> None:
+    """Of another rank its workers tell that it iterates."""
+    code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
+    with child(f"import time; {READY} time.sleep(999)") as one, child(code) as other:
+        seen = [p.pid for p in collect(one.pid, [other.pid], interval=0.0, py_spy=False).processes]
+        sleeper = [pid for pid in seen if pid not in (one.pid, other.pid)]
+        for pid in sleeper:
+            os.kill(pid, signal.SIGKILL)
+        assert len(sleeper) == 1
+
+
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
 def test_py_spy_gives_stacks_or_the_reason_why_not() -> None:
     with child(f"import time; {READY} time.sleep(999)") as program:

@@ -12,7 +12,6 @@ import queue
 import random
 import shutil
 import signal
-import threading
 import time
 import weakref
 from collections import Counter
@@ -27,7 +26,7 @@ import torch.utils.data
 import workloads as wl
 from differential import GRID, epochs, observe
 from oracle_twice import different
-from recorded import resumed, until_recorded
+from recorded import reordered, resumed, skipped, until_recorded
 
 import minidl
 from minidl import iterators, ports
@@ -92,22 +91,6 @@ def unshared(directory: Path) -> None:
     drain(iter(minidl.DataLoader(wl.Tensors(4), 2, num_workers=1, collate_fn=wl.not_shared)))
 
 
-def reordered(directory: Path) -> None:
-    """Task 0 waits until task 1 lies in the reorder buffer."""
-    gate = directory / "open"
-    iterator: Any = iter(minidl.DataLoader(wl.Gate(6, gate), num_workers=2))
-
-    def open_gate() -> None:
-        while len(iterator._task_info.get(1, ())) < 2:
-            time.sleep(0.001)
-        wl.touch(gate)
-
-    opener = threading.Thread(target=open_gate)
-    opener.start()
-    drain(iterator)
-    opener.join()
-
-
 def failing(directory: Path) -> None:
     for thing in (wl.Unpicklable, wl.Unbuildable):
         drain(iter(minidl.DataLoader(wl.At(6, 1, thing), num_workers=2, collate_fn=wl.as_list)))
@@ -125,13 +108,6 @@ def timed_out(directory: Path) -> None:
     next(iterator)
     with pytest.raises(RuntimeError, match="timed out"):
         next(iterator)
-    iterator.close()
-
-
-def skipped(directory: Path) -> None:
-    """Tasks that a worker finds in its queue when it is told that it is over."""
-    iterator: Any = iter(minidl.DataLoader(wl.At(20, 1, wl.wait_for_the_end), num_workers=1, prefetch_factor=4))
-    next(iterator)
     iterator.close()
 
 
@@ -222,7 +198,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "unshared": unshared,
     "reordered": reordered,
     "failing": failing,
-    "skipped": skipped,
+    "skipped": lambda directory: skipped(),
     "killed worker": killed_worker,
     "timed out": timed_out,
     "dead pin thread": dead_pin_thread,

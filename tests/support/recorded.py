@@ -151,9 +151,9 @@ def several() -> None:
     first._iterator._shutdown_workers()
 
 
-def reordered() -> None:
-    """Task 0 waits until task 1 lies in the reorder buffer."""
-    gate = PLACE / "gate"
+def reordered(place: Path = PLACE) -> None:
+    """Task 0 waits until task 1 lies in the reorder buffer. place: of the file that it waits for."""
+    gate = place / "gate"
     gate.unlink(missing_ok=True)  # an earlier run in this process has opened it
     iterator: Any = iter(minidl.DataLoader(wl.Gate(6, gate), num_workers=2))
 

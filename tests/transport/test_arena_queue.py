@@ -396,8 +396,7 @@ def test_the_done_event_may_be_told_later() -> None:
 
 
 def test_only_memory_of_the_host_comes_from_slabs(line: Line) -> None:
-    storage = torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
-    assert storage.device.type == "meta"
+    torch.UntypedStorage._new_shared(BIG, device="meta")  # type: ignore[no-untyped-call]
     assert line.states[0] == FREE
 
 

@@ -13,6 +13,7 @@ from programs import python, write
 from minidl.analysis.live import ProcessLife, life
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import NEXT
+from minidl.watch import watcher
 from minidl.watch.watcher import EARLY_LOOKS, MOST_LOOKS, first_look, next_look
 
 HANGS = """
@@ -151,3 +152,13 @@ def test_without_a_watchdog_nothing_is_there(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "trace")
     assert not trace.watched
     assert trace.described("stacks") == []
+
+
+def test_a_run_whose_trace_was_deleted_keeps_its_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on, and may not have opened yet what workers that have ended have left for it."""
+    removed: list[set[int]] = []
+    monkeypatch.setattr(watcher, "remove_segments_of", removed.append)
+    one = watcher.Watcher.__new__(watcher.Watcher)
+    one.directory, one.processes, one.stems = tmp_path / "deleted", {}, {"123-1", "456-1"}
+    one._remove_segments()
+    assert removed == [set()]
