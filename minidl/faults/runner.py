@@ -119,7 +119,7 @@ def _alive(group: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             with contextlib.suppress(OSError):
-                state, _, pgrp = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:3]
+                state, _, pgrp = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
                 if int(pgrp) == group and state not in "ZX":
                     found.append(int(entry))
     return found
