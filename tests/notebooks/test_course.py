@@ -32,6 +32,7 @@ LANES = Choice("the feeder thread", {"the feeder thread": ("feeder",), "the load
     (Share(1, 600_000), "600 KB", "nearly all"), (Share(1, 1000), "zero", "hardly any"),
     (Share(1, 1000), "half of them", "about half"), (Share(1, 1000), 0.5, "about half"),
     (Share(1, 1000), "All", "nearly all"),
+    (Share(1, 3, "about a third"), "a third", "about a third"), (Share(1, 3, "about a third"), 0.4, "about a third"),
     (Listed((1, 0)), [1, 0], (1, 0)), (Listed((1, 0)), "1, 0", (1, 0)), (Listed((1, 0)), "batch 1, then 0", (1, 0)),
 ])  # fmt: skip
 def test_an_answer_is_read_in_any_sensible_form(form: Form, given: object, value: object) -> None:
