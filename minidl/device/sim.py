@@ -147,6 +147,10 @@ def _end() -> None:
 
 
 # --- For torch: its module for a type of device -----------------------------------------------------------------------
+def _lazy_init() -> None:
+    """Do nothing. torch 2.11 calls it before it lets `torch.accelerator.synchronize` wait for a device."""
+
+
 def is_available() -> bool:
     """Whether torch.accelerator offers the devices: while the environment asks for them."""
     return is_wanted()

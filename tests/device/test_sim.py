@@ -115,6 +115,18 @@ def test_streams_are_ordered_by_events_alone() -> None:
     held.synchronize()
 
 
+def test_synchronize_waits_for_the_work_of_every_stream() -> None:
+    with sim.Stream():
+        sim.sleep(FOREVER)
+    waiting = threading.Thread(target=sim.synchronize)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    sim.wake()
+    waiting.join(LIMIT)
+    assert not waiting.is_alive()
+
+
 def test_a_stream_is_asked_whether_it_is_done() -> None:
     stream = sim.Stream()
     assert stream.query()
