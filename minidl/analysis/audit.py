@@ -30,7 +30,7 @@ from minidl.tracefile.batches import latest
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.loaders import only
-from minidl.tracefile.ranks import last_start
+from minidl.tracefile.ranks import MOST_RANKS, last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed, plain
 
@@ -41,9 +41,6 @@ BY_CHANCE: Final = 8
 
 MOST_REPEATS: Final = 32
 """Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
-
-MOST_RANKS: Final = 1 << 20
-"""A number of ranks beyond it is a damaged record."""
 
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")

@@ -100,6 +100,7 @@ _WORDS: Final = {
     ev.CANCEL_JOIN_THREAD: "the process will not wait for the feeder of {whose} queue",
     ev.QUEUE_CLOSE: "{whose} queue is closed on one side",
     ev.TERMINATE: "worker {worker} is sent signal {signal}",
+    ev.SHARE: "the sampler was told epoch {epoch}, and gives rank {replica} of {replicas} its share",
     ev.RESUMED: "the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
     ev.STATE_PUT: "worker {worker} sends its state ({bytes}) along with task {task}",
     ev.STATE_KEPT: "task {task} is yielded: the state that came with it counts from here on",
@@ -137,7 +138,7 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     values: dict[str, Any] = {"task": int(event["task"]), "worker": int(event["worker"])}
     for column, own in zip("xyz", kind.fields, strict=False):
         values[own.name] = _value(int(event[column]), own)
-        if own.name == "epoch":
+        if own.name == "epoch" and kind.code != ev.SHARE:  # whose epoch is what `set_epoch` was told
             values["epoch"] += first_epochs(trace).get(int(event["loader"]), 0)
     task, worker = values["task"], values["worker"]
     values["what"] = f"task {task}" if task >= 0 else "a message"

@@ -40,6 +40,7 @@ from minidl.tracefile.format import (
     records,
     stem_of,
 )
+from minidl.tracefile.ranks import MOST_RANKS
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration, listed
 
@@ -135,7 +136,7 @@ def rank_of(trace: Trace) -> int | None:
 def told(trace: Trace, name: str) -> Iterator[int]:
     """Yield each number of this name, "rank" or "world_size", that environment, process group and iterators give."""
     for facts in (trace.manifest, *trace.described("clock"), *trace.loaders.values()):
-        if type(number := facts.get(name)) is int:
+        if type(number := facts.get(name)) is int and number <= MOST_RANKS:
             yield number
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX
 from minidl.tracefile.words import listed
+
+MOST_RANKS: Final = 1 << 20
+"""A number of ranks beyond it is a damaged record."""
 
 Line = Mapping[str, Any]
 """A line of a side file, with "process" added: which process wrote it."""
@@ -49,7 +52,8 @@ def lacking(manifest: Mapping[str, Any], lines: Iterable[Line]) -> list[str]:
 
 
 def _without_iterators(lines: list[Line]) -> Iterator[str]:
-    passed = [f"{line['iterator']} iterates {line['why']}" for line in lines if line.get("kind") == "passed over"]
+    over = (line for line in lines if line.get("kind") == "passed over")
+    passed = [f"{line.get('iterator')} iterates {line.get('why')}" for line in over]
     told = "; ".join(dict.fromkeys(passed))
     nothing = "neither the program nor a Python process that it started made an iterator of a DataLoader"
     if not any(line.get("kind") == "loader" for line in lines):
@@ -68,7 +72,8 @@ def last_start(lines: Iterable[Line]) -> tuple[int, list[Line]]:
 def _without_ranks(lines: list[Line]) -> Iterator[str]:
     _, places = last_start(lines)
     ranks = {line["process"]: line["rank"] for line in places}
-    size = max((line["world_size"] for line in places if type(line.get("world_size")) is int), default=0)
+    sizes = (line["world_size"] for line in places if type(line.get("world_size")) is int)
+    size = max((number for number in sizes if number <= MOST_RANKS), default=0)
     loaders = {line["process"] for line in lines if line.get("kind") == "loader"}
     recorded = {rank for process, rank in ranks.items() if process in loaders}
     missing = sorted(set(range(size)) - recorded)

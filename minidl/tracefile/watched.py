@@ -183,9 +183,8 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
     """Take in a line; return whether it is the last one. Raises ValueError, TypeError or KeyError if it is damaged."""
     if "sample" in content:
         processes = {int(pid): _vitals(values) for pid, values in content["processes"].items()}
-        out.samples.append(
-            Sample(_time(content["sample"]), processes, int(content["shm_free"]), int(content["oom_kills"]))
-        )
+        shm_free, oom_kills = _number(content["shm_free"]), _number(content["oom_kills"])
+        out.samples.append(Sample(_time(content["sample"]), processes, shm_free, oom_kills))
     elif "ended" in content:
         code = content["code"]
         out.ended.append(Ended(int(content["ended"]), _time(content["at"]), None if code is None else int(code)))
@@ -224,8 +223,16 @@ def moved(
 
 def _vitals(values: Sequence[Any]) -> Vitals:
     state, *numbers, wchan = values
-    cpu, rss, shm, fds, threads = map(int, numbers)
+    cpu, rss, shm, fds, threads = map(_number, numbers)
     return Vitals(str(state), cpu, rss, shm, fds, threads, str(wchan))
+
+
+def _number(value: Any) -> int:
+    """A number that an array of 64-bit integers holds."""
+    number = int(value)
+    if abs(number) >= attachments.LATEST:
+        raise ValueError("no number of the kernel's")
+    return number
 
 
 def _time(value: Any) -> int:

@@ -187,7 +187,7 @@ class Asked:
     """A question about one trace. Text in backquotes is shown as code.
 
     why: the reason, by the step of the protocol. at: the row of `Trace.events` that shows it. slips: a wrong answer ->
-    what it misses, shown in the place of the hint.
+    what it misses, shown in the place of the hint. trace: the one that `at` is a row of, if it is not the question's first.
     """
 
     text: str
@@ -196,6 +196,7 @@ class Asked:
     why: str
     at: int | None = None
     slips: Mapping[Any, str] = field(default_factory=dict)
+    trace: minidl.Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,9 @@ def question(asks: Callable[..., Asked]) -> Callable[..., Prediction]:
 
     @functools.wraps(asks)
     def ask(*about: Any, answer: object | EllipsisType = ..., **more: Any) -> Prediction:
-        trace = about[0] if about and isinstance(about[0], minidl.Trace) else None
-        return Prediction(asks(*about, **more), answer, trace)
+        first = about[0] if about and isinstance(about[0], minidl.Trace) else None
+        asked = asks(*about, **more)
+        return Prediction(asked, answer, first if asked.trace is None else asked.trace)
 
     ask.is_question = True  # type: ignore[attr-defined]
     return ask

@@ -161,6 +161,7 @@ def copies(shortcut: minidl.Trace, extra: minidl.Trace) -> Asked:
         "`default_collate` stacks into shared memory. What does the other one stack into, and what must follow?",
         f"The feeder's. The ledger counts {a:.2f} copies of each byte that is sent in the first, {b:.2f} in the second.",
         rows(extra, "shm_copy", "B")[0],
+        trace=extra,
     )  # fmt: skip
 
 

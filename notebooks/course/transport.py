@@ -258,7 +258,7 @@ def copies(faithful: minidl.Trace, slabs: minidl.Trace) -> Asked:
         "Where does `default_collate` stack images in a worker, with either transport?",
         f"The ledger counts {a:.2f} copies of each byte after collation here, and {b:.2f} there. With either, the worker stacks straight into memory that the loop's "
         "process sees. What differs is what it costs to get such memory.",
-        rows(slabs, "slab_send")[-1],
+        rows(faithful, "shm_alloc")[-1],
         {1: "`default_collate` stacks into shared memory with either."},
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e 
 import minidl
 from course.asking import Asked, Choice, Count, Form, Listed, Prediction, Share, Unreadable, Worker, question, rows
 from course.checking import Wrong, exercise
+from minidl.tracefile import events as ev
 
 YES = Choice("no", {"yes": (), "no": ()})
 LANES = Choice("the feeder thread", {"the feeder thread": ("feeder",), "the loader": ("loop",)})
@@ -93,6 +94,18 @@ def test_the_reason_points_at_the_moment_in_the_replay(tmp_path: Path) -> None:
     assert f"event {run.position} of {len(run)} in the replay" in said._repr_html_()
     assert "rcvd_idx" in said._repr_html_()
     assert asks(trace, 1)._repr_html_().split("<details")[0].count("replay") == 0
+
+
+def test_a_question_about_two_traces_says_whose_moment_it_is(tmp_path: Path) -> None:
+    one = made_trace.made(tmp_path / "one", **made_trace.HEALTHY)
+    other = made_trace.made(tmp_path / "other", batches=4)
+
+    @question
+    def asks(first: minidl.Trace, second: minidl.Trace) -> Asked:
+        return Asked("Which?", Count(3), "", "It is.", rows(second, "yield", task=3)[0], trace=second)
+
+    event = asks(one, other, answer=3).replay().event
+    assert (ev.EVENTS[int(event["code"])].name, int(event["task"])) == ("yield", 3)
 
 
 def test_a_check_never_raises_for_what_the_reader_has_written(tmp_path: Path) -> None:

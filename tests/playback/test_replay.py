@@ -426,6 +426,7 @@ def test_an_event_says_how_many_and_which(tmp_path: Path) -> None:
         {"code": ev.FETCH[0], "task": 3, "worker": 1, "x": 1},
         {"code": ev.FETCH[0], "task": 3, "worker": 1, "x": 4},
         {"code": ev.STATE_TAKEN, "x": 1},
+        {"code": ev.SHARE, "x": 7, "y": 1, "z": 4},
         {"code": ev.SLAB_LOCK, "worker": 1, "x": 1 << 20, "z": 1},
         {"code": ev.SLAB_LOCK, "worker": 1, "x": 0},
     ]
@@ -438,6 +439,7 @@ def test_an_event_says_how_many_and_which(tmp_path: Path) -> None:
         "worker 1 begins to fetch task 3: 1 sample",
         "worker 1 begins to fetch task 3: 4 samples",
         "the program takes the loader's state: 1 batch",
+        "the sampler was told epoch 7, and gives rank 1 of 4 its share",
         "the loader has page-locked the 1.0 MiB of a new slab of worker 1 for a device (simulated)",
         "the loader could not page-lock a new slab of worker 1 for a device",
     ]

@@ -48,6 +48,15 @@ def test_a_damaged_line_is_left_out_alone() -> None:
     assert (found.samples, found.ended, found.damaged, found.complete) == ([TWO], [Ended(71, 9_500, -9)], 3, False)
 
 
+def test_a_number_that_no_array_holds_is_damage() -> None:
+    line = json.loads(LINES[1])
+    vitals = next(iter(line["processes"].values()))
+    wrong = [line | {"shm_free": 2**70}, line | {"oom_kills": -(2**70)}]
+    wrong += [line | {"processes": {"71": [*vitals[:n], 2**70, *vitals[n + 1 :]]}} for n in range(1, 6)]
+    found = read(LINES[0] + b"".join(json.dumps(one).encode() + b"\n" for one in (*wrong, line)))
+    assert (len(found.samples), found.damaged) == (1, len(wrong))
+
+
 def test_no_bytes_raise() -> None:
     whole, dice = b"".join(LINES), random.Random(3)
     for _ in range(400):

