@@ -362,6 +362,28 @@ def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def _rank_naps(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A rank that sleeps for short times, and that another one waits for in a collective."""
+    name = collective(chain.links[-2].place) if len(chain.links) > 1 else ""
+    found = _sleeps(case, chain) or _moves(case, chain) if name else None
+    naps = found is not None and found.cause is HangCause.SLEEP and found.moves
+    if found is None or not naps or not _same_place(case, chain.end):
+        return None
+    return Judgement(
+        HangCause.COLLECTIVE, f"has not come to the collective {name}: it {found.what}", Sure.LIKELY, found.facts,
+        ("it comes to the collective once it has what it waits for",),
+        "find what that rank waits for; ranks must run the same number of steps", helped=True,
+    )  # fmt: skip
+
+
+def _same_place(case: RunFacts, end: Link) -> bool:
+    """Whether a thread was at the same line, task and sample at the first look."""
+    before = case.before(end.pid, end.tid)
+    return before is not None and (before.task, before.sample, spot(before)) == (
+        end.place.task, end.place.sample, spot(end.place),
+    )  # fmt: skip
+
+
 _COUNTERPART: Final = {
     "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
     "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
@@ -1052,18 +1074,13 @@ _IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
 
 def _naps(case: RunFacts, end: Link) -> int:
     """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = less than twice."""
-    then, now, before = (
-        case.thread_before(end.pid, end.tid),
-        case.thread(end.pid, end.tid),
-        case.before(end.pid, end.tid),
-    )
-    if then is None or now is None or before is None or then.syscall is None or now.syscall is None:
+    then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
+    if then is None or now is None or then.syscall is None or now.syscall is None:
         return 0
-    same = (before.task, before.sample, spot(before)) == (end.place.task, end.place.sample, spot(end.place))
     times = now.switches[1] - then.switches[0]
     pause = 2 * case.apart / max(times, 1)  # what sleeps for longer than that now has another rhythm
     fits = now.idle <= pause and now.syscall.timeout <= pause
-    return times if same and fits and then.syscall.name == now.syscall.name and times > 1 else 0
+    return times if _same_place(case, end) and fits and then.syscall.name == now.syscall.name and times > 1 else 0
 
 
 def _computes(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -1096,25 +1113,16 @@ def _moves(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     if end.wait.kind is not Blocked.MOVES:
         return None
-    before, thread, then = (
-        case.before(end.pid, end.tid),
-        case.thread(end.pid, end.tid),
-        case.thread_before(end.pid, end.tid),
-    )
-    naps = end.place.inside and "sleep" in end.place.inside[0].source
-    if naps and before is not None and thread is not None and then is not None:
-        times = thread.switches[1] - then.switches[0]
-        if times > 1 and (before.task, before.sample, spot(before)) == (
-            end.place.task,
-            end.place.sample,
-            spot(end.place),
-        ):
-            what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
-            return Judgement(
-                HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, _call(case, end)),), moves=True,
-                fix="bound the retries that it belongs to",
-            )  # fmt: skip
-    return Judgement(HangCause.NONE, f"is {chain.end.wait.words}", moves=True)
+    thread, then = case.thread(end.pid, end.tid), case.thread_before(end.pid, end.tid)
+    times = thread.switches[1] - then.switches[0] if thread is not None and then is not None else 0
+    naps = bool(end.place.inside) and "sleep" in end.place.inside[0].source
+    if naps and times > 1 and _same_place(case, end):
+        what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
+        return Judgement(
+            HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, _call(case, end)),), moves=True,
+            fix="bound the retries that it belongs to",
+        )  # fmt: skip
+    return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
 
 
 def _unknown(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -1144,6 +1152,7 @@ RULES: Final = (
     CauseRule(_child, "a child does not end", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
     CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_rank_naps, "a rank sleeps outside of the collective", "it has gone on since the first look"),
     CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),

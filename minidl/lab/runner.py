@@ -204,4 +204,4 @@ def _stats() -> Iterator[tuple[int, list[str]]]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             with contextlib.suppress(OSError):
-                yield int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                yield int(entry), Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()

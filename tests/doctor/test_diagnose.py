@@ -1235,6 +1235,25 @@ def test_a_rank_without_workers_is_who_a_rank_in_a_barrier_waits_for() -> None:
     assert (said.state, said.who["pid"], said.cause) == (State.MAYBE_HUNG, 200, HangCause.COMPUTING)
 
 
+def test_a_rank_that_naps_outside_of_a_collective_is_why_the_others_wait() -> None:
+    """A sleep of 0.2 s would end soon, but it is at one line at both looks: it waits for something by itself."""
+    collective = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
+    first = loop(stack=(collective, MAIN_OF), call=LOCKED)
+    nap = Syscall("clock_nanosleep", "0.2 s more", (1, 1), timeout=0.2)
+    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+
+    def rank(*lines: int) -> list[RunEvidence]:
+        at = [(user("time.sleep(0.2)", "rank", 24 + line), MAIN_OF) for line in lines]
+        last = process(200, 1, thread(200, at[1], nap, idle=0.1, switches=30))
+        then = process(200, 1, thread(200, at[0], nap, idle=0.1, switches=5))
+        return [look(first, IDLE, then), look(first, IDLE, last, moment=4_000_000_000)]
+
+    said = diagnose(rank(1, 1), told)
+    assert (said.state, said.cause, said.who["pid"]) == (State.MAYBE_HUNG, HangCause.COLLECTIVE, 200)
+    assert "has not come to the collective all_reduce: it " in said.sentence
+    assert diagnose(rank(1, 2), told).cause is HangCause.NONE
+
+
 def test_a_poll_says_of_what_by_the_heads_of_its_blocks() -> None:
     nap = Syscall("clock_nanosleep", "0.1 s", (1, 1), timeout=0.1)
     source = "while lock.exists(): time.sleep(0.1)"
