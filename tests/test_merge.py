@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     with minidl.trace(place / "trace"):
         loader = minidl.DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork")
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:  # else torch 2.11 warns
             for batch in loader:
                 with record_function("train_step"):
                     optimizer.zero_grad()

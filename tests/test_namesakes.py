@@ -30,6 +30,7 @@ TORCHS_OWN = {
     "_clean_up_persistent_workers_atexit",
     "_register_persistent_workers_atexit",
     "_mark_worker_as_unavailable",
+    "_clean_up_worker",  # of torch 2.11
 }
 """Steps of torch's shutdown, which `shutdown.Crew` takes here. Nothing calls them on our iterators."""
 

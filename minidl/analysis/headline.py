@@ -1116,7 +1116,7 @@ def _after_error(error: str) -> str:
             "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         )
-    if re.search(r"No space left|unable to (resize|write|mmap)|Errno 28", error):
+    if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
         return "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
     return "read the program's traceback"
 

@@ -175,7 +175,8 @@ CODES: Final = {
 """Fault -> exit code of the process that has it."""
 
 RESOURCES: Final = {
-    "shm full": r"No space left on device|File too large|killed by signal: Bus error",
+    # torch 2.11 adds another call's errno to the first: "Success (0)"
+    "shm full": r"unable to allocate shared memory|No space left on device|File too large|killed by signal: Bus error",
     "file size": r"File too large",
     "descriptors": r"Too many open files",
     "maps": r"Cannot allocate memory|killed by signal",
