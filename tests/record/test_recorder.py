@@ -685,10 +685,12 @@ def test_the_same_text_has_the_same_number(pen: Recorder) -> None:
 def test_describe_takes_anything(pen: Recorder, place: Path) -> None:
     loop: list[object] = []
     loop.append(loop)
-    assert pen.describe("loader", loader=1, dataset=object, sizes=(1, 2), text="a\nb\x00")
+    assert pen.describe("loader", loader=1, dataset=object, unseen=("one", "two"), text="a\nb\x00")
+    assert pen.describe("sizes", sizes=(1, 2))
     assert pen.describe("odd", loop=loop)
     trace = read_trace(place)
-    assert trace.loaders == {1: {"dataset": "<class 'object'>", "sizes": [1, 2], "text": "a\nb\x00"}}
+    assert trace.loaders == {1: {"dataset": "<class 'object'>", "unseen": ["one", "two"], "text": "a\nb\x00"}}
+    assert trace.described("sizes")[0]["sizes"] == [1, 2]
     assert "odd: Circular reference" in words(trace)
 
 
