@@ -31,7 +31,7 @@ _BENCHMARKS: dict[str, _Benchmark] = {
     ),
     "transport": (
         "what a batch costs by its way from the worker: torch, minidl in torch's way, minidl with slabs",
-        lambda quick: transports.bench_transports(rounds=5 if quick else 15, length=0.25 if quick else 1.0),
+        lambda quick: transports.bench_transports(rounds=4 if quick else 15),  # a short epoch is all beginning
     ),
     "state": (
         "what a loader's state costs: nothing unused, sent with every 100th, 10th or each batch",
