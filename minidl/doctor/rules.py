@@ -550,67 +550,83 @@ def _in_first_sample(case: RunFacts, link: Link) -> bool:
     return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
 
 
-def _lock(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock of Python's: it has no owner, so what else runs in the process decides."""
+def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
+    """That the chain's end waits for a lock of Python's, and the line where it does; None if it does not."""
     found = _blocked_in_python(case, chain)
     if found is None or found[1]:
         return None
     end, _ = found
-    process, frame = case.processes[end.pid], end.place.inside[0]
+    frame = end.place.inside[0]
     line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
-    own = case.users_threads(end.pid, but=end.tid)
-    what = f"waits for a lock in {line}" if library(frame.file) else "waits for a lock"
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
-    if own:
-        names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
-        if _each_waits_for_a_lock(case, end, own):
-            what += ", as others do: each may hold the one that the next waits for"
-        return Judgement(
-            HangCause.LOCK, f"{what}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
-            (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
-            ("one of these threads holds it", "it holds it itself"),
-            "see which of them is inside of the lock; hold it for as short as possible",
-            helped=any(_at_work(case, end.pid, t.tid) for t in own),
-        )  # fmt: skip
-    alone = EvidenceLine(
-        "no other thread of its process runs the program's code, so none can release it", f"threads of {end.pid}"
+    return f"waits for a lock in {line}" if library(frame.file) else "waits for a lock", shown
+
+
+def _lock_of_threads(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock of Python's, which has no owner; other threads of the process may hold it."""
+    found, end = _of_a_lock(case, chain), chain.end
+    own = case.users_threads(end.pid, but=end.tid)
+    if found is None or not own:
+        return None
+    what, shown = found
+    names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+    if _each_waits_for_a_lock(case, end, own):
+        what += ", as others do: each may hold the one that the next waits for"
+    return Judgement(
+        HangCause.LOCK, f"{what}{_doing_of(case, end.pid, own)}", Sure.POSSIBLE,
+        (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
+        ("one of these threads holds it", "it holds it itself"),
+        "see which of them is inside of the lock; hold it for as short as possible",
+        helped=any(_at_work(case, end.pid, t.tid) for t in own),
+    )  # fmt: skip
+
+
+def _alone(pid: int) -> EvidenceLine:
+    return EvidenceLine(
+        "no other thread of its process runs the program's code, so none can release it", f"threads of {pid}"
     )
-    parents = (
-        case.users_threads(process.ppid, but=_loop_tid(case, process.ppid)) if process.ppid in case.processes else []
-    )
-    if end.pid in case.workers and case.forked(end.pid) is True:
+
+
+def _lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock that was held when the worker was forked: in the worker it stays so."""
+    found, end = _of_a_lock(case, chain), chain.end
+    if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None
+    (what, shown), frame, parent = found, end.place.inside[0], case.processes[end.pid].ppid
+    held, fix = "which was held when the worker was forked", _AFTER_FORK
+    facts = (*shown, _alone(end.pid))
+    also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
+    parents = case.users_threads(parent, but=_loop_tid(case, parent)) if parent in case.processes else []
+    reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
+    if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
+        what, also = "waits for the lock of a module's import", ()
+        fix = f"import the module before a thread does, and before the workers start; {_AFTER_FORK}"
+    elif parents:
         same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
         names = listed([t.python_name or t.name for t in (same or parents)])
-        if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
-            what = "waits for the lock of a module's import"
-            return Judgement(
-                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY, (*shown, alone),
-                (), f"import the module before a thread does, and before the workers start; {_AFTER_FORK}",
-            )  # fmt: skip
-        if parents:
-            held = EvidenceLine(
-                f"the process that forked it has the threads {names}, one of which may have held it", "threads"
-            )
-            return Judgement(
-                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
-                (*shown, alone, held), ("it holds the lock itself (not re-entrant)",), _AFTER_FORK,
-            )  # fmt: skip
-        reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
-        if reentrant or _in_first_sample(case, end):
-            why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
-            return Judgement(
-                HangCause.FORK_LOCK, f"{what}, which was held when the worker was forked", Sure.LIKELY,
-                (*shown, alone, EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}")),
-                () if reentrant else ("it has taken the lock twice in this sample",), _AFTER_FORK,
-            )  # fmt: skip
-        return Judgement(
-            HangCause.SELF_LOCK, f"{what} that no thread of its process can release", Sure.LIKELY, (*shown, alone),
-            ("the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'",),
-            "it holds the lock itself: use threading.RLock, or release it before it is taken again",
-        )  # fmt: skip
+        has = f"the process that forked it has the threads {names}, one of which may have held it"
+        facts += (EvidenceLine(has, "threads"),)
+    elif reentrant or _in_first_sample(case, end):
+        why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
+        facts += (EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"),)
+        also = () if reentrant else ("it has taken the lock twice in this sample",)
+    else:
+        return None
+    return Judgement(HangCause.FORK_LOCK, f"{what}, {held}", Sure.LIKELY, facts, also, fix)
+
+
+def _lock_of_its_own(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock of Python's that no other thread can release."""
+    found, end = _of_a_lock(case, chain), chain.end
+    if found is None:
+        return None
+    what, shown = found
+    may, also = "no other thread can release", "it was acquired, and never released, by a thread that has ended"
+    if end.pid in case.workers and case.forked(end.pid) is True:
+        may = "no thread of its process can release"
+        also = "the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'"
     return Judgement(
-        HangCause.SELF_LOCK, f"{what} that no other thread can release", Sure.LIKELY, (*shown, alone),
-        ("it was acquired, and never released, by a thread that has ended",),
+        HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _alone(end.pid)), (also,),
         "it holds the lock itself: use threading.RLock, or release it before it is taken again",
     )  # fmt: skip
 
@@ -643,12 +659,8 @@ def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
 
 
 def _asks_again(case: RunFacts, end: Link) -> bool:
-    """Whether a thread waits with a timeout, again and again: at the first look it was at the same place."""
-    before = case.before(end.pid, end.tid)
-    same = before is not None and (before.task, before.sample, spot(before)) == (
-        end.place.task, end.place.sample, spot(end.place)
-    )  # fmt: skip
-    return same and end.place.step in USERS
+    """Whether a thread waits in the user's code with a timeout, again and again."""
+    return end.place.step in USERS and _same_place(case, end)
 
 
 def _full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -1157,7 +1169,9 @@ RULES: Final = (
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(_nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(_native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
-    CauseRule(_lock, "a lock of Python's is held", "its holder runs"),
+    CauseRule(_lock_of_threads, "another thread holds a lock of Python's", "its holder runs"),
+    CauseRule(_lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
+    CauseRule(_lock_of_its_own, "a lock that nobody can release", "another thread may release it"),
     CauseRule(_full_queue, "a bounded queue is full", "somebody reads it"),
     CauseRule(_loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
     CauseRule(_nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
