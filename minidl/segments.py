@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 from collections.abc import Collection
-from pathlib import Path
+
+from minidl.process_stat import is_alive
 
 _SEGMENT = re.compile(r"torch_(\d+)_")
 
@@ -20,13 +21,6 @@ def remove_segments_of(pids: Collection[int]) -> None:
     with contextlib.suppress(OSError):
         for name in os.listdir("/dev/shm"):
             maker = _SEGMENT.match(name)
-            if maker is not None and (pid := int(maker[1])) in pids and not _is_alive(pid):
+            if maker is not None and (pid := int(maker[1])) in pids and not is_alive(pid):
                 with contextlib.suppress(OSError):
                     os.unlink(f"/dev/shm/{name}")
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process is there; a zombie has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False

@@ -19,7 +19,7 @@ from minidl.tracefile.events import EVENTS, Event
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles references messages errors worker_info containers live_repr segments"),
+    ("", "articles references messages errors worker_info containers live_repr process_stat segments"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
     ("", "dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),

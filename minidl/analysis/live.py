@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minidl.process_stat import ENDED, stat_fields
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.files import Files, no_trace_in
@@ -180,16 +181,16 @@ def is_small(directory: Path) -> bool:
 def life(pid: int, start_ns: int) -> ProcessLife:
     """Whether the process `pid`, which was there at `start_ns` (CLOCK_MONOTONIC), still is; a later one is another."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        state, *rest = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
     except OSError:
         return ProcessLife.UNKNOWN
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     born = int(rest[18]) / os.sysconf("SC_CLK_TCK") - asleep
-    if born > start_ns / 1e9 + 1 or state in (b"Z", b"X"):
+    if born > start_ns / 1e9 + 1 or state in ENDED:
         return ProcessLife.GONE
-    return {b"T": ProcessLife.STOPPED, b"t": ProcessLife.STOPPED, b"D": ProcessLife.DISK}.get(state, ProcessLife.ALIVE)
+    return {"T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK}.get(state, ProcessLife.ALIVE)
 
 
 def _parsed(manifest: bytes) -> dict[str, object]:

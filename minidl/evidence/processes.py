@@ -23,6 +23,7 @@ from typing import Final
 from minidl.evidence.descriptors import read_descriptors
 from minidl.evidence.model import SeenProcess, SeenThread, Semaphore, Syscall
 from minidl.evidence.syscalls import Memory, decoded, waits_for_mutex
+from minidl.process_stat import stat_of
 
 MOST_THREADS: Final = 256
 _TICK: Final = os.sysconf("SC_CLK_TCK")
@@ -81,12 +82,6 @@ class FirstLook:
 def status_of(text: str) -> dict[str, str]:
     """The lines of /proc/PID/status."""
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-
-
-def stat_of(text: str) -> tuple[str, list[str]]:
-    """The command's name and the fields from the third on of /proc/PID/stat."""
-    head, _, tail = text.rpartition(")")
-    return head.partition("(")[2], tail.split()
 
 
 def signals_of(mask: str) -> tuple[str, ...]:

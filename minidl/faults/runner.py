@@ -24,6 +24,7 @@ from typing_extensions import Self
 
 from minidl.check import check
 from minidl.faults.cells import Cell, Follows
+from minidl.process_stat import ENDED, every_process
 from minidl.tracefile.reader import Trace, read_trace
 
 BOUND: Final = 60.0
@@ -115,14 +116,7 @@ def _shared(group: int, folder: Path, before: set[str]) -> list[str]:
 
 def _alive(group: int) -> list[int]:
     """The processes of a group that live."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError):
-                state, _, pgrp = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-                if int(pgrp) == group and state not in "ZX":
-                    found.append(int(entry))
-    return found
+    return [pid for pid, fields in every_process() if int(fields[2]) == group and fields[0] not in ENDED]
 
 
 # --- What the trace holds ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Final
 import minidl
 from minidl.explore.guards import GUARDS
 from minidl.lab import guard_programs as programs
+from minidl.process_stat import is_alive
 
 WELL, HANGS, ORPHANS = "well", "hangs", "leaves orphans"
 PATIENCE: Final = 4.0
@@ -102,7 +103,7 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Program
         child.wait()
         child.stdout.close()
         if not _gone(pids, programs.BOUND):
-            raise RuntimeError(f"still there: {list(filter(_alive, pids))}")
+            raise RuntimeError(f"still there: {list(filter(is_alive, pids))}")
 
 
 def _started(program: str, guard: str, trace: Path | None) -> subprocess.Popen[str]:
@@ -127,23 +128,15 @@ def _read(child: subprocess.Popen[str], seconds: float) -> str:
 def _gone(pids: list[int], seconds: float) -> bool:
     """Whether these processes end within so many seconds."""
     deadline = time.monotonic() + seconds
-    while any(map(_alive, pids)):
+    while any(map(is_alive, pids)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def _alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def _kill(pid: int) -> None:
-    if _alive(pid):
+    if is_alive(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -24,6 +24,7 @@ from typing import Final
 
 import minidl
 from minidl.lab.case import LabOptions
+from minidl.process_stat import ENDED, every_process
 
 BOUND: Final = 120.0
 """Seconds after which a program that does anything at all is ended."""
@@ -178,7 +179,7 @@ def running(name: str, options: LabOptions, mode: Mode) -> Iterator[LabRun]:
 
 def session(leader: int) -> list[int]:
     """The processes of a session that live."""
-    return [pid for pid, fields in _stats() if int(fields[3]) == leader and fields[0] not in "ZX"]
+    return [pid for pid, fields in every_process() if int(fields[3]) == leader and fields[0] not in ENDED]
 
 
 def _semaphores(pid: int) -> set[Path]:
@@ -195,13 +196,5 @@ def _semaphores(pid: int) -> set[Path]:
 
 def cpu_seconds(leader: int) -> float:
     """The CPU time of a session's living processes."""
-    ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in _stats() if int(fields[3]) == leader)
+    ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in every_process() if int(fields[3]) == leader)
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _stats() -> Iterator[tuple[int, list[str]]]:
-    """Every process with the fields of its /proc/PID/stat, from the state on."""
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError):
-                yield int(entry), Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()

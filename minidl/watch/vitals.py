@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from minidl.evidence.machine import read_machine
+from minidl.process_stat import ENDED, stat_fields
 from minidl.tracefile.watched import Sample, Vitals
 
 _TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
@@ -44,7 +45,7 @@ def vitals(pid: int) -> Vitals | None:
 def exit_code(pid: int) -> int | None:
     """Return how a zombie ended, as multiprocessing's exitcode; None if it is none, or was reaped."""
     fields = _stat(pid)
-    if fields is None or fields[0] not in "ZX":
+    if fields is None or fields[0] not in ENDED:
         return None
     status = int(fields[49])
     return os.waitstatus_to_exitcode(status)
@@ -57,9 +58,11 @@ def started(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on."""
-    text = _read(f"/proc/{pid}/stat")
-    return text.rpartition(")")[2].split() or None
+    """Return the fields of a process that is there."""
+    try:
+        return stat_fields(pid)
+    except OSError:
+        return None
 
 
 def _descriptors(pid: int) -> int:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from minidl.evidence.machine import locks_of
-from minidl.evidence.processes import numbers_of, semaphores_of, signals_of, stat_of
+from minidl.evidence.processes import numbers_of, semaphores_of, signals_of
 from minidl.evidence.syscalls import decoded, waits_for_mutex
 
 
@@ -64,7 +64,6 @@ def test_the_lock_table_has_holders_and_those_that_wait() -> None:
 def test_masks_lists_and_names_with_brackets() -> None:
     assert signals_of("0000000000004002") == ("SIGINT", "SIGTERM")
     assert numbers_of("0-2,5\n") == (0, 1, 2, 5)
-    assert stat_of("12 (a) b) S 1 2")[0] == "a) b"
 
 
 def test_a_named_semaphore_has_its_value_and_its_waiters() -> None:

@@ -79,12 +79,3 @@ def test_what_a_cell_leaves_is_told_and_ended(tmp_path: Path, monkeypatch: pytes
         assert left.wait() == -signal.SIGKILL
     finally:
         segment.unlink()
-
-
-def test_a_process_counts_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel cuts a name after 15 bytes, also within a character."""
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/stat").write_bytes(b"7 (\xc3) S 1 5 5 0")
-    monkeypatch.setattr(judging, "os", SimpleNamespace(listdir=lambda folder: ["7", "self"]))
-    monkeypatch.setattr(judging, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert judging._alive(5) == [7]

@@ -1,0 +1,37 @@
+"""What /proc/PID/stat says, whatever a process is called and however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minidl import process_stat
+from minidl.process_stat import every_process, is_alive, stat_fields, stat_of
+
+
+def test_a_name_may_hold_blanks_and_brackets() -> None:
+    assert stat_of("12 (a) b) S 1 2") == ("a) b", ["S", "1", "2"])
+
+
+def test_a_process_counts_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel cuts a name after 15 bytes, also within a character."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_bytes(b"7 (\xc3) S 1 5 5 0")
+    monkeypatch.setattr(os, "listdir", lambda folder: ["7", "8", "self"])  # 8 has ended meanwhile
+    monkeypatch.setattr(process_stat, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert list(every_process()) == [(7, ["S", "1", "5", "5", "0"])]
+
+
+@pytest.mark.live
+def test_a_zombie_has_ended() -> None:
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert stat_fields(zombie.pid)[0] == "Z"
+    assert (is_alive(os.getpid()), is_alive(zombie.pid)) == (True, False)
+    zombie.wait()
+    assert not is_alive(zombie.pid)
+    with pytest.raises(OSError, match=str(zombie.pid)):
+        stat_fields(zombie.pid)
