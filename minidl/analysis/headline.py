@@ -437,12 +437,8 @@ class _Inquiry:
 
     def _did_not_end(self, row: np.void, until: int) -> Headline:
         """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
-        loader, worker, sent, name = (
-            int(row["loader"]),
-            int(row["worker"]),
-            int(row["time"]),
-            signal_name(int(row["y"])),
-        )
+        loader, worker, sent = (int(row[field]) for field in ("loader", "worker", "time"))
+        name = signal_name(int(row["y"]))
         process = self._process_of(loader, worker, int(row["x"]))
         step = self._step_at(process, until)
         where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
@@ -601,11 +597,10 @@ class _Inquiry:
         if not wait.is_hang(goes_on=False) and self._evident([wait]) is None:
             return None
         found = self._hung(wait, [])
-        both = (
-            f"SIGKILL ended the whole run at {self._at(int(death['time']))}: its loader found pid {pid} dead, and died"
-        )
         if found.kind is not What.HUNG:
             return None
+        at = self._at(int(death["time"]))
+        both = f"SIGKILL ended the whole run at {at}: its loader found pid {pid} dead, and died"
         known = found.diagnosis
         if known is not None:
             known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
