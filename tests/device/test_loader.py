@@ -647,6 +647,16 @@ class Closable(Iterator[torch.Tensor]):
         self.closed += 1
 
 
+def assert_kept_until_the_device_has_read(source: Closable) -> None:
+    """Its last batch, of an iteration that ended while the device hung."""
+    assert source.latest is not None
+    assert source.latest() is not None
+    sim.wake()
+    sim.synchronize()
+    loader_module._let_go()
+    assert source.latest() is None
+
+
 @pytest.mark.live
 def test_a_device_that_fails_is_an_error_that_names_it_and_the_trace_has_an_end(tmp_path: Path) -> None:
     """Also for the iteration in hand: it is closed, its loader too. The other device works on."""
@@ -700,12 +710,7 @@ def test_ctrl_c_while_close_waits_keeps_what_the_device_reads_and_closes_the_loa
     assert source.closed == 1
     del iterator
     gc.collect()
-    assert source.latest is not None
-    assert source.latest() is not None
-    sim.wake()
-    sim.synchronize()
-    loader_module._let_go()
-    assert source.latest() is None
+    assert_kept_until_the_device_has_read(source)
 
 
 def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_reads(
@@ -730,12 +735,7 @@ def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_read
     ended.close()
     gc.collect()
     assert source.closed == 1
-    assert source.latest is not None
-    assert source.latest() is not None
-    sim.wake()
-    sim.synchronize()
-    loader_module._let_go()
-    assert source.latest() is None
+    assert_kept_until_the_device_has_read(source)
 
 
 def test_a_timeout_below_zero_is_refused() -> None:
