@@ -29,7 +29,7 @@ from minidl.doctor.chain import (
 )
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, library
-from minidl.evidence.graph import Blocked, semaphore_at
+from minidl.evidence.graph import Blocked, KernelWait, semaphore_at
 from minidl.evidence.model import Frame, SeenThread
 
 SOON: Final = 5.0
@@ -260,27 +260,36 @@ def _no_cpu(case: RunFacts, chain: Chain) -> Judgement | None:
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
 def _file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
-    end = chain.end
-    locked = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
-    if locked is None:
+    wait = chain.end.wait
+    if wait.kind is not Blocked.FILE_LOCK:
         return None
-    facts = [EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in locked.wait.holders]
-    who = listed([case.name(one.pid) for one in locked.wait.holders]) or "nobody that could be seen"
-    if locked is end:
-        polls = end.wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
-        sure = (Sure.CERTAIN if end.wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
-        passed = facts and not end.wait.certain and not polls
-        holds = "took it, and may have passed it on to a child" if passed else "holds it"
-        return Judgement(
-            HangCause.FILE_LOCK, f"is {end.wait.words}; {who} {holds}", sure, tuple(facts),
-            _POLLED if polls else () if facts else _ELSEWHERE,
-            "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
-        )  # fmt: skip
-    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
+    facts = _holders(case, wait)
+    who = listed([case.name(one.pid) for one in wait.holders]) or "nobody that could be seen"
+    polls = wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
+    sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
+    passed = facts and not wait.certain and not polls
+    holds = "took it, and may have passed it on to a child" if passed else "holds it"
+    return Judgement(
+        HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts,
+        _POLLED if polls else () if facts else _ELSEWHERE,
+        "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
+    )  # fmt: skip
+
+
+def _holders(case: RunFacts, wait: KernelWait) -> tuple[EvidenceLine, ...]:
+    return tuple(EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in wait.holders)
+
+
+def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The holder of a file lock waits itself: what for says the rule of that wait."""
+    locked = next((link.wait for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
+    if locked is None or locked is chain.end.wait:
+        return None
+    below = _judged_alone(case, chain)
     return Judgement(
         HangCause.FILE_LOCK,
-        f"holds that lock, and {below.what}", Sure.LIKELY if locked.wait.bounded else below.sure,
-        (*facts, *below.facts), (*below.also, *(_POLLED if locked.wait.bounded else ())),
+        f"holds that lock, and {below.what}", Sure.LIKELY if locked.bounded else below.sure,
+        (*_holders(case, locked), *below.facts), (*below.also, *(_POLLED if locked.bounded else ())),
         f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
     )  # fmt: skip
 
@@ -312,12 +321,6 @@ _AFTER_FORK: Final = (
 )
 
 
-def _blocked_in_python(case: RunFacts, chain: Chain) -> tuple[Link, str] | None:
-    """The chain's end if it waits for something of its own process, with the waiting function of the library."""
-    waiting = waiting_in(chain.end)
-    return None if waiting is None else (chain.end, waiting)
-
-
 def _barrier(case: RunFacts, chain: Chain) -> Judgement | None:
     """A barrier: it waits for a number of threads or processes, and says nothing of which."""
     end = chain.end
@@ -343,7 +346,7 @@ def _of_barrier(frame: Frame) -> bool:
     return frame.file.endswith("threading.py") and "Barrier" in frame.function + frame.variables.get("self", "")
 
 
-def _collective(case: RunFacts, chain: Chain) -> Judgement | None:
+def _collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
     end = chain.end
     name = collective(end.place)
     if not name:
@@ -408,10 +411,9 @@ def _manager(case: RunFacts, chain: Chain) -> Judgement | None:
 
 def _thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
-    found = _blocked_in_python(case, chain)
-    if found is None or not found[1]:
+    end, waiting = chain.end, waiting_in(chain.end)
+    if not waiting:
         return None
-    end, waiting = found
     process = case.processes[end.pid]
     own = case.users_threads(end.pid, but=end.tid)
     if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
@@ -439,10 +441,9 @@ def _loop_tid(case: RunFacts, pid: int) -> int:
 
 def _nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
-    found = _blocked_in_python(case, chain)
-    if found is None or not found[1]:
+    end, waiting = chain.end, waiting_in(chain.end)
+    if not waiting:
         return None
-    end, waiting = found
     own = case.users_threads(end.pid, but=end.tid)
     pool = pool_of(case, end)
     if pool and not any(works for _, _, works in pool):
@@ -505,10 +506,9 @@ _LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|imp
 
 def _native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     """C code of a forked worker waits, in a line that takes no lock: for threads that the fork did not copy."""
-    found = _blocked_in_python(case, chain)
-    if found is None or found[1] or found[0].pid not in case.workers:
+    end = chain.end
+    if waiting_in(end) != "" or end.pid not in case.workers:
         return None
-    end = found[0]
     process, frame = case.processes[end.pid], end.place.inside[0]
     parent = case.processes.get(process.ppid)
     if case.forked(end.pid) is not True or not frame.source or _LOCKING.search(frame.source):
@@ -552,10 +552,9 @@ def _in_first_sample(case: RunFacts, link: Link) -> bool:
 
 def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
     """That the chain's end waits for a lock of Python's, and the line where it does; None if it does not."""
-    found = _blocked_in_python(case, chain)
-    if found is None or found[1]:
+    end = chain.end
+    if waiting_in(end) != "":
         return None
-    end, _ = found
     frame = end.place.inside[0]
     line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
@@ -813,19 +812,23 @@ def _waits_for_same(case: RunFacts, pid: int, target: str) -> bool:
 
 # --- Pipes, sockets, files, children ----------------------------------------------------------------------------------
 def _child(case: RunFacts, chain: Chain) -> Judgement | None:
+    waiter = chain.end
+    if waiter.wait.kind is not Blocked.CHILD:
+        return None
+    known = listed([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
+    return Judgement(
+        HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
+        (EvidenceLine(waiter.wait.words, _call(case, waiter)),),
+        fix="give the wait a timeout; see what the child does",
+    )  # fmt: skip
+
+
+def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The child that is waited for waits itself: what for says the rule of that wait."""
     waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
-    if waiter is None or (waiter.pid == chain.end.pid and waiter is not chain.end):
+    if waiter is None or waiter.pid == chain.end.pid or chain.end.pid in case.workers:
         return None
-    if waiter is chain.end:
-        known = [one.pid for one in waiter.wait.holders]
-        return Judgement(
-            HangCause.CHILD, f"waits for its child ({listed([case.name(pid) for pid in known]) or 'none is left'})",
-            Sure.LIKELY, (EvidenceLine(waiter.wait.words, _call(case, waiter)),),
-            fix="give the wait a timeout; see what the child does",
-        )  # fmt: skip
-    if chain.end.pid in case.workers:
-        return None
-    below = judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
+    below = _judged_alone(case, chain)
     return Judgement(
         HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, _call(case, waiter)), *below.facts),
         below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
@@ -1003,7 +1006,7 @@ def _socket(case: RunFacts, chain: Chain) -> Judgement | None:
         threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
         accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
         other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
-    times = _naps(case, end) if end.wait.bounded else 0
+    times = _times_asleep(case, end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
         HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
@@ -1066,7 +1069,7 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
-    what, times = f"is {end.wait.words}", _naps(case, end)
+    what, times = f"is {end.wait.words}", _times_asleep(case, end)
     seen = EvidenceLine(end.wait.words, _call(case, end))
     if times:
         what = (
@@ -1084,7 +1087,7 @@ def _sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
 _IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
 
 
-def _naps(case: RunFacts, end: Link) -> int:
+def _times_asleep(case: RunFacts, end: Link) -> int:
     """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = less than twice."""
     then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
     if then is None or now is None or then.syscall is None or now.syscall is None:
@@ -1158,12 +1161,14 @@ RULES: Final = (
     CauseRule(_keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
     CauseRule(_cycle, "each waits for the next", "one link of the circle has a timeout"),
     CauseRule(_file_lock, "a file lock is held", "the lock is free in /proc/locks"),
+    CauseRule(_held_file_lock, "a file lock's holder waits itself", "the lock is free in /proc/locks"),
     CauseRule(_event_loop, "an event loop has nothing to run", "it runs no event loop"),
     CauseRule(_mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
     CauseRule(_debugger, "a debugger waits for its user", "it has no debugger's frame"),
     CauseRule(_child, "a child does not end", "the child has ended"),
+    CauseRule(_waiting_child, "a child waits itself", "the child has ended"),
     CauseRule(_barrier, "not all parties came", "all parties are at the barrier"),
-    CauseRule(_collective, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(_collective_missed, "another rank did not come", "all ranks are in the collective"),
     CauseRule(_rank_naps, "a rank sleeps outside of the collective", "it has gone on since the first look"),
     CauseRule(_manager, "a Manager's object is waited for", "its client goes on"),
     CauseRule(_thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
@@ -1196,6 +1201,11 @@ RULES: Final = (
 def judged(case: RunFacts, chain: Chain) -> Judgement:
     """What the first rule that applies says."""
     return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
+
+
+def _judged_alone(case: RunFacts, chain: Chain) -> Judgement:
+    """What the first rule that applies says of the chain's last link."""
+    return judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
