@@ -46,7 +46,9 @@ ORDER = (
         "check",
         "view actors joint device dispatch recording replayed resumption slices report slabs spans tasks __init__",
     ),
-    ("doctor", "diagnosis places case chain rules diagnose"),
+    ("doctor", "diagnosis places case chain"),
+    ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
+    ("doctor", "diagnose"),
     (
         "analysis",
         "device_use ledger cpu_use verdict live recent now consult headline summary story ways diff audit top",

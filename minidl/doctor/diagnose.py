@@ -13,7 +13,9 @@ from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
-from minidl.doctor.rules import Judgement, exit_in_words, judged, listed, receives, wakes
+from minidl.doctor.rules.activity import receives, wakes
+from minidl.doctor.rules.judgement import Judgement, exit_in_words, listed
+from minidl.doctor.rules.table import judged
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence, SeenProcess
 

@@ -1,0 +1,92 @@
+"""What the threads of a process were doing at two looks: whether they get on, and whether they could end a wait."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minidl.doctor.case import LoopThread, RunFacts, spot
+from minidl.doctor.chain import TWO_ENDS, Link, follow
+from minidl.doctor.places import LoaderStep
+from minidl.doctor.rules.judgement import exit_in_words, listed
+from minidl.evidence.graph import Blocked
+from minidl.evidence.model import SeenThread
+
+NAP: Final = 60.0
+"""Seconds: who sleeps for less may still answer."""
+
+
+def same_place(case: RunFacts, end: Link) -> bool:
+    """Whether a thread was at the same line, task and sample at the first look."""
+    before = case.before(end.pid, end.tid)
+    return before is not None and (before.task, before.sample, spot(before)) == (
+        end.place.task, end.place.sample, spot(end.place),
+    )  # fmt: skip
+
+
+def times_asleep(case: RunFacts, end: Link) -> int:
+    """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = less than twice."""
+    then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
+    if then is None or now is None or then.syscall is None or now.syscall is None:
+        return 0
+    times = now.switches[1] - then.switches[0]
+    pause = 2 * case.apart / max(times, 1)  # what sleeps for longer than that now has another rhythm
+    fits = now.idle <= pause and now.syscall.timeout <= pause
+    return times if same_place(case, end) and fits and then.syscall.name == now.syscall.name and times > 1 else 0
+
+
+def at_work(case: RunFacts, pid: int, tid: int) -> bool:
+    """Whether a thread gets on: it computes, runs now and then, or sleeps for a while."""
+    wait, thread = case.wait(pid, tid), case.thread(pid, tid)
+    if wait is None or thread is None:
+        return False
+    naps = wait.kind is Blocked.SLEEPS and thread.syscall is not None and 0 <= thread.syscall.timeout < NAP
+    return naps or wait.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
+
+
+def in_users_code(case: RunFacts, pid: int) -> bool:
+    """Whether a worker is in code of the user's, or a process is the program's own."""
+    steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
+    helper = pid not in case.workers and all(pid != loop.pid for loop in case.loops)  # a process of the program's own
+    if helper and case.place(pid, pid).users is not None:
+        return True
+    return bool(steps & {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.INIT, LoaderStep.OPEN})
+
+
+def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
+    """What the threads of a process that could end a wait are in, to stand after its name; "" = no such threads."""
+    said = []
+    for thread in threads:
+        if (place := case.place(pid, thread.tid)).users is None:  # a library's own thread
+            continue
+        chain = follow(case, LoopThread(pid, thread.tid, place))
+        first, end = chain.links[0], chain.end
+        name = thread.python_name or thread.name
+        further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
+        said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
+    return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
+
+
+def loop_tid(case: RunFacts, pid: int) -> int:
+    """The thread of a process that runs a loader's loop; the main one if none is known to."""
+    return next((loop.tid for loop in case.loops if loop.pid == pid), pid)
+
+
+def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
+    """The program's own processes that have ended and were not waited for: what they did, it may be."""
+    loops = {loop.pid for loop in case.loops}
+    gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
+    said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
+    return (f"{listed(said, 2)}, {did}",) if said else ()
+
+
+def wakes(case: RunFacts, link: Link) -> int:
+    """How often a thread that reads or writes without a timeout woke up between the looks: then bytes have moved."""
+    thread, then = case.thread(link.pid, link.tid), case.thread_before(link.pid, link.tid)
+    if link.wait.kind not in TWO_ENDS or link.wait.bounded or thread is None:
+        return 0
+    return thread.switches[1] - min(thread.switches[0], then.switches[0] if then is not None else thread.switches[0])
+
+
+def receives(case: RunFacts, link: Link) -> bool:
+    """Whether a thread gets bytes now and then: the signal that asks it for its stack wakes it only once a look."""
+    return wakes(case, link) > 1

@@ -1,0 +1,74 @@
+"""What a rule is, what it finds, and the words that rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minidl.doctor.case import RunFacts, in_library, spot
+from minidl.doctor.chain import Chain, Link
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a rule found. what: for the sentence, after the name and the place of the chain's end.
+
+    moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
+    alone: nobody who could end the wait is left, so it is not slow either.
+    """
+
+    cause: HangCause
+    what: str
+    sure: Sure = Sure.CERTAIN
+    facts: tuple[EvidenceLine, ...] = ()
+    also: tuple[str, ...] = ()
+    fix: str = ""
+    moves: bool = False
+    helped: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRule:
+    """One rule. test: None = it does not apply, or its counter-evidence is seen. counter: what speaks against it."""
+
+    test: Callable[[RunFacts, Chain], Judgement | None]
+    about: str
+    counter: str
+
+
+def listed(items: list[str], most: int = 4) -> str:
+    """The first items as words: "a, b and 3 more"."""
+    shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def exit_in_words(status: int) -> str:
+    """How a process ended, by its wait status; -1 = unknown."""
+    if status < 0:
+        return "how is not known"
+    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
+
+
+def state_seen(case: RunFacts, link: Link) -> EvidenceLine:
+    """The kernel's letter for a thread, at two looks."""
+    thread = case.thread(link.pid, link.tid)
+    before, now = thread.state if thread is not None else ("?", "?")
+    both = " at both looks" if before == now else f", and was {before} before"
+    return EvidenceLine(f"its state is {now}{both}", f"/proc/{link.pid}/stat")
+
+
+def call_of(case: RunFacts, link: Link) -> str:
+    """Where the evidence of a thread's wait is from: its system call, or what the kernel tells without one."""
+    thread = case.thread(link.pid, link.tid)
+    if thread is None:
+        return f"process {link.pid}"
+    call = thread.syscall
+    return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
+
+
+def step_in_words(case: RunFacts, pid: int) -> str:
+    """What the main thread of a process is in."""
+    place = case.place(pid, pid)
+    return spot(place) or in_library(place) or place.step.value

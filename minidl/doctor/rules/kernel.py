@@ -1,0 +1,270 @@
+"""Rules of kernel objects with another side: file locks, pipes, sockets, FIFOs, files, terminals, signals, children."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from minidl.doctor.case import LoopThread, RunFacts
+from minidl.doctor.chain import Chain, Link, follow, joins
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import AT_HOME, USERS, LoaderStep
+from minidl.doctor.rules.activity import at_work, doing_of, ended_children, receives, times_asleep
+from minidl.doctor.rules.judgement import Judgement, call_of, listed
+from minidl.evidence.graph import Blocked, KernelWait
+
+
+def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    wait = chain.end.wait
+    if wait.kind is not Blocked.FILE_LOCK:
+        return None
+    facts = holders_seen(case, wait)
+    who = listed([case.name(one.pid) for one in wait.holders]) or "nobody that could be seen"
+    polls = wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
+    sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
+    passed = facts and not wait.certain and not polls
+    holds = "took it, and may have passed it on to a child" if passed else "holds it"
+    return Judgement(
+        HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts,
+        POLLED if polls else () if facts else _ELSEWHERE,
+        "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
+    )  # fmt: skip
+
+
+def holders_seen(case: RunFacts, wait: KernelWait) -> tuple[EvidenceLine, ...]:
+    """Who holds the lock that is waited for."""
+    return tuple(EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in wait.holders)
+
+
+_ELSEWHERE: Final = ("a lock of another machine (network file system), or of another container",)
+
+
+POLLED: Final = ("it polls for something else, and the lock has nothing to do with it",)
+
+
+def child(case: RunFacts, chain: Chain) -> Judgement | None:
+    waiter = chain.end
+    if waiter.wait.kind is not Blocked.CHILD:
+        return None
+    known = listed([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
+    return Judgement(
+        HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
+        (EvidenceLine(waiter.wait.words, call_of(case, waiter)),),
+        fix="give the wait a timeout; see what the child does",
+    )  # fmt: skip
+
+
+_READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
+
+
+_WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
+
+
+def pipe(case: RunFacts, chain: Chain) -> Judgement | None:
+    link = chain.end
+    full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
+    if full is not None:
+        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
+        sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
+        facts = (EvidenceLine(full.wait.words, call_of(case, full)), *sides)
+        if full.place.step is LoaderStep.WRITE and full.pid in case.workers:
+            return None
+        if full is link:
+            who = f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
+            return Judgement(HangCause.PIPE_FULL, f"is {full.wait.words}{who}", Sure.LIKELY, facts, fix=_READ_IT)
+        return Judgement(
+            HangCause.PIPE_FULL, f"has the pipe's reading end and does not read: it is {link.wait.words}", Sure.LIKELY,
+            facts, fix=_READ_IT,
+        )  # fmt: skip
+    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is link or not joins(one))]
+    if not reads:
+        return None
+    empty = reads[-1]
+    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
+    facts = (EvidenceLine(empty.wait.words, call_of(case, empty)),)
+    if empty is not link:
+        writes = "writes now and then" if receives(case, empty) else "writes nothing"
+        what = f"has the pipe's writing end and {writes}: it is {link.wait.words}"
+        return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
+    who = f"; {listed(ends)} could write to it" if ends else ""
+    circle = _all_wait_for_it(case, chain, empty)
+    alone = circle or _only_itself(case, empty)
+    helped = any(at_work(case, one.pid, one.pid) for one in empty.wait.holders)
+    if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
+        could = f" ({listed(ends)} could)" if ends else ""
+        also = ("one of these processes is about to, and is late",) if ends else ()
+        if circle:
+            names = listed([case.name(one.pid) for one in empty.wait.holders])
+            could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
+        what = f"waits in Queue.get for an item that nobody puts{could}"
+        also = (*ended_children(case, "was to put it"), *also)
+        return Judgement(
+            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put",
+            alone=alone, helped=helped,
+        )  # fmt: skip
+    who += ", and waits for it" if circle else ""
+    return Judgement(
+        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT,
+        alone=alone, helped=helped,
+    )  # fmt: skip
+
+
+def _only_itself(case: RunFacts, link: Link) -> bool:
+    """Whether the other end of a pipe is open in the waiter's own process alone, which has no thread to use it."""
+    letter = "w" if link.wait.kind is Blocked.PIPE_READ else "r"
+    own = any(
+        link.wait.target == f"pipe:{one.inode}" and letter in one.mode for one in case.processes[link.pid].descriptors
+    )
+    return own and not link.wait.holders and not case.users_threads(link.pid, but=link.tid)
+
+
+def _all_wait_for_it(case: RunFacts, chain: Chain, link: Link) -> bool:
+    """Whether all that have a pipe's other end wait, at last, for who waits there, or are idle workers of its loop.
+
+    Another thread of theirs could use that end; so could one that gives up its own wait.
+    """
+    idle = {pid for pid in case.workers_of(chain.links[0].pid).values() if _has_nothing_to_do(case, pid)}
+    ends = {one.pid for one in link.wait.holders}
+    if not ends or link.wait.bounded or case.users_threads(link.pid, but=link.tid):
+        return False
+    return all(pid in idle or _leads_to(case, pid, link) for pid in ends)
+
+
+def _leads_to(case: RunFacts, pid: int, link: Link) -> bool:
+    """Whether a process waits for a thread, without a timeout of the user's, and has no other thread of the user's."""
+    links = follow(case, LoopThread(pid, pid, case.place(pid, pid))).links
+    at = next((i for i, one in enumerate(links) if (one.pid, one.tid) == (link.pid, link.tid)), 0)
+    ends = any(one.wait.bounded and one.place.step in USERS for one in links[:at])
+    return at > 0 and not ends and not case.users_threads(pid)
+
+
+def _has_nothing_to_do(case: RunFacts, pid: int) -> bool:
+    """Whether a worker waits for a task, and no thread of it has anything to send."""
+    sends = {case.place(pid, t.tid).step for t in case.processes[pid].threads} & {LoaderStep.PICKLE, LoaderStep.WRITE}
+    return case.idle_worker(pid) and not sends and not case.users_threads(pid)
+
+
+def _could(case: RunFacts, chain: Chain, pid: int) -> str:
+    """The name of a process that has the other end, with why it will not use it, as far as that is seen."""
+    name, end = case.name(pid), chain.end
+    helpers = case.users_threads(pid)
+    if doing := doing_of(case, pid, helpers):
+        return name + doing
+    wait = case.wait(pid, pid)
+    if pid == end.pid:
+        return f"{name} itself"
+    if wait is not None and wait.target and wait.target == end.wait.target:
+        return f"{name} [waits for the same]"
+    waits = any(pid == link.pid for link in (*chain.before, *chain.links[:-1])) and not helpers
+    return f"{name} [waits for it in turn]" if waits else name
+
+
+def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
+    if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
+        return False
+    return (
+        link.place.step not in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
+        if link.place.seen
+        else not link.wait.bounded
+    )
+
+
+def fifo(case: RunFacts, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.FIFO:
+        return None
+    return Judgement(
+        HangCause.FIFO, f"is {chain.end.wait.words}",
+        facts=(EvidenceLine(chain.end.wait.words, call_of(case, chain.end)),),
+        fix="start what opens the other end, or open it with os.O_NONBLOCK; is a FIFO expected at this path?",
+    )  # fmt: skip
+
+
+def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
+    """An event loop of asyncio's that has nothing to run: which coroutine waits for what, no stack tells."""
+    end = chain.end
+    names = [f.function.rpartition(".")[2] for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
+    if "_run_once" not in names:
+        return None
+    frame = end.place.users
+    asked = f" that {frame.function} runs" if frame is not None else ""
+    return Judgement(
+        HangCause.NOBODY, f"waits in the event loop of asyncio{asked}, which has nothing to run", Sure.POSSIBLE,
+        (EvidenceLine(end.wait.words, call_of(case, end)),),
+        ("a coroutine waits for the network, or for what nobody sets",),
+        "print asyncio.all_tasks() from a signal handler (faulthandler can't); give awaits a timeout",
+        moves=end.pid not in case.workers,
+    )  # fmt: skip
+
+
+def socket(case: RunFacts, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.SOCKET:
+        return None
+    if _calls_accept(case, end.pid, end.tid):
+        return Judgement(
+            HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
+            (EvidenceLine(end.wait.words, call_of(case, end)),), ("no client comes, and none is meant to",),
+            "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
+        )  # fmt: skip
+    who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
+    own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
+    helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
+    other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
+    if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
+        threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
+        accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
+        other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
+    times = times_asleep(case, end) if end.wait.bounded else 0
+    what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
+    return Judgement(
+        HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
+        (EvidenceLine(end.wait.words, call_of(case, end)),), ("the other end is slow, and will answer",),
+        helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
+        fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
+    )  # fmt: skip
+
+
+def _calls_accept(case: RunFacts, pid: int, tid: int) -> bool:
+    thread = case.thread(pid, tid)
+    return thread is not None and thread.syscall is not None and thread.syscall.name.startswith("accept")
+
+
+_DEBUGGER: Final = re.compile(r"(^|/)(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|pudb|debugpy|pydevd\w*)/")
+
+
+def debugger(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A person is asked for the next command of a debugger."""
+    end = chain.end
+    frame = next((f for f in end.place.inside if _DEBUGGER.search(f.file.replace("\\", "/"))), None)
+    asleep = end.wait.kind in (Blocked.TERMINAL, Blocked.FILE, Blocked.PIPE_READ, Blocked.SOCKET, Blocked.FIFO)
+    if frame is None or not asleep:
+        return None
+    return Judgement(
+        HangCause.TERMINAL, "waits for the next command of a person, in a debugger", Sure.LIKELY,
+        (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
+        fix="answer it, or remove the breakpoint",
+    )  # fmt: skip
+
+
+def terminal(case: RunFacts, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.TERMINAL:
+        return None
+    return Judgement(
+        HangCause.TERMINAL, f"is {chain.end.wait.words} (a debugger's prompt?)", fix="answer it, or remove it"
+    )
+
+
+def signal(case: RunFacts, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.SIGNAL:
+        return None
+    return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}", fix="send it, or don't wait for it in a dataset")
+
+
+def file(case: RunFacts, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.FILE:
+        return None
+    return Judgement(
+        HangCause.FILE, f"is {chain.end.wait.words}", Sure.LIKELY, also=("a slow disk, which will answer",),
+        facts=(EvidenceLine(chain.end.wait.words, call_of(case, chain.end)),),
+        fix="look at the file system that the file is on",
+    )  # fmt: skip

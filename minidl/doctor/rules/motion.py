@@ -1,0 +1,106 @@
+"""Rules of what moves by itself: sleep, computing, no CPU; and the last one, of what nothing else explains."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from minidl.doctor.case import RunFacts
+from minidl.doctor.chain import Chain, Link
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import USERS
+from minidl.doctor.rules.activity import same_place, times_asleep
+from minidl.doctor.rules.judgement import Judgement, call_of
+from minidl.evidence.graph import Blocked
+
+SOON: Final = 5.0
+"""Seconds: a sleep that ends within them is no hang."""
+
+
+def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.SLEEPS:
+        return None
+    thread = case.thread(end.pid, end.tid)
+    left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
+    what, times = f"is {end.wait.words}", times_asleep(case, end)
+    seen = EvidenceLine(end.wait.words, call_of(case, end))
+    if times:
+        what = (
+            f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
+        )
+        source = end.place.inside[0].source if end.place.inside else ""
+        what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
+        seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", call_of(case, end))
+    return Judgement(
+        HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
+        moves=0 <= left <= SOON,
+    )  # fmt: skip
+
+
+_IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
+
+
+def computes(case: RunFacts, chain: Chain) -> Judgement | None:
+    end = chain.end
+    before = case.before(end.pid, end.tid)
+    moved = before is not None and (before.task, before.sample) != (end.place.task, end.place.sample)
+    starves = end.wait.kind is Blocked.READY and before is not None and not moved and end.place.step in USERS
+    if end.wait.kind is not Blocked.COMPUTES and not (starves and _share(case, end) >= STARVED):
+        return None
+    same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
+    return Judgement(
+        HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
+        (EvidenceLine(end.wait.words, call_of(case, end)),),
+        ("an endless loop, or one sample that takes long: look again later",)
+        + (("others have the CPUs that it needs",) if starves else ()),
+        "run that sample alone under a profiler; bound its loop", moves=moved,
+    )  # fmt: skip
+
+
+STARVED: Final = 0.05
+"""Share of a CPU below which a thread that is ready to run does not compute: it waits for a CPU."""
+
+
+def _share(case: RunFacts, end: Link) -> float:
+    thread = case.thread(end.pid, end.tid)
+    return thread.used / max(case.now.interval, 1e-3) if thread is not None else 0.0
+
+
+def no_cpu(case: RunFacts, chain: Chain) -> Judgement | None:
+    if chain.end.wait.kind is not Blocked.READY:
+        return None
+    process = case.processes[chain.end.pid]
+    machine = case.now.machine
+    quotas = [one.cpu_quota for one in machine.cgroups if one.cpu_quota > 0]
+    facts = [EvidenceLine(f"it may use CPUs {list(process.cpus)} of {machine.cpus}; load {machine.load:.1f}", "/proc")]
+    facts += [EvidenceLine(f"its cgroup has {min(quotas):g} CPUs", "cgroup")] if quotas else []
+    return Judgement(
+        HangCause.NO_CPU, f"is {chain.end.wait.words}", Sure.LIKELY, tuple(facts), moves=True,
+        fix="give it CPUs: fewer workers, a wider affinity (os.sched_setaffinity), a larger quota",
+    )  # fmt: skip
+
+
+def moves(case: RunFacts, chain: Chain) -> Judgement | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.MOVES:
+        return None
+    thread, then = case.thread(end.pid, end.tid), case.thread_before(end.pid, end.tid)
+    times = thread.switches[1] - then.switches[0] if thread is not None and then is not None else 0
+    naps = bool(end.place.inside) and "sleep" in end.place.inside[0].source
+    if naps and times > 1 and same_place(case, end):
+        what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
+        return Judgement(
+            HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, call_of(case, end)),), moves=True,
+            fix="bound the retries that it belongs to",
+        )  # fmt: skip
+    return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
+
+
+def unknown(case: RunFacts, chain: Chain) -> Judgement | None:
+    words = chain.end.wait.words
+    seen = "" if chain.end.place.seen else "; without its Python stack the cause is not known"
+    return Judgement(
+        HangCause.UNKNOWN, f"is {words}{seen}", Sure.UNKNOWN, (EvidenceLine(words, call_of(case, chain.end)),),
+        fix="" if chain.end.place.seen else "install py-spy and ask again, as root or with CAP_SYS_PTRACE",
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Rules of waits that several parties have to end: a barrier, a collective, the clients of a Manager."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minidl.doctor.case import RunFacts, spot
+from minidl.doctor.chain import Chain, collective, serves
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.rules import motion
+from minidl.doctor.rules.activity import same_place
+from minidl.doctor.rules.judgement import Judgement, listed
+from minidl.evidence.graph import Blocked
+from minidl.evidence.model import Frame
+
+
+def barrier(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A barrier: it waits for a number of threads or processes, and says nothing of which."""
+    end = chain.end
+    if not any(map(_of_barrier, end.place.inside)):
+        return None
+    stacks = {pid: [f for t in process.threads for f in t.stack or ()] for pid, process in case.processes.items()}
+    there = [pid for pid, frames in stacks.items() if any(map(_of_barrier, frames))]
+    others = [case.name(pid) for pid in case.workers if pid not in there]
+    facts = (
+        EvidenceLine(f"at the barrier: {listed([case.name(pid) for pid in there])}", "stacks"),
+        *((EvidenceLine(f"not at the barrier: {listed(others)}", "stacks"),) if others else ()),
+    )
+    missing = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
+    return Judgement(
+        HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, facts,
+        fix="a barrier needs all of its parties: workers get different samples, so don't wait for one another in a "
+        "dataset; give it a timeout",
+    )  # fmt: skip
+
+
+def _of_barrier(frame: Frame) -> bool:
+    """Whether a frame is of a barrier: Python before 3.11 does not name its class."""
+    return frame.file.endswith("threading.py") and "Barrier" in frame.function + frame.variables.get("self", "")
+
+
+def collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
+    end = chain.end
+    name = collective(end.place)
+    if not name:
+        return None
+    others = [(pid, place) for pid in case.processes if pid != end.pid and collective(place := case.place(pid, pid))]
+    apart = [(pid, place) for pid, place in others if spot(place) != spot(end.place)]
+    facts = [EvidenceLine(f"it is in {name}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"{case.name(pid)} is in {collective(p)}, {spot(p)}", f"stack of {pid}") for pid, p in apart]
+    missed = "".join(f"; {case.name(pid)} is in {collective(place)} ({spot(place)})" for pid, place in apart[:1])
+    also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
+    return Judgement(
+        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks{missed}", Sure.LIKELY,
+        tuple(facts), () if apart else also,
+        "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
+        "number of steps",
+    )  # fmt: skip
+
+
+def rank_naps(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A rank that sleeps for short times, and that another one waits for in a collective."""
+    name = collective(chain.links[-2].place) if len(chain.links) > 1 else ""
+    found = motion.sleeps(case, chain) or motion.moves(case, chain) if name else None
+    naps = found is not None and found.cause is HangCause.SLEEP and found.moves
+    if found is None or not naps or not same_place(case, chain.end):
+        return None
+    return Judgement(
+        HangCause.COLLECTIVE, f"has not come to the collective {name}: it {found.what}", Sure.LIKELY, found.facts,
+        ("it comes to the collective once it has what it waits for",),
+        "find what that rank waits for; ranks must run the same number of steps", helped=True,
+    )  # fmt: skip
+
+
+_COUNTERPART: Final = {
+    "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
+    "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
+}  # fmt: skip
+"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+
+
+def manager(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
+    method = serves(thread) if thread is not None else None
+    if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
+        return None
+    cause, ends = _COUNTERPART[method]
+    return Judgement(
+        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
+        ("a client that has ended was to do so",),
+        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
+    )  # fmt: skip

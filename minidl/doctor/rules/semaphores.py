@@ -1,0 +1,168 @@
+"""Rules of semaphores of several processes, which have no owner: locks, permits, bounded queues, events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidl.doctor.case import RunFacts
+from minidl.doctor.chain import Chain, Link
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import USERS, LoaderStep
+from minidl.doctor.rules.activity import at_work, ended_children, in_users_code, same_place
+from minidl.doctor.rules.judgement import Judgement, listed, step_in_words
+from minidl.evidence.graph import Blocked, semaphore_at
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A wait for a semaphore of several processes, which has no owner. pids: who shares it; could: those that are in
+    the user's code, and do not wait for it themselves: they may hold it, or set what it stands for."""
+
+    end: Link
+    pids: tuple[int, ...]
+    same: tuple[int, ...]
+    could: tuple[int, ...]
+    facts: tuple[EvidenceLine, ...]
+
+
+def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
+    end = chain.end
+    if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
+        return None
+    process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
+    semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
+    pids = tuple(holder.pid for holder in end.wait.holders)
+    users = [pid for pid in pids if in_users_code(case, pid)]
+    same = tuple(pid for pid in users if _waits_for_same(case, pid, end.wait.target))
+    value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
+    facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
+    facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
+    return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+
+
+def _asks_again(case: RunFacts, end: Link) -> bool:
+    """Whether a thread waits in the user's code with a timeout, again and again."""
+    return end.place.step in USERS and same_place(case, end)
+
+
+def _waits_for_same(case: RunFacts, pid: int, target: str) -> bool:
+    return any(
+        (wait := case.wait(pid, t.tid)) is not None and wait.target == target for t in case.processes[pid].threads
+    )
+
+
+def full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore counts the room in a bounded queue of multiprocessing."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    frames = [f for f in shared.end.place.inside if f.file.endswith("multiprocessing/queues.py")]
+    if not frames or not frames[0].function.endswith("put"):
+        return None
+    return Judgement(
+        HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, shared.facts,
+        fix="read that queue while the workers run, or don't bound it",
+    )  # fmt: skip
+
+
+def loaders_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore is the lock of a queue of the loader's own, which is held for one message at a time."""
+    shared = _shared(case, chain)
+    if shared is None or shared.end.place.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
+        return None
+    return Judgement(
+        HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, shared.facts,
+        ("a live process holds it and is stopped",),
+        "a process that was killed in the middle of a message left it locked: find what killed it",
+    )  # fmt: skip
+
+
+def nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The semaphore is that of an Event or a Condition of multiprocessing."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    waits = [f.function for f in shared.end.place.inside if f.file.endswith("multiprocessing/synchronize.py")]
+    if not any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
+        return None
+    event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
+    named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
+    could = f" ({listed([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
+    return Judgement(
+        HangCause.NOBODY, f"waits for {named}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
+        () if event else ("the notify came before the wait",),
+        "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
+        helped=any(at_work(case, pid, pid) for pid in shared.could),
+    )  # fmt: skip
+
+
+def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Two processes wait for one lock each, and each is the only one that may hold what the other waits for."""
+    shared = _shared(case, chain)
+    if shared is None or len(shared.could) != 1:
+        return None
+    pid = shared.could[0]
+    other = Link(pid, pid, case.place(pid, pid), case.wait(pid, pid) or shared.end.wait)
+    theirs = _shared(case, Chain((other,)))
+    if theirs is None or theirs.could != (shared.end.pid,):
+        return None
+    return Judgement(
+        HangCause.CYCLE,
+        f"waits for a lock that only {case.name(pid)}, in {step_in_words(case, pid)}, may hold, and that one for a "
+        "lock that only it may hold: a circle",
+        Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
+        "take the locks in one order everywhere",
+    )  # fmt: skip
+
+
+def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Who shares the semaphore, and is in code of the user's that may hold it; or can't be seen."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    if shared.could:
+        names = listed([case.name(pid) for pid in shared.could])
+        theirs = (
+            EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {step_in_words(case, pid)}", "stack")
+            for pid in shared.could
+        )
+        return Judgement(
+            HangCause.SEMAPHORE, f"waits for a lock of several processes; {names} may hold it", Sure.POSSIBLE,
+            (*shared.facts, *theirs), ("a permit was never given back",),
+            "see whether that process is inside of the lock",
+            helped=any(at_work(case, pid, pid) for pid in shared.could),
+        )  # fmt: skip
+    if all(case.place(pid, pid).seen for pid in shared.pids):
+        return None
+    return Judgement(
+        HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, shared.facts,
+        ("another of these processes holds it", "a permit was never given back"),
+        "install py-spy: the stacks of the processes that share it say which of them is inside of it",
+    )  # fmt: skip
+
+
+def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
+    """All who share the semaphore are seen, and none is in code that could release it."""
+    shared = _shared(case, chain)
+    if shared is None:
+        return None
+    idle = listed([case.name(pid) for pid in shared.pids if pid not in shared.same])
+    waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
+    seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
+    held = f": it was lost, or {listed(waits)} holds it, which waits for the batch" if waits else ""
+    return Judgement(
+        HangCause.PERMIT_LOST,
+        f"waits for a lock or permit of several processes that none of them is about to release{held}",
+        Sure.LIKELY, (*shared.facts, *seen),
+        (
+            *(ended_children(case, "held it") or ("a process that has died held it (it has no owner)",)),
+            "nobody was ever to release it",
+        ),
+        "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
+        helped=any(
+            at_work(case, pid, one.tid)
+            for pid in shared.pids
+            for one in case.users_threads(pid)
+            if case.place(pid, one.tid).users is not None
+        ),
+    )  # fmt: skip

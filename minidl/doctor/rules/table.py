@@ -1,0 +1,107 @@
+"""The table of the rules, and those that look behind another wait.
+
+Interface: `RULES`, in order; `judged(case, chain)` -> `Judgement` of the first that applies.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minidl.doctor.case import RunFacts
+from minidl.doctor.chain import Chain
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.rules import kernel, motion, parties, processes, semaphores, threads
+from minidl.doctor.rules.judgement import CauseRule, Judgement, call_of
+from minidl.doctor.rules.kernel import POLLED, holders_seen
+from minidl.evidence.graph import Blocked
+
+
+def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The holder of a file lock waits itself: what for says the rule of that wait."""
+    locked = next((link.wait for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
+    if locked is None or locked is chain.end.wait:
+        return None
+    below = _judged_alone(case, chain)
+    return Judgement(
+        HangCause.FILE_LOCK,
+        f"holds that lock, and {below.what}", Sure.LIKELY if locked.bounded else below.sure,
+        (*holders_seen(case, locked), *below.facts), (*below.also, *(POLLED if locked.bounded else ())),
+        f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
+    )  # fmt: skip
+
+
+def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The child that is waited for waits itself: what for says the rule of that wait."""
+    waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
+    if waiter is None or waiter.pid == chain.end.pid or chain.end.pid in case.workers:
+        return None
+    below = _judged_alone(case, chain)
+    return Judgement(
+        HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, call_of(case, waiter)), *below.facts),
+        below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
+    )  # fmt: skip
+
+
+RULES: Final = (
+    CauseRule(processes.worker_is_gone, "a worker is no more", "it is there"),
+    CauseRule(
+        processes.idle_and_joined,
+        "a worker is joined that was not told to end",
+        "it is in anything but a wait for a task",
+    ),
+    CauseRule(
+        processes.nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"
+    ),
+    CauseRule(processes.worker_has_ended, "a worker died, perhaps in a message", "it runs"),
+    CauseRule(processes.stopped, "SIGSTOP or a debugger", "its state is not T or t"),
+    CauseRule(processes.uninterruptible, "the kernel waits for a device", "it ran between the looks"),
+    CauseRule(processes.keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
+    CauseRule(processes.cycle, "each waits for the next", "one link of the circle has a timeout"),
+    CauseRule(kernel.file_lock, "a file lock is held", "the lock is free in /proc/locks"),
+    CauseRule(_held_file_lock, "a file lock's holder waits itself", "the lock is free in /proc/locks"),
+    CauseRule(kernel.event_loop, "an event loop has nothing to run", "it runs no event loop"),
+    CauseRule(threads.mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
+    CauseRule(kernel.debugger, "a debugger waits for its user", "it has no debugger's frame"),
+    CauseRule(kernel.child, "a child does not end", "the child has ended"),
+    CauseRule(_waiting_child, "a child waits itself", "the child has ended"),
+    CauseRule(parties.barrier, "not all parties came", "all parties are at the barrier"),
+    CauseRule(parties.collective_missed, "another rank did not come", "all ranks are in the collective"),
+    CauseRule(parties.rank_naps, "a rank sleeps outside of the collective", "it has gone on since the first look"),
+    CauseRule(parties.manager, "a Manager's object is waited for", "its client goes on"),
+    CauseRule(threads.thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
+    CauseRule(threads.nobody_answers, "no thread can answer", "a thread of the process could answer"),
+    CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
+    CauseRule(threads.lock_of_threads, "another thread holds a lock of Python's", "its holder runs"),
+    CauseRule(threads.lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
+    CauseRule(threads.lock_of_its_own, "a lock that nobody can release", "another thread may release it"),
+    CauseRule(semaphores.full_queue, "a bounded queue is full", "somebody reads it"),
+    CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
+    CauseRule(semaphores.nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
+    CauseRule(
+        semaphores.crossed_locks, "two locks of several processes, crossed", "another process may hold one of them"
+    ),
+    CauseRule(semaphores.shared_lock, "a lock of several processes is held", "its holder runs"),
+    CauseRule(semaphores.permit_lost, "a permit was not given back", "a process that shares it could release it"),
+    CauseRule(kernel.pipe, "the other end does not read or write", "bytes move"),
+    CauseRule(kernel.fifo, "nobody opened the other end", "the other end is open"),
+    CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
+    CauseRule(kernel.terminal, "it asks a person", "it has no terminal"),
+    CauseRule(kernel.signal, "it waits for a signal", "the signal is pending"),
+    CauseRule(kernel.file, "a file system does not answer", "bytes move"),
+    CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),
+    CauseRule(motion.computes, "it computes", "its sample changed between the looks"),
+    CauseRule(motion.no_cpu, "others have the CPUs", "it gets CPU time"),
+    CauseRule(motion.moves, "it moves", ""),
+    CauseRule(motion.unknown, "nothing above fits", ""),
+)
+"""The first that applies names the cause. What holds whatever the code is comes first."""
+
+
+def judged(case: RunFacts, chain: Chain) -> Judgement:
+    """What the first rule that applies says."""
+    return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
+
+
+def _judged_alone(case: RunFacts, chain: Chain) -> Judgement:
+    """What the first rule that applies says of the chain's last link."""
+    return judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))

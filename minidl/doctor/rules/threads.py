@@ -1,0 +1,240 @@
+"""Rules of waits within one process: locks of Python's and of C libraries, threads that a fork did not copy."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from minidl.doctor.case import RunFacts
+from minidl.doctor.chain import Chain, Link, pool_of, waiting_in
+from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import LoaderStep, library
+from minidl.doctor.rules.activity import at_work, doing_of, loop_tid
+from minidl.doctor.rules.judgement import Judgement, listed
+from minidl.evidence.graph import Blocked
+from minidl.evidence.model import SeenThread
+
+_AFTER_FORK: Final = (
+    "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
+    "the worker (worker_init_fn)"
+)
+
+
+def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
+    """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
+    end, waiting = chain.end, waiting_in(chain.end)
+    if not waiting:
+        return None
+    process = case.processes[end.pid]
+    own = case.users_threads(end.pid, but=end.tid)
+    if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None  # another thread than the main one was started after the fork
+    parents = case.users_threads(process.ppid, but=loop_tid(case, process.ppid))
+    facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
+    pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
+    if parents:
+        names = listed([thread.python_name or thread.name for thread in parents])
+        facts.append(
+            EvidenceLine(f"the process that forked it has the threads {names}, which a fork does not copy", "threads")
+        )
+    if not parents and not pooled:
+        return None
+    return Judgement(
+        HangCause.MISSING_THREAD, f"waits in {waiting} for a thread that the fork did not copy",
+        Sure.CERTAIN if parents and pooled else Sure.LIKELY, tuple(facts),
+        () if pooled else ("nothing was ever to answer, fork or not",), _AFTER_FORK,
+    )  # fmt: skip
+
+
+def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
+    """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
+    end, waiting = chain.end, waiting_in(chain.end)
+    if not waiting:
+        return None
+    own = case.users_threads(end.pid, but=end.tid)
+    pool = pool_of(case, end)
+    if pool and not any(works for _, _, works in pool):
+        names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+        return Judgement(
+            HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
+            (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
+            ("the task was never begun, or its result is on its way",),
+            "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
+            "nothing; ProcessPoolExecutor raises BrokenProcessPool",
+        )  # fmt: skip
+    full = waiting.startswith("Queue.put")
+    cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
+    cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
+    also: tuple[str, ...]
+    if own:
+        names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+        busy = list(dict.fromkeys(pid for pid, tid, works in pool if works and at_work(case, pid, tid)))
+        doing = doing_of(case, end.pid, own)
+        doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+        also = ("one of these threads has to answer, and is late or stuck",)
+        if waiting.startswith(("Queue.join", "join (queue")):
+            also = ("a thread that had taken an item ended, by an exception, and never called task_done()",)
+        return Judgement(
+            cause, f"waits in {waiting}{doing}", Sure.POSSIBLE,
+            (EvidenceLine(f"other threads of its process: {names}", "stacks"),), also,
+            "see why that thread does not answer",
+            helped=bool(busy) or any(at_work(case, end.pid, t.tid) for t in own),
+        )  # fmt: skip
+    also = ("a signal handler is to end it",)
+    thread = case.thread(end.pid, end.tid)
+    if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
+        also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
+    fork = case.forked(end.pid)
+    if end.pid in case.workers and fork and end.tid == end.pid:
+        also = ("the thread that was to answer lived in the process that forked it, and a fork copies no threads",)
+    return Judgement(
+        cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
+        (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
+        "answer it from the same process, or give the wait a timeout",
+    )  # fmt: skip
+
+
+_LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
+
+
+def native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
+    """C code of a forked worker waits, in a line that takes no lock: for threads that the fork did not copy."""
+    end = chain.end
+    if waiting_in(end) != "" or end.pid not in case.workers:
+        return None
+    process, frame = case.processes[end.pid], end.place.inside[0]
+    parent = case.processes.get(process.ppid)
+    if case.forked(end.pid) is not True or not frame.source or _LOCKING.search(frame.source):
+        return None
+    had = [t.name for t in parent.threads if t.stack is None and t.tid != parent.pid] if parent is not None else []
+    facts = [EvidenceLine(f"its line calls C code: {frame.source}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"its parent has {len(had)} threads of C libraries", "threads")] if had else []
+    return Judgement(
+        HangCause.MISSING_THREAD, "waits in C code, for threads that the fork did not copy (OpenMP, a library's pool)",
+        Sure.LIKELY if had else Sure.POSSIBLE, tuple(facts), ("a lock inside of that library was held at the fork",),
+        "torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start; multiprocessing_context='forkserver'",
+    )  # fmt: skip
+
+
+def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A mutex of glibc, in a library: it names its owner."""
+    end = chain.end
+    if end.wait.kind is not Blocked.MUTEX:
+        return None
+    thread = case.thread(end.pid, end.tid)
+    assert thread is not None
+    fact = EvidenceLine(f"the mutex names thread {thread.owner} as its owner", f"memory of {end.pid}")
+    if thread.owner == end.tid:
+        return Judgement(
+            HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock before it is locked again"
+        )
+    if case.processes[end.pid].thread(thread.owner) is None:
+        return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,), fix=_AFTER_FORK)
+    return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="see what the owner waits for")
+
+
+def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
+    """That the chain's end waits for a lock of Python's, and the line where it does; None if it does not."""
+    end = chain.end
+    if waiting_in(end) != "":
+        return None
+    frame = end.place.inside[0]
+    line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
+    shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
+    return f"waits for a lock in {line}" if library(frame.file) else "waits for a lock", shown
+
+
+def lock_of_threads(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock of Python's, which has no owner; other threads of the process may hold it."""
+    found, end = _of_a_lock(case, chain), chain.end
+    own = case.users_threads(end.pid, but=end.tid)
+    if found is None or not own:
+        return None
+    what, shown = found
+    names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+    if _each_waits_for_a_lock(case, end, own):
+        what += ", as others do: each may hold the one that the next waits for"
+    return Judgement(
+        HangCause.LOCK, f"{what}{doing_of(case, end.pid, own)}", Sure.POSSIBLE,
+        (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
+        ("one of these threads holds it", "it holds it itself"),
+        "see which of them is inside of the lock; hold it for as short as possible",
+        helped=any(at_work(case, end.pid, t.tid) for t in own),
+    )  # fmt: skip
+
+
+def _each_waits_for_a_lock(case: RunFacts, end: Link, own: list[SeenThread]) -> bool:
+    """Whether all threads of a process that are in the user's code wait for locks, and for different ones."""
+    places = {thread.tid: case.place(end.pid, thread.tid) for thread in own}
+    targets = {end.wait.target}
+    for tid, place in places.items():
+        if place.users is not None:
+            wait = case.waits[end.pid, tid]
+            if waiting_in(Link(end.pid, tid, place, wait)) != "":
+                return False
+            targets.add(wait.target)
+    return len(targets) > 1
+
+
+def _alone(pid: int) -> EvidenceLine:
+    return EvidenceLine(
+        "no other thread of its process runs the program's code, so none can release it", f"threads of {pid}"
+    )
+
+
+def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock that was held when the worker was forked: in the worker it stays so."""
+    found, end = _of_a_lock(case, chain), chain.end
+    if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
+        return None
+    (what, shown), frame, parent = found, end.place.inside[0], case.processes[end.pid].ppid
+    held, fix = "which was held when the worker was forked", _AFTER_FORK
+    facts = (*shown, _alone(end.pid))
+    also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
+    parents = case.users_threads(parent, but=loop_tid(case, parent)) if parent in case.processes else []
+    reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
+    if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
+        what, also = "waits for the lock of a module's import", ()
+        fix = f"import the module before a thread does, and before the workers start; {_AFTER_FORK}"
+    elif parents:
+        same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
+        names = listed([t.python_name or t.name for t in (same or parents)])
+        has = f"the process that forked it has the threads {names}, one of which may have held it"
+        facts += (EvidenceLine(has, "threads"),)
+    elif reentrant or _in_first_sample(case, end):
+        why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
+        facts += (EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"),)
+        also = () if reentrant else ("it has taken the lock twice in this sample",)
+    else:
+        return None
+    return Judgement(HangCause.FORK_LOCK, f"{what}, {held}", Sure.LIKELY, facts, also, fix)
+
+
+_REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
+"""The standard library's modules whose locks are re-entrant."""
+
+
+def _in_first_sample(case: RunFacts, link: Link) -> bool:
+    """Whether a worker is in the first sample of its first task, in one function: nothing of it took a lock before."""
+    number, place, thread = case.workers.get(link.pid, -1), link.place, case.thread(link.pid, link.tid)
+    if place.step is not LoaderStep.SAMPLE or place.task != number or place.sample < 0 or thread is None:
+        return False
+    first = re.compile(rf"\[{place.sample}[,\]]")
+    fetch = [f for f in thread.stack or () if library(f.file) and any(map(first.match, f.variables.values()))]
+    return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
+
+
+def lock_of_its_own(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock of Python's that no other thread can release."""
+    found, end = _of_a_lock(case, chain), chain.end
+    if found is None:
+        return None
+    what, shown = found
+    may, also = "no other thread can release", "it was acquired, and never released, by a thread that has ended"
+    if end.pid in case.workers and case.forked(end.pid) is True:
+        may = "no thread of its process can release"
+        also = "the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'"
+    return Judgement(
+        HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _alone(end.pid)), (also,),
+        "it holds the lock itself: use threading.RLock, or release it before it is taken again",
+    )  # fmt: skip
