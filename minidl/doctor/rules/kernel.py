@@ -60,53 +60,81 @@ _READ_IT: Final = "read the other end while it is written (communicate(), a thre
 _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
 
 
-def pipe(case: RunFacts, chain: Chain) -> Judgement | None:
-    link = chain.end
-    full = next((one for one in chain.links if one.wait.kind is Blocked.PIPE_WRITE), None)
-    if full is not None:
-        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
-        sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
-        facts = (EvidenceLine(full.wait.words, call_of(case, full)), *sides)
-        if full.place.step is LoaderStep.WRITE and full.pid in case.workers:
-            return None
-        if full is link:
-            who = f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
-            return Judgement(HangCause.PIPE_FULL, f"is {full.wait.words}{who}", Sure.LIKELY, facts, fix=_READ_IT)
-        return Judgement(
-            HangCause.PIPE_FULL, f"has the pipe's reading end and does not read: it is {link.wait.words}", Sure.LIKELY,
-            facts, fix=_READ_IT,
-        )  # fmt: skip
-    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is link or not joins(one))]
-    if not reads:
+def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Somebody writes into a pipe or a socket that nobody reads; the loader's own result pipe is not the cause."""
+    full = next((link for link in chain.links if link.wait.kind is Blocked.PIPE_WRITE), None)
+    if full is None or (full.place.step is LoaderStep.WRITE and full.pid in case.workers):
         return None
-    empty = reads[-1]
-    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
-    facts = (EvidenceLine(empty.wait.words, call_of(case, empty)),)
-    if empty is not link:
-        writes = "writes now and then" if receives(case, empty) else "writes nothing"
-        what = f"has the pipe's writing end and {writes}: it is {link.wait.words}"
-        return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, facts, fix=_WRITE_IT)
-    who = f"; {listed(ends)} could write to it" if ends else ""
+    sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
+    facts = (EvidenceLine(full.wait.words, call_of(case, full)), *sides)
+    if full is chain.end:
+        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
+        what = f"is {full.wait.words}"
+        what += f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
+    else:
+        what = f"has the pipe's reading end and does not read: it is {chain.end.wait.words}"
+    return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts, fix=_READ_IT)
+
+
+def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
+    """The last link that reads from a pipe of the user's, if it is the chain's end or waits for nothing else."""
+    if any(link.wait.kind is Blocked.PIPE_WRITE for link in chain.links):
+        return None
+    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is chain.end or not joins(one))]
+    return reads[-1] if reads else None
+
+
+def writes_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Somebody reads from a pipe, and who has its other end waits for something else."""
+    empty, end = _empty_pipe(case, chain), chain.end
+    if empty is None or empty is end:
+        return None
+    writes = "writes now and then" if receives(case, empty) else "writes nothing"
+    return Judgement(
+        HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
+        (EvidenceLine(empty.wait.words, call_of(case, empty)),), fix=_WRITE_IT,
+    )  # fmt: skip
+
+
+def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The pipe that nobody writes to is that of a queue of multiprocessing."""
+    empty = chain.end
+    of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
+    if _empty_pipe(case, chain) is not empty or not of_queue:
+        return None
     circle = _all_wait_for_it(case, chain, empty)
-    alone = circle or _only_itself(case, empty)
-    helped = any(at_work(case, one.pid, one.pid) for one in empty.wait.holders)
-    if any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside):
-        could = f" ({listed(ends)} could)" if ends else ""
-        also = ("one of these processes is about to, and is late",) if ends else ()
-        if circle:
-            names = listed([case.name(one.pid) for one in empty.wait.holders])
-            could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
-        what = f"waits in Queue.get for an item that nobody puts{could}"
-        also = (*ended_children(case, "was to put it"), *also)
-        return Judgement(
-            HangCause.QUEUE_EMPTY, what, Sure.LIKELY, facts, also, "give get() a timeout; see who is to put",
-            alone=alone, helped=helped,
-        )  # fmt: skip
+    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
+    could = f" ({listed(ends)} could)" if ends else ""
+    also = ("one of these processes is about to, and is late",) if ends else ()
+    if circle:
+        names = listed([case.name(one.pid) for one in empty.wait.holders])
+        could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
+    return Judgement(
+        HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
+        (EvidenceLine(empty.wait.words, call_of(case, empty)),), (*ended_children(case, "was to put it"), *also),
+        "give get() a timeout; see who is to put",
+        alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
+    )  # fmt: skip
+
+
+def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Somebody reads from a pipe or a socket that nobody writes to."""
+    empty = chain.end
+    if _empty_pipe(case, chain) is not empty:
+        return None
+    circle = _all_wait_for_it(case, chain, empty)
+    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
+    who = f"; {listed(ends)} could write to it" if ends else ""
     who += ", and waits for it" if circle else ""
     return Judgement(
-        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, facts, fix=_WRITE_IT,
-        alone=alone, helped=helped,
+        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
+        (EvidenceLine(empty.wait.words, call_of(case, empty)),), fix=_WRITE_IT,
+        alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
+
+
+def _writer_works(case: RunFacts, link: Link) -> bool:
+    return any(at_work(case, one.pid, one.pid) for one in link.wait.holders)
 
 
 def _only_itself(case: RunFacts, link: Link) -> bool:

@@ -46,50 +46,63 @@ def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
+    """It waits for the result of a pool, none of whose threads and processes has a task."""
+    end, waiting = chain.end, waiting_in(chain.end)
+    pool = pool_of(case, end) if waiting else []
+    if not pool or any(works for _, _, works in pool):
+        return None
+    names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+    return Judgement(
+        HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
+        (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
+        ("the task was never begun, or its result is on its way",),
+        "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
+        "nothing; ProcessPoolExecutor raises BrokenProcessPool",
+    )  # fmt: skip
+
+
+def _cause_of(waiting: str) -> HangCause:
+    """Of a function that waits: whether it is a queue's."""
+    if waiting.startswith("Queue.put"):
+        return HangCause.QUEUE_FULL
+    return HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else HangCause.NOBODY
+
+
+def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
+    """It waits for an event, a condition or a queue of its own process, in which other threads could end that."""
+    end, waiting = chain.end, waiting_in(chain.end)
+    own = case.users_threads(end.pid, but=end.tid)
+    if not waiting or not own:
+        return None
+    names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+    busy = list(dict.fromkeys(pid for pid, tid, works in pool_of(case, end) if works and at_work(case, pid, tid)))
+    doing = doing_of(case, end.pid, own)
+    doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+    also = "one of these threads has to answer, and is late or stuck"
+    if waiting.startswith(("Queue.join", "join (queue")):
+        also = "a thread that had taken an item ended, by an exception, and never called task_done()"
+    return Judgement(
+        _cause_of(waiting), f"waits in {waiting}{doing}", Sure.POSSIBLE,
+        (EvidenceLine(f"other threads of its process: {names}", "stacks"),), (also,),
+        "see why that thread does not answer",
+        helped=bool(busy) or any(at_work(case, end.pid, t.tid) for t in own),
+    )  # fmt: skip
+
+
 def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
     end, waiting = chain.end, waiting_in(chain.end)
     if not waiting:
         return None
-    own = case.users_threads(end.pid, but=end.tid)
-    pool = pool_of(case, end)
-    if pool and not any(works for _, _, works in pool):
-        names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
-        return Judgement(
-            HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
-            (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
-            ("the task was never begun, or its result is on its way",),
-            "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
-            "nothing; ProcessPoolExecutor raises BrokenProcessPool",
-        )  # fmt: skip
-    full = waiting.startswith("Queue.put")
-    cause = HangCause.QUEUE_FULL if full else HangCause.NOBODY
-    cause = HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else cause
-    also: tuple[str, ...]
-    if own:
-        names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
-        busy = list(dict.fromkeys(pid for pid, tid, works in pool if works and at_work(case, pid, tid)))
-        doing = doing_of(case, end.pid, own)
-        doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
-        also = ("one of these threads has to answer, and is late or stuck",)
-        if waiting.startswith(("Queue.join", "join (queue")):
-            also = ("a thread that had taken an item ended, by an exception, and never called task_done()",)
-        return Judgement(
-            cause, f"waits in {waiting}{doing}", Sure.POSSIBLE,
-            (EvidenceLine(f"other threads of its process: {names}", "stacks"),), also,
-            "see why that thread does not answer",
-            helped=bool(busy) or any(at_work(case, end.pid, t.tid) for t in own),
-        )  # fmt: skip
-    also = ("a signal handler is to end it",)
-    thread = case.thread(end.pid, end.tid)
+    also, thread = "a signal handler is to end it", case.thread(end.pid, end.tid)
     if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
-        also = ("it is a task of a pool, and waits for another task of that pool, which has no thread left for it",)
-    fork = case.forked(end.pid)
-    if end.pid in case.workers and fork and end.tid == end.pid:
-        also = ("the thread that was to answer lived in the process that forked it, and a fork copies no threads",)
+        also = "it is a task of a pool, and waits for another task of that pool, which has no thread left for it"
+    if end.pid in case.workers and case.forked(end.pid) and end.tid == end.pid:
+        also = "the thread that was to answer lived in the process that forked it, and a fork copies no threads"
     return Judgement(
-        cause, f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
-        (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), also,
+        _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
+        (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), (also,),
         "answer it from the same process, or give the wait a timeout",
     )  # fmt: skip
 
