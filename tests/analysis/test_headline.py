@@ -330,6 +330,7 @@ def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Pa
     found = after_its_end(tmp_path, watched.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
     assert found.kind is What.HUNG
     assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.sentence
+    assert "the thread that was to answer has ended" in " ".join(found.diagnosis.also if found.diagnosis else ())
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:

@@ -334,6 +334,26 @@ def test_a_rank_in_a_collective_names_the_other_collective_that_a_rank_is_in() -
     assert diagnose([look(first, same, IDLE)], told).also
 
 
+@pytest.mark.parametrize(("half", "other"), [("recv", "sends"), ("send", "receives")])
+def test_two_ranks_that_do_the_same_half_of_a_transfer_wait_for_one_another(half: str, other: str) -> None:
+    where = "/site-packages/torch/distributed/distributed_c10d.py"
+    stack = (library(half, where), user("", "meet", 14), MAIN)
+
+    def rank(function: str) -> SeenProcess:
+        return process(200, 1, thread(200, (library(function, where), user("", "meet", 20), MAIN), LOCKED))
+
+    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+    said = diagnose([look(loop(stack=stack, call=LOCKED), rank(half), IDLE)], told)
+    assert (said.state, said.cause, said.sure) == (State.HUNG, HangCause.CYCLE, Sure.LIKELY)
+    assert said.sentence.endswith(
+        f"waits in {half} for another rank; so does rank 1: the loop (pid 200), and none of them {other}"
+    )
+    said = diagnose([look(loop(stack=stack, call=LOCKED), rank("all_reduce"), IDLE)], told)
+    assert said.cause is HangCause.COLLECTIVE
+    assert f"waits in {half} for the other ranks; rank 1: the loop (pid 200) is in all_reduce" in said.sentence
+    assert diagnose([look(loop(stack=stack, call=LOCKED), IDLE)], told).cause is HangCause.COLLECTIVE
+
+
 def test_what_is_told_of_one_loop_hides_no_workers_of_another() -> None:
     """A trace of two ranks tells of rank 0's loop, whose own code waits for rank 1, whose worker sleeps."""
     reduces = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
@@ -598,6 +618,19 @@ def test_the_other_end_of_a_socket_is_a_thread_and_no_circle() -> None:
     said = found(served, IDLE, stuck)
     assert said.cause is not HangCause.CYCLE
     assert said.who["thread"] == 190
+
+
+def test_a_thread_that_waits_for_its_own_process_at_a_socket_is_told_so() -> None:
+    """A blocking recv in a coroutine: who would send is a coroutine of the same event loop."""
+    aio = thread(190, (user("self.a.recv(1)", "get", 22),), RECEIVES, name="aio")
+    ends = (connection(8, 91, 90), connection(9, 90, 91))
+    said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends))
+    assert (
+        "aio (get at data.py:22) is waiting for data at a socket (the other end: it has that itself)" in said.sentence
+    )
+    served = process(300, 1, thread(300, (user("serve()"),), LOCKED), descriptors=ends[:1])
+    said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends[1:]), served)
+    assert "has that itself" not in said.sentence
 
 
 def test_who_receives_bytes_between_two_looks_moves() -> None:

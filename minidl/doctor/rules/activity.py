@@ -62,8 +62,16 @@ def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
         first, end = chain.links[0], chain.end
         name = thread.python_name or thread.name
         further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
+        if is_its_own_other_end(first):
+            further = " (the other end: it has that itself)"
         said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
     return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
+
+
+def is_its_own_other_end(link: Link) -> bool:
+    """Whether the other end of a pipe or socket is open in the waiter's own process alone."""
+    holders = {one.pid for one in link.wait.holders}
+    return link.wait.kind in TWO_ENDS and holders == {link.pid}
 
 
 def loop_tid(case: RunFacts, pid: int) -> int:

@@ -9,7 +9,14 @@ from minidl.doctor.case import LoopThread, RunFacts
 from minidl.doctor.chain import Chain, Link, follow, joins
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep
-from minidl.doctor.rules.activity import at_work, doing_of, ended_children, receives, times_asleep
+from minidl.doctor.rules.activity import (
+    at_work,
+    doing_of,
+    ended_children,
+    is_its_own_other_end,
+    receives,
+    times_asleep,
+)
 from minidl.doctor.rules.judgement import Judgement, call_of, listed
 from minidl.evidence.graph import Blocked, KernelWait
 
@@ -235,7 +242,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
     who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
-    own = bool(end.wait.holders) and all(one.pid == end.pid for one in end.wait.holders)
+    own = is_its_own_other_end(end)
     helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
     other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
     if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):

@@ -7,6 +7,7 @@ from typing import Final
 from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, collective, serves
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.places import ThreadPlace
 from minidl.doctor.rules import motion
 from minidl.doctor.rules.activity import same_place
 from minidl.doctor.rules.judgement import Judgement, listed
@@ -39,19 +40,49 @@ def _of_barrier(frame: Frame) -> bool:
     return frame.file.endswith("threading.py") and "Barrier" in frame.function + frame.variables.get("self", "")
 
 
+_OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
+"""Of the operations between two ranks: what the other rank has to do."""
+
+
+def _operation(name: str) -> str:
+    return name if name in _OTHER_HALF else f"the collective {name}"
+
+
+def _in_collectives(case: RunFacts, but: int) -> list[tuple[int, ThreadPlace]]:
+    return [(pid, place) for pid in case.processes if pid != but and collective(place := case.place(pid, pid))]
+
+
+def same_half(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Ranks that all receive, or that all send: none of them does the other half."""
+    end, name = chain.end, collective(chain.end.place)
+    others = _in_collectives(case, but=end.pid)
+    if name not in _OTHER_HALF or not others or any(collective(place) != name for _, place in others):
+        return None
+    ranks = listed([case.name(pid) for pid, _ in others])
+    facts = [EvidenceLine(f"{case.name(pid)} is in {name}, {spot(place)}", f"stack of {pid}") for pid, place in others]
+    return Judgement(
+        HangCause.CYCLE, f"waits in {name} for another rank; so {'does' if len(others) == 1 else 'do'} {ranks}, and "
+        f"none of them {_OTHER_HALF[name]}",
+        Sure.LIKELY, (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"), *facts),
+        (f"a rank that {_OTHER_HALF[name]} is on another machine, or was not looked at",),
+        "let one rank send while the other receives (by its number), or use dist.batch_isend_irecv",
+    )  # fmt: skip
+
+
 def collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A rank waits for the others, in a collective or for one of them to send or receive."""
     end = chain.end
     name = collective(end.place)
     if not name:
         return None
-    others = [(pid, place) for pid in case.processes if pid != end.pid and collective(place := case.place(pid, pid))]
+    others = _in_collectives(case, but=end.pid)
     apart = [(pid, place) for pid, place in others if spot(place) != spot(end.place)]
     facts = [EvidenceLine(f"it is in {name}", f"stack of {end.pid}")]
     facts += [EvidenceLine(f"{case.name(pid)} is in {collective(p)}, {spot(p)}", f"stack of {pid}") for pid, p in apart]
     missed = "".join(f"; {case.name(pid)} is in {collective(place)} ({spot(place)})" for pid, place in apart[:1])
     also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
     return Judgement(
-        HangCause.COLLECTIVE, f"waits in the collective {name} for the other ranks{missed}", Sure.LIKELY,
+        HangCause.COLLECTIVE, f"waits in {_operation(name)} for the other ranks{missed}", Sure.LIKELY,
         tuple(facts), () if apart else also,
         "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
         "number of steps",
@@ -66,7 +97,7 @@ def rank_naps(case: RunFacts, chain: Chain) -> Judgement | None:
     if found is None or not naps or not same_place(case, chain.end):
         return None
     return Judgement(
-        HangCause.COLLECTIVE, f"has not come to the collective {name}: it {found.what}", Sure.LIKELY, found.facts,
+        HangCause.COLLECTIVE, f"has not come to {_operation(name)}: it {found.what}", Sure.LIKELY, found.facts,
         ("it comes to the collective once it has what it waits for",),
         "find what that rank waits for; ranks must run the same number of steps", helped=True,
     )  # fmt: skip

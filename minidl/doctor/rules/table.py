@@ -65,6 +65,7 @@ RULES: Final = (
     CauseRule(kernel.child, "a child does not end", "the child has ended"),
     CauseRule(_waiting_child, "a child waits itself", "the child has ended"),
     CauseRule(parties.barrier, "not all parties came", "all parties are at the barrier"),
+    CauseRule(parties.same_half, "ranks all send, or all receive", "one of them does the other half"),
     CauseRule(parties.collective_missed, "another rank did not come", "all ranks are in the collective"),
     CauseRule(parties.rank_naps, "a rank sleeps outside of the collective", "it has gone on since the first look"),
     CauseRule(parties.manager, "a Manager's object is waited for", "its client goes on"),

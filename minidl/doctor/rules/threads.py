@@ -95,7 +95,8 @@ def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     end, waiting = chain.end, waiting_in(chain.end)
     if not waiting:
         return None
-    also, thread = "a signal handler is to end it", case.thread(end.pid, end.tid)
+    also = "the thread that was to answer has ended, perhaps by an exception: look for its traceback on stderr"
+    thread = case.thread(end.pid, end.tid)
     if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
         also = "it is a task of a pool, and waits for another task of that pool, which has no thread left for it"
     if end.pid in case.workers and case.forked(end.pid) and end.tid == end.pid:
