@@ -49,10 +49,9 @@ ORDER = (
     ("doctor", "diagnosis places case chain"),
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("doctor", "diagnose"),
-    (
-        "analysis",
-        "device_use ledger cpu_use verdict live recent now consult headline summary story ways diff audit top",
-    ),
+    ("analysis", "device_use ledger cpu_use verdict live recent now consult"),
+    ("analysis.headline", "model inquiry waiting hangs deaths errors bounds goes_on __init__"),
+    ("analysis", "summary story ways diff audit top"),
     ("doctor", "examine"),
     (
         "views",
@@ -241,6 +240,7 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
+    "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "one_process planted several_ranks state table",
     "bench": "bench_device",

@@ -15,7 +15,8 @@ import numpy as np
 
 from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
-from minidl.analysis.headline import Headline, What, headline
+from minidl.analysis.headline import headline
+from minidl.analysis.headline.model import Headline, What
 from minidl.analysis.ledger import Slabs, slabs_of
 from minidl.analysis.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from minidl import check
 from minidl.analysis import live
-from minidl.analysis.headline import Headline, What, headline
+from minidl.analysis.headline import headline
+from minidl.analysis.headline.model import Headline, What
 from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure

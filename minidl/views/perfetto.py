@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.analysis.headline import What
+from minidl.analysis.headline.model import What
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.events import EVENTS, Phase

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from minidl.analysis.headline import Blamed, Headline, Spot, What, headline
+from minidl.analysis.headline import headline
+from minidl.analysis.headline.model import Blamed, Headline, Spot, What
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth

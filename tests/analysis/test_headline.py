@@ -15,7 +15,9 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.analysis.headline import LONGEST, Blamed, Headline, What, headline, plainer, titled
+from minidl.analysis.headline import goes_on, hangs, headline
+from minidl.analysis.headline.bounds import plainer
+from minidl.analysis.headline.model import LONGEST, Blamed, Headline, What, titled
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State
 from minidl.doctor.places import LoaderStep
 from minidl.evidence.model import RunEvidence, Syscall
@@ -96,12 +98,17 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
     )  # fmt: skip
 
 
+def doctor_says(monkeypatch: pytest.MonkeyPatch, said: Diagnosis | None) -> None:
+    for module in (hangs, goes_on):
+        monkeypatch.setattr(module, "second_opinion", lambda trace, told: said)
+
+
 @pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Blamed.PROCESS), (HangCause.GIL, Blamed.STEP)])
 def test_what_the_evidence_shows_as_stopped_is_to_blame_and_not_its_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: Blamed
 ) -> None:
     said = Diagnosis(State.HUNG, cause, "hung for 30 s: the loop waits for worker 1: it is ...", who={"pid": 1101})
-    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    doctor_says(monkeypatch, said)
     found = hung(tmp_path)
     assert found.sentence == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
     assert found.focus is not None
@@ -535,7 +542,7 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
     assert found.focus is not None
     assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
     seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
-    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: seen)
+    doctor_says(monkeypatch, seen)
     known = headline(read_trace(path)).diagnosis
     assert known is not None
     assert [fact.text for fact in known.evidence] == [found.evidence[-1]]
@@ -681,7 +688,7 @@ def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
     run["cost"] = lambda task: HUNG["cost"](task) if task else 10 * SECOND  # type: ignore[operator]
     trace = made(tmp_path / "t", **run)
     said = Diagnosis(state, HangCause.SLEEP, f"{state.value}: the loop waits for worker 1")
-    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said if looks else None)
+    doctor_says(monkeypatch, said if looks else None)
     trace.watched.looks = [StallLook(Stall(1, "next", trace.last, LOADER_PID), 1, trace.last, {})] * looks
     found = headline(trace)
     assert found.kind is kind
@@ -691,7 +698,7 @@ def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
 def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loaders lived for some milliseconds, and Python's exit has lasted for 20 s."""
     said = Diagnosis(State.HUNG, HangCause.LOCK, "hung for 20 s: the loop waits", (LoaderStep.EXIT.value,))
-    monkeypatch.setattr("minidl.analysis.headline.second_opinion", lambda trace, told: said)
+    doctor_says(monkeypatch, said)
     trace = made(tmp_path / "t", batches=4, step=10_000)
     trace.watched.looks = [StallLook(Stall(1, OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
     assert headline(trace).sentence == "hung for 20.0 s, since 0.00 s: the loop waits"

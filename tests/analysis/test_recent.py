@@ -12,7 +12,8 @@ import pytest
 from made_trace import HEALTHY, HUNG, LOADER_PID, made
 
 from minidl.analysis import live
-from minidl.analysis.headline import What, headline
+from minidl.analysis.headline import headline
+from minidl.analysis.headline.model import What
 from minidl.analysis.live import LiveTrace
 from minidl.analysis.now import Job
 from minidl.analysis.recent import Recent

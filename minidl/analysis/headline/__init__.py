@@ -1,0 +1,77 @@
+"""The headline of a trace: what held the loader up, in one sentence, with its evidence, its place and what to do next.
+
+Interface: `headline(trace)` -> `model.Headline`. Every view has its `sentence` as title and begins at its `focus`. Of a
+trace that is read while its run goes on (`Trace.seen`), it says what holds the loader up now.
+
+Rules of use: of all that went wrong, the headline is the first cause: a process that died, then a wait that did not
+end, then an error that ended the run. What bounds the loader is asked only if nothing of that happened. A wait counts
+as a hang if it is long by itself and by the waits of the run before it: a run that is killed while all moves has not
+hung. Durations end with the last event of a process, and with its last sign of life if it was found dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from minidl.analysis.headline import bounds, deaths, errors, goes_on, hangs
+from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.model import Headline, What, titled
+from minidl.analysis.now import Job
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import plain
+
+_known: WeakKeyDictionary[Trace, tuple[Rows, Headline]] = WeakKeyDictionary()
+"""The headlines that were computed, each with the events that it was computed from."""
+
+
+def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Headline:
+    """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
+
+    job: what has followed the run up to this trace, if the trace has only its newest events.
+    """
+    events, found = _known.get(trace, (None, None))
+    if found is None or events is not trace.events:
+        found = _computed(trace, spans, job)
+        _known[trace] = trace.events, found
+    return found
+
+
+def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
+    if not len(trace):
+        return Headline(What.RUNNING, _NOTHING_YET) if trace.seen else Headline(What.CUT, "cut: nothing was recorded")
+    found = _first_cause(Inquiry(trace, trace.spans() if spans is None else spans, job))
+    explored = trace.manifest.get("explored")
+    if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
+        words = f"cut: a run of minidl explore ends here: {explored.get('wrong')}"
+        found = dataclasses.replace(found, sentence=words, next_step="")
+    sentence = titled(plain(found.sentence))
+    whole = () if sentence == plain(found.sentence) else (found.sentence,)
+    evidence = tuple(map(plain, (*whole, *found.evidence)))
+    return dataclasses.replace(found, sentence=sentence, evidence=evidence, next_step=plain(found.next_step))
+
+
+_NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
+
+
+def _first_cause(run: Inquiry) -> Headline:
+    dead = deaths.deaths_seen(run)
+    if len(dead):
+        return deaths.hung_before(run, dead[0]) or deaths.died(run, dead)
+    waits = [wait for home in run.homes if (wait := run.last_wait(home)) is not None]
+    still_runs = run.trace.seen > 0
+    hung = [wait for wait in waits if wait.is_hang(still_runs)]
+    hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
+    if hung and (hung[0].for_data or not still_runs):  # of a run that goes on, the loop may do something else
+        return hangs.hung(run, hung[0], hung[1:])
+    if (evident := hangs.evident(run, waits)) is not None:
+        return hangs.hung(run, evident, [])
+    for look in (
+        hangs.at_exit, deaths.killed, deaths.main_died, errors.failed_next, errors.uncaught, hangs.outlived
+    ):  # fmt: skip
+        if (found := look(run)) is not None:
+            return found
+    ended = goes_on.running(run, waits) if still_runs else goes_on.cut(run, waits)
+    return ended or bounds.what_bounds(run)

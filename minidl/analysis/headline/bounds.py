@@ -1,0 +1,142 @@
+"""Headlines of runs that ended well, or go on: what bounds the loader that was waited for longest."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.model import Blamed, Headline, Spot, What
+from minidl.analysis.verdict import Bound, Cause, summed, verdict
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Outcome
+from minidl.tracefile.loaders import NamedLoader, dataloaders
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import durations, total
+
+MOST_SUMMED: Final = 20
+"""Iterators of one DataLoader that are judged together: those that were waited for longest."""
+
+
+MANY: Final = 4
+"""Steps of one kind from which on one of them may be no worse than the others."""
+
+
+NOTABLE: Final = 0.2
+"""Share of all waiting from which on one wait is worth a look of its own."""
+
+
+def _of_rank(one: NamedLoader) -> str:
+    return f"rank {one.rank}: {one.name}" if one.rank >= 0 else one.name
+
+
+def _is_known(trace: Trace, one: NamedLoader) -> bool:
+    """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
+    there = np.isin(one.iterators, trace.events["loader"]).any()
+    return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
+
+
+def plainer(verdict: str) -> str:
+    """Return a verdict's sentence for a title: one share, and not a share of a share."""
+    said = verdict.replace("the training loop", "the loop")
+    said = re.sub(r", (\d+)% of that ", lambda share: ", mostly " if int(share[1]) >= 50 else ", partly ", said)
+    for cause, verb in _MADE.items():
+        said = said.replace(f" made batches, mostly {cause.value}", f" {verb}")
+    return said
+
+
+_MADE: Final = {
+    Cause.SAMPLES: "fetched samples",
+    Cause.COLLATE: "collated batches",
+    Cause.IPC: "pickled and sent batches",
+}
+"""What workers mostly did as they made batches."""
+
+
+def what_bounds(run: Inquiry) -> Headline:
+    """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
+    waits = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
+    numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
+    if not numbers:
+        return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
+    waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
+    named = dataloaders(run.trace)
+    known = [one for one in named if _is_known(run.trace, one)]
+    groups = {_of_rank(one): [n for n in one.iterators if n in waited] for one in known}
+    single = set(numbers) - {number for group in groups.values() for number in group}
+    groups |= {f"iterator {number}": [number] for number in sorted(single)}
+    name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
+    group.sort(key=lambda number: (-waited[number], number))
+    number = group[0]
+    together = summed(run.trace, group[:MOST_SUMMED], run.spans) if len(group) > 1 else None
+    found = together or verdict(run.trace, number, run.spans)
+    said, _, rest = plainer(found.sentence).partition("; ")
+    evidence = (*([rest] if rest else []), *found.evidence)
+    if len(groups) > 1:
+        kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
+        evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
+        params, several = run.trace.loaders.get(number, {}), len({one.name for one in known}) > 1
+        who = [f"rank {params['rank']}"] if len({one.rank for one in known}) > 1 else []
+        who += [PurePath(str(params["made_at"])).name] if several and params.get("made_at") else []
+        said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
+    if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
+        return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
+    mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
+    later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
+    named = mine[mine["task"] == found.task]
+    if len(named):
+        mine = named
+    elif found.kind is not Bound.START_UP and len(mine) > 1:
+        mine = later if 3 * total(later) >= total(mine) else mine[1:]
+    longest = mine[np.argmax(durations(mine))] if len(mine) else None
+    if found.kind is Bound.START_UP:
+        focus = _start(run, number)
+    else:
+        focus = None if longest is None else _waited_for(run, longest)
+    alone = found.kind is Bound.HEAD_OF_LINE
+    if focus is not None and not alone and _is_one_of_many(run, focus, group, total(mine)):
+        focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
+    return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+
+
+def _is_one_of_many(run: Inquiry, focus: Spot, group: list[int], waited: int) -> bool:
+    """Whether the step in focus is hardly worse than others of its kind, or its wait is a small part of all."""
+    rows = run.spans[np.isin(run.spans["loader"], group) & (run.spans["code"] == focus.code)]
+    rows = rows[rows["end"] >= 0]
+    step = rows[(rows["process"] == focus.process) & (rows["begin"] == focus.span)]
+    if len(rows) < MANY or not len(step):
+        return False
+    usual = float(np.median(durations(rows)))
+    return int(durations(step)[0]) < 2 * usual or focus.end - focus.begin < waited * NOTABLE
+
+
+def _start(run: Inquiry, number: int) -> Spot | None:
+    """What took longest of what an iterator's workers do before their first batch, or of their ends."""
+    kinds = [ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]]
+    rows = run.spans[(run.spans["loader"] == number) & np.isin(run.spans["code"], kinds)]
+    rows = rows[rows["end"] >= 0]
+    if not len(rows):
+        return None
+    row = rows[np.argmax(durations(rows))]
+    return run.focus_of(row, int(row["end"]))
+
+
+def _waited_for(run: Inquiry, row: np.void) -> Spot:
+    """The step that the longest wait waited for: of its task, the innermost while it lasted."""
+    focus = run.focus_of(row, int(row["end"]))
+    spans = run.spans
+    there = (spans["loader"] == row["loader"]) & (spans["task"] == row["task"]) & (spans["process"] != row["process"])
+    there &= (spans["begin"] <= row["end"]) & (spans["end"] >= row["begin"])
+    steps = spans[there & np.isin(spans["code"], [ev.SAMPLE[0], ev.COLLATE[0], ev.FETCH[0]])]
+    if not len(steps):
+        return focus
+    inner = steps[steps["code"] != ev.FETCH[0]]
+    steps = inner if len(inner) else steps
+    overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
+    step = steps[np.argmax(overlap)]
+    where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
+    return Spot(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)

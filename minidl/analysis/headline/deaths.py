@@ -1,0 +1,180 @@
+"""Headlines of processes that a signal or an exit ended: workers, the pin thread, the loop's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import numpy as np
+
+from minidl.analysis.headline.hangs import evident, hung
+from minidl.analysis.headline.inquiry import SUDDEN, Inquiry
+from minidl.analysis.headline.model import Headline, Spot, What
+from minidl.doctor.diagnosis import EvidenceLine
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import Actor
+from minidl.tracefile.process import ProcessLife
+from minidl.tracefile.words import counted, doing, duration, signal_name
+
+
+def _dead(row: np.void) -> tuple[int, int]:
+    """Which process a death is of, and its exit code: the two events that tell of one have them in other fields."""
+    pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
+    return int(row[pid]), int(row[code])
+
+
+def _exit(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def _after_death(code: int, sample: int) -> str:
+    alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
+    return {
+        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it was "
+        "that, fewer workers or a smaller prefetch_factor",
+        -signal.SIGBUS: "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches",
+        -signal.SIGSEGV: f"{alone} under python -X faulthandler",
+        -signal.SIGABRT: f"{alone} under python -X faulthandler",
+        -signal.SIGTERM: "find who sent the signal: a scheduler, or another process of the job",
+        -signal.SIGINT: "somebody interrupted the job (Ctrl-C)",
+    }.get(code, alone)
+
+
+def deaths_seen(run: Inquiry) -> Rows:
+    """By which events workers or the pin thread were found dead, but for the workers that the loader ended."""
+    events = run.events
+    found = events[(events["code"] == ev.FOUND_DEAD) & (events["x"] != Actor.LOADER)]
+    gone = events[(events["code"] == ev.WORKER_GONE) & (events["y"] != 0)]
+    ended = events[events["code"] == ev.TERMINATE]
+    ours = set(zip(ended["loader"].tolist(), ended["worker"].tolist(), strict=True))
+    named = [(int(row["loader"]), int(row["worker"])) in ours for row in gone]
+    rows: Rows = np.concatenate([found, gone[~np.array(named, bool)]])
+    return rows[np.argsort(rows["time"], kind="stable")]
+
+
+def hung_before(run: Inquiry, death: np.void) -> Headline | None:
+    """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
+
+    kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
+    """
+    home, (pid, code) = int(death["process"]), _dead(death)
+    together = run.until[home] - int(death["time"]) < SUDDEN and home not in run.over and not run.trace.seen
+    wait = run.last_wait(home)
+    if code != -signal.SIGKILL or not together or run.starved or wait is None or wait.ended or not wait.for_data:
+        return None
+    wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
+    if not wait.is_hang(goes_on=False) and evident(run, [wait]) is None:
+        return None
+    found = hung(run, wait, [])
+    if found.kind is not What.HUNG:
+        return None
+    at = run.at(int(death["time"]))
+    both = f"SIGKILL ended the whole run at {at}: its loader found pid {pid} dead, and died"
+    known = found.diagnosis
+    if known is not None:
+        known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
+    return dataclasses.replace(found, evidence=(*found.evidence, both), diagnosis=known)
+
+
+def died(run: Inquiry, deaths: Rows) -> Headline:
+    """A worker or the pin thread, the first of those that died."""
+    row = deaths[0]
+    if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
+        return _pin_thread_died(run, row)
+    pid, code = _dead(row)
+    loader, worker = int(row["loader"]), int(row["worker"])
+    process = run.process_of(loader, worker, pid)
+    of = f"rank {run.trace.processes[process].rank} " if run.trace.processes[process].rank >= 0 else ""
+    step = run.step_at(process, run.until[process])
+    if step is not None and int(step["tid"]) != pid:  # its feeder thread sends, and its main thread is at work
+        spans = run.spans
+        own = spans[(spans["process"] == process) & (spans["end"] < 0) & (spans["tid"] == pid)]
+        own = own[np.isin(own["code"], [ev.SAMPLE[0], ev.FETCH[0], ev.COLLATE[0]])]
+        step = own[-1] if len(own) else step
+    last = min(run.until[process], int(row["time"]))  # a watchdog may see the end later than the loader does
+    what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}"
+    if step is not None:
+        what += f" while it was {doing(step)}"
+        where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
+        task = int(step["task"])
+    else:
+        where, task = (process, -1, 0, last), -1
+    others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
+    also = f"; so did {counted(len(others), 'other worker')}" if others else ""
+    focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, run.epoch(loader, last))
+    noticed = duration(int(row["time"]) - last)
+    evidence = [f"found dead {noticed} after its last sign of life"]
+    evidence += run.opened(focus)
+    return Headline(What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, run.sample(focus)), focus)
+
+
+def _pin_thread_died(run: Inquiry, row: np.void) -> Headline:
+    loader, home = int(row["loader"]), int(row["process"])
+    exits = run.events[(run.events["code"] == ev.PIN_EXIT) & (run.events["loader"] == loader)]
+    place = exits[-1] if len(exits) else row
+    pins = run.spans[(run.spans["code"] == ev.PIN[0]) & (run.spans["loader"] == loader)]
+    task = int(pins["task"][-1]) if len(pins) else -1
+    where = f", last seen with task {task}" if task >= 0 else ""
+    code = int(pins["code"][-1]) if len(pins) else 0
+    begin = int(pins["begin"][-1]) if len(pins) else int(place["time"])
+    focus = Spot(
+        loader, begin, int(row["time"]), home, int(place["tid"]), code, begin, task,
+        epoch=run.epoch(loader, begin),
+    )  # fmt: skip
+    what = f"died: the pin thread of {run.trace.processes[home].name} ended with an error{where}"
+    step = "read the program's error, which has the pin thread's own; try pin_memory=False"
+    return Headline(What.DIED, what, (f"found at {run.at(int(row['time']))}",), step, focus)
+
+
+def killed(run: Inquiry) -> Headline | None:
+    """A process that iterates was ended by a signal, as the watchdog saw.
+
+    kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
+    """
+    starved = run.starved
+    for home in run.homes:
+        process = run.trace.processes[home]
+        seen = run.trace.watched.death_of(process.pid)
+        if seen is None or seen.code is None or home in run.over:
+            continue
+        code = seen.code
+        if code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
+            continue
+        same = [one for one in run.trace.watched.ended if one.code == code and one.pid != process.pid]
+        with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
+        step = run.step_at(home, run.until[home])
+        where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, seen.at)
+        what = f" while it was {doing(step)}" if step is not None else ""
+        loader, task = (int(step["loader"]), int(step["task"])) if step is not None else (0, -1)
+        focus = Spot(loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=run.epoch(loader, seen.at))
+        evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
+        evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
+        said = f"died: {process.name} {_exit(code)}{with_it}{what}"
+        return Headline(What.DIED, said, tuple(evidence), _after_death(code, -1), focus)
+    return None
+
+
+def main_died(run: Inquiry) -> Headline | None:
+    rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
+    found = {home: run.trace.processes[home] for home in run.homes}
+    homes = [home for home, process in found.items() if process.pid in set(rows["y"].tolist())]
+    gone = [home for home, process in found.items() if process.life is ProcessLife.GONE]
+    gone = [home for home in gone if (wait := run.last_wait(home)) is not None and not wait.ended]
+    if not homes and not gone:
+        return None
+    home = (homes or gone)[0]
+    last, process = run.until[home], run.trace.processes[home]
+    step = run.step_at(home, last)
+    what = f" while it was {doing(step)}" if step is not None else ""
+    focus = None
+    if step is not None:
+        loader = int(rows["loader"][0]) if homes else int(step["loader"])
+        where = int(step["tid"]), int(step["code"]), int(step["begin"])
+        focus = Spot(loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=run.epoch(loader, last))
+    later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
+    evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
+    helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
+    died = f"died: {process.name}, last seen at {run.at(last)}, ended without a shutdown{what}"
+    return Headline(What.DIED, died, evidence, helps, focus)

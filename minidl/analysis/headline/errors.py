@@ -1,0 +1,127 @@
+"""Headlines of exceptions that ended the run: of a task, of the sampler, of a timeout, of the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.model import Headline, Spot, What, shortened
+from minidl.analysis.headline.waiting import _state_in, what_is_missing
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Outcome
+from minidl.tracefile.words import doing, duration
+
+_NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+"""Exceptions with which a program ends because it was asked to."""
+
+
+def _after_error(error: str) -> str:
+    if re.search(r"Too many open files|ancdata|Errno 24", error):
+        return (
+            "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        )
+    if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
+        return "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
+    return "read the program's traceback"
+
+
+def failed_next(run: Inquiry) -> Headline | None:
+    """The first error after the last batch of a process: what came before it, the program went on from."""
+    for home in run.homes:
+        nexts = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])]
+        nexts = nexts[nexts["end"] >= 0]
+        good = np.flatnonzero(nexts["ey"] == Outcome.DATA)
+        failed = nexts[(good[-1] + 1 if len(good) else 0) :]
+        failed = failed[failed["ey"] == Outcome.ERROR]
+        if len(failed):
+            return _failed(run, home, failed[0])
+    return None
+
+
+def _failed(run: Inquiry, home: int, row: np.void) -> Headline:
+    loader, inside = int(row["loader"]), run.within(row)
+    errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
+    epoch = run.epoch(loader, int(row["begin"]))
+    of = f"rank {run.trace.processes[home].rank}: " if run.trace.processes[home].rank >= 0 else ""
+    if not len(errors):
+        return _failed_outside(run, home, row, of)
+    task, worker = int(errors["task"][0]), int(errors["worker"][0])
+    told = run.events[(run.events["loader"] == loader) & (run.events["code"] == ev.TASK_ERROR)]
+    told = told[(told["task"] == task) & (told["time"] <= row["end"])]
+    text = run.trace.text(told[-1]) if len(told) else ""
+    steps = run.spans[(run.spans["loader"] == loader) & (run.spans["task"] == task)]
+    steps = steps[np.isin(steps["code"], [ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0]])]
+    steps = steps[(steps["begin"] <= row["end"])]
+    step = steps[-1] if len(steps) else row
+    where = f" {doing(step)}" if len(steps) else f" of task {task}"
+    unseen = len(told) > 0 and step["code"] == ev.FETCH[0]  # torch's loader shows no step for a sample
+    asked = int(told["y"][-1]) if unseen else -1
+    where = f" in sample {asked} (task {task})" if asked >= 0 else where
+    who = f", worker {worker}" if worker >= 0 else ""
+    when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
+    sentence = f"error: {of}{shortened(text) or 'an exception'}{where}{who}{when}"
+    focus = Spot(
+        loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
+        int(step["begin"]), task, worker, epoch,
+    )  # fmt: skip
+    evidence = [f"handed out in the batch's turn at {run.at(int(row['end']))}"]
+    sample = asked if asked >= 0 else run.sample(focus)
+    helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
+    return Headline(What.ERROR, sentence, tuple(evidence), helps, focus)
+
+
+def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Headline:
+    """A `next` that failed for no task: by the sampler, or by an exception from outside."""
+    inside = run.within(row)
+    before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
+    took = run.unit.of(int(row["end"] - row["begin"]))
+    if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
+        what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
+        focus = run.focus_of(row, int(row["end"]))
+        return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
+    if (raised := uncaught(run, home, row)) is not None:
+        return _timed_out(run, home, raised)
+    wait = run.last_wait(home)
+    assert wait is not None
+    missing, step, focus = what_is_missing(run, wait, *_state_in(run, wait))
+    what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {missing}"
+    evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
+    return Headline(What.CUT, what, (*evidence, *run.opened(focus)), step, focus)
+
+
+def _timed_out(run: Inquiry, home: int, raised: Headline) -> Headline:
+    """An exception of the loader's that gave up a wait, with what it waited for."""
+    wait = run.last_wait(home)
+    if wait is None or not wait.for_data or "timed out after" not in raised.sentence:
+        return raised
+    _, step, focus = what_is_missing(run, wait, *_state_in(run, wait))
+    opened = run.opened(focus)
+    sentence = raised.sentence + "".join(f"; {one}" for one in opened[:1])
+    return dataclasses.replace(raised, sentence=sentence, next_step=step, focus=focus)
+
+
+def uncaught(run: Inquiry, home: int = -1, row: np.void | None = None) -> Headline | None:
+    """The exception that ended the program, as it was written down. row: the `next` that it came from."""
+    for line in run.trace.described("uncaught"):
+        process, error = int(line["process"]), str(line.get("error"))
+        if process not in ([home] if home >= 0 else run.homes) or error.startswith(_NO_ERRORS):
+            continue
+        at = [str(one) for one in line.get("at", [])]
+        where = " in next" if row is not None else " in the program's own code"
+        sentence = f"error: {shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+        last = run.events["time"][run.events["process"] == process].max(initial=0)
+        moment = line.get("monotonic_ns", int(last))
+        if row is not None:
+            focus = run.focus_of(row, int(row["end"]))
+        else:
+            tid = run.trace.processes[process].pid
+            focus = Spot(0, moment, moment, process, tid, ev.CONSUMER[0], moment)
+        evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
+        return Headline(What.ERROR, sentence, evidence, _after_error(error), focus)
+    return None

@@ -1,0 +1,61 @@
+"""Headlines of a recording without the run's end: it was cut, or the run goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.analysis.consult import second_opinion
+from minidl.analysis.headline.bounds import what_bounds
+from minidl.analysis.headline.inquiry import LONG, SUDDEN, Inquiry, LastWait
+from minidl.analysis.headline.model import Headline, What
+from minidl.analysis.headline.waiting import held_up, told_of
+from minidl.doctor.diagnosis import State
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Outcome
+from minidl.tracefile.words import counted, doing, duration
+
+
+def cut(run: Inquiry, waits: list[LastWait]) -> Headline | None:
+    """A recording without the run's end, in which all moved."""
+    unended = [wait for wait in waits if not wait.ended and int(wait.row["process"]) not in run.over]
+    if not unended:
+        return None
+    wait = unended[0]
+    home = run.trace.processes[int(wait.row["process"])]
+    nexts = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
+    batches = int(np.count_nonzero(nexts["ey"] == Outcome.DATA))
+    step = run.step_at(int(wait.row["process"]), wait.until)
+    at_work = doing(wait.row if step is None else step)
+    whole = " (the file was cut)" if home.whole_until else ""
+    what = (
+        f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
+        f"still running){whole}; {home.name} was {at_work} since {run.at(wait.begin)}"
+    )
+    if wait.took <= wait.past:
+        moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
+    else:
+        moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
+    judged = what_bounds(run)
+    evidence = (moved, f"last events: {run.signs(None, run.last)}", judged.sentence)
+    helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
+    *_, waited, state = held_up(run, wait)
+    told = told_of(run, wait, state, waited, evidence)
+    found = second_opinion(run.trace, told) if wait.took >= LONG else None
+    if found is not None and found.state is State.MAYBE_HUNG:
+        chain = (*found.chain, *(fact.line() for fact in found.evidence))
+        return Headline(What.CUT, f"cut: {found.title}", chain, found.next_step, waited, told, found)
+    return Headline(What.CUT, what, evidence, helps, waited, told)
+
+
+def running(run: Inquiry, waits: list[LastWait]) -> Headline:
+    """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""
+    now = [wait for wait in waits if not wait.ended and wait.took >= max(SUDDEN, wait.past)]
+    judged = what_bounds(run)
+    if not now:
+        return Headline(What.RUNNING, f"running, so far {judged.sentence}", judged.evidence, judged.next_step)
+    wait = max(now, key=lambda wait: wait.for_data)
+    what, step, focus, _ = held_up(run, wait)
+    past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
+    missing = "but no batch" if wait.for_data else "no call of next"
+    sentence = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}: {what}"
+    return Headline(What.RUNNING, sentence, (past, *run.opened(focus)), step, focus)

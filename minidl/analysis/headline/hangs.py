@@ -1,0 +1,177 @@
+"""Headlines of waits that did not end: in the loop, at Python's exit, of a worker that outlived its loader."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.analysis.consult import second_opinion
+from minidl.analysis.headline.inquiry import LONG, Inquiry, LastWait
+from minidl.analysis.headline.model import Headline, Spot, What
+from minidl.analysis.headline.waiting import finished_behind, held_up, still, told_of
+from minidl.doctor.case import Told
+from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.places import LoaderStep
+from minidl.tracefile import events as ev
+from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
+from minidl.tracefile.words import doing, duration, signal_name
+
+
+def evident(run: Inquiry, waits: list[LastWait]) -> LastWait | None:
+    """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
+    for wait in sorted(waits, key=lambda wait: not wait.for_data):
+        if wait.ended or wait.took < LONG or not run.trace.watched.looks:
+            continue
+        *_, focus, state = held_up(run, wait)
+        found = second_opinion(run.trace, told_of(run, wait, state, focus, ()))
+        if found is not None and found.state is State.HUNG:
+            return wait
+    return None
+
+
+def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Headline:
+    """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: that began later."""
+    for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
+    for_how_long += f", until {wait.ended}" if wait.ended else ""
+    home = run.trace.processes[int(wait.row["process"])]
+    rank = f" in rank {home.rank}" if home.rank >= 0 else ""
+    what, step, focus, state = held_up(run, wait, f" for {for_how_long}")
+    since_when = f"{home.name} waits since {run.at(wait.begin)}"
+    past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
+    evidence = [since_when + past] if wait.for_data else []
+    evidence += run.opened(focus)
+    evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := finished_behind(state)) else []
+    evidence += [f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others]
+    during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
+    evidence.append(f"last events: {run.signs(focus, during)}")
+    told = told_of(run, wait, state, focus, tuple(evidence))
+    head, found = f"hung for {for_how_long}{rank}", second_opinion(run.trace, told)
+    if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
+        return Headline(What.CUT, f"cut{rank}: {what}", (*_at_work(run, wait), *evidence), step, focus, told)
+    if found is None:
+        return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
+    focus = _stopped(run, wait, focus, found, told)
+    chain = [*found.chain, *(fact.line() for fact in found.evidence)]
+    helps = "; ".join(filter(None, (found.next_step, found.fix)))
+    if found.state is not State.HUNG:
+        return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
+    said = f"{head}: {found.title.partition(': ')[2]}"
+    return Headline(What.HUNG, said, tuple(chain), helps or step, focus, told, found)
+
+
+def _stopped(run: Inquiry, wait: LastWait, focus: Spot, found: Diagnosis, told: Told) -> Spot:
+    """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
+    if found.cause is not HangCause.STOPPED:
+        return focus
+    pids = [process.pid for process in run.trace.processes]
+    at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
+    if at != focus.process:
+        focus = run.focus_in(wait, at, -1, run.trace.processes[at].worker)
+    needed = told.task if told.worker_pid == run.trace.processes[at].pid else -1
+    return still(run, wait, focus, "stopped:", needed)
+
+
+def _at_work(run: Inquiry, wait: LastWait) -> list[str]:
+    """The CPU time that a process used in a wait, by the watchdog's samples."""
+    pid = run.trace.processes[int(wait.row["process"])].pid
+    seen = [one for one in run.trace.watched.samples if pid in one.processes and wait.begin <= one.at <= wait.until]
+    if len(seen) < 2:
+        return []
+    used = (seen[-1].processes[pid].cpu_ms - seen[0].processes[pid].cpu_ms) * 1_000_000
+    return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
+
+
+def _who(run: Inquiry, wait: LastWait) -> str:
+    return f"{run.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
+
+
+def at_exit(run: Inquiry) -> Headline | None:
+    """A process that hangs after its program: at Python's exit, or in a loader's shutdown. A watchdog has seen it.
+
+    What the doctor calls a hang is one; another wait is one if it is longer than the watchdog was to allow.
+    """
+    for home in run.homes:
+        stall = _stall_after(run, home)
+        if stall is None:
+            continue
+        ends = [line for line in run.trace.described("program_end") if line["process"] == home]
+        begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
+        took = run.trace.watched.until - begin
+        patience = 1e9 * run.trace.watched.hang_after_s or LONG
+        told = Told(
+            hung=took >= min(LONG, patience), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
+            own_code=stall.what == OWN,
+        )  # fmt: skip
+        found = second_opinion(run.trace, told)
+        place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
+        if found is None:
+            continue
+        between = stall.what == OWN and found.state is State.HUNG and _no_loader_waits(run, home, stall.since)
+        if not between and not any(place.value in link for link in found.chain[:1]):
+            continue
+        chain = (*found.chain, *(fact.line() for fact in found.evidence))
+        head = f"hung for {run.unit.of(took)}, since {run.at(begin)}"
+        if found.state is State.HUNG:
+            helps = "; ".join(filter(None, (found.next_step, found.fix)))
+            return Headline(What.HUNG, f"{head}: {found.title.partition(': ')[2]}", chain, helps, None, told, found)
+        if found.state is State.MAYBE_HUNG and home in run.over and took >= patience:
+            waits = found.title.partition(": ")[2].partition(": ")[0]  # what follows is said of a wait for a batch
+            helps = found.fix or "end what the program has started, threads and processes, before the program ends"
+            said = f"{head}, after the program's end: {waits}"
+            return Headline(What.HUNG, said, chain, helps, None, told)
+    return None
+
+
+def _no_loader_waits(run: Inquiry, home: int, moment: int) -> bool:
+    """Whether no thread of a process was inside of a loader's next after a moment."""
+    mine = (run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])
+    return not np.any(mine & ((run.spans["end"] < 0) | (run.spans["end"] > moment)))
+
+
+def _stall_after(run: Inquiry, home: int) -> Stall | None:
+    """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
+    pid = run.trace.processes[home].pid
+    stalls = [one.stall for one in run.trace.watched.looks if one.stall.pid == pid]
+    stall = stalls[-1] if stalls else None
+    if stall is None or stall.what not in (OWN, SHUTDOWN):
+        return None
+    if stall.what == OWN:
+        own = (run.events["process"] == home) & (run.events["tid"] == pid)  # its feeders may go on for a while
+        after = stall.since >= run.events["time"][own].max(initial=0)
+    else:
+        spans = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.SHUTDOWN[0])]
+        after = home in run.over and bool(np.any(spans["end"] < 0))
+    return stall if after else None
+
+
+def outlived(run: Inquiry) -> Headline | None:
+    """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
+    events, spans = run.events, run.spans
+    gone = events["x"][events["code"] == ev.WORKER_GONE]
+    in_vain = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
+    for row in events[(events["code"] == ev.TERMINATE) & ~np.isin(events["x"], gone)]:
+        mine = (in_vain["loader"] == row["loader"]) & (in_vain["worker"] == row["worker"])
+        ends = in_vain["end"][mine & (in_vain["begin"] >= row["time"])]
+        if len(ends):
+            return _did_not_end(run, row, int(ends[-1]))
+    return None
+
+
+def _did_not_end(run: Inquiry, row: np.void, until: int) -> Headline:
+    """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
+    loader, worker, sent = (int(row[field]) for field in ("loader", "worker", "time"))
+    name = signal_name(int(row["y"]))
+    process = run.process_of(loader, worker, int(row["x"]))
+    step = run.step_at(process, until)
+    where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
+    task = int(step["task"]) if step is not None else -1
+    focus = Spot(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
+    in_step = f": it was {doing(step)}" if step is not None else ""
+    said = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
+    said += f": {run.trace.processes[process].name} did not end by {name}{in_step}"
+    evidence = (
+        f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",
+        *run.opened(focus),
+        "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
+    )
+    helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
+    return Headline(What.HUNG, said, evidence, helps, focus)

@@ -1,0 +1,229 @@
+"""One trace while its headline is looked for: what each process was in last, and where to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from minidl.analysis.headline.model import Spot
+from minidl.analysis.now import Job
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import Ending, Outcome
+from minidl.tracefile.process import Process
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import durations
+from minidl.tracefile.unended import alive_until, left_alive, since
+from minidl.tracefile.words import doing, listed, unit_of
+
+LONG: Final = 5_000_000_000
+"""ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
+
+SUDDEN: Final = 1_000_000_000
+"""ns of waiting from which on it is a hang if it is ten times the longest of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastWait:
+    """What a process that iterates was in last: a span of its own thread. until: as far as that is known, ns.
+
+    ended: how it ended, "" if it did not.
+    """
+
+    row: np.void
+    begin: int
+    until: int
+    past: int
+    ended: str = ""
+
+    @property
+    def took(self) -> int:
+        return self.until - self.begin
+
+    def is_hang(self, goes_on: bool) -> bool:
+        """Whether it is a hang. goes_on: the run has not ended, so that what is sudden may still end."""
+        sudden = 0 < 10 * self.past <= self.took >= SUDDEN
+        return self.ended == TIMED_OUT or self.took >= max(LONG, 2 * self.past) or (sudden and not goes_on)
+
+    @property
+    def for_data(self) -> bool:
+        return int(self.row["code"]) != ev.CONSUMER[0]
+
+
+TIMED_OUT, INTERRUPTED = "its timeout passed", "it was interrupted"
+
+
+_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], ev.RESULT_GET[0], ev.READY_GET[0])
+"""What a loader's process may be in as a whole: in the loader, or in the program's own code."""
+
+
+def _named(process: Process) -> str:
+    of = "" if process.rank < 0 else f"rank {process.rank} "
+    return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
+
+
+class Inquiry:
+    """One trace, while its headline is looked for. Times: ns, CLOCK_MONOTONIC; a process: its place in the trace's.
+
+    homes: the processes that iterate; over: those whose end is recorded; until: up to when each was alive; alive: the
+    loaders whose iterators were left alive; unit: the one that all of a title's durations have.
+    """
+
+    def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
+        self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
+        self.start, self.last = trace.start, trace.last
+        self.until = alive_until(trace)
+        last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
+        self.unit = unit_of(last - self.start)  # one unit for all that a title says
+        at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
+        roles = np.array([process.role != "worker" for process in trace.processes], bool)
+        found = np.unique(trace.events["process"][at_home])
+        self.homes: list[int] = found[roles[found]].tolist()
+        self.over = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
+        self.alive = left_alive(trace)
+
+    def last_wait(self, home: int) -> LastWait | None:
+        """The wait that a process was in when it was seen last, or that an interruption ended."""
+        mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
+        return self._open_wait(home, mine) or self._interrupted_wait(home, mine)
+
+    def _open_wait(self, home: int, mine: Rows) -> LastWait | None:
+        rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
+        rows = rows[~np.isin(rows["loader"], list(self.alive))]
+        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
+        rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
+        if not len(rows) or home in self.over:
+            return None
+        latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: what runs now began last
+        row = latest[0]
+        begin = since(self.trace, row)
+        if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
+            own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
+            begin = max(begin, int(own["time"][-1]))
+        return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
+
+    def _interrupted_wait(self, home: int, mine: Rows) -> LastWait | None:
+        """The last `next`, if it gave neither a batch nor a task's error nor the epoch's end; or the consumer's."""
+        nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0)]
+        if not len(nexts):
+            return None
+        row = nexts[-1]
+        begin, end = int(row["begin"]), int(row["end"])
+        inside = self.within(row)
+        alone = not np.any(self.events["code"][self.events["loader"] == row["loader"]] == ev.INDEX_PUT)
+        past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
+        timed_out = inside[inside["code"] == ev.TIMED_OUT]
+        if len(timed_out):
+            return LastWait(row, begin, int(timed_out["time"][-1]), past, TIMED_OUT)
+        if row["ey"] == Outcome.ERROR and (alone or not np.any(inside["code"] == ev.YIELD)):
+            return LastWait(row, begin, end, past, INTERRUPTED)
+        left = self.events[(self.events["code"] == ev.WORKER_EXIT) & (self.events["x"] == Ending.INTERRUPTED)]
+        consumer = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["begin"] >= end)]
+        if len(left) and len(consumer):
+            end = min(int(left["time"][0]), int(consumer["end"][-1]))
+            own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
+            past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
+            return LastWait(consumer[-1], int(own["time"][-1]), end, past, INTERRUPTED)
+        return None
+
+    def within(self, row: np.void) -> Rows:
+        events = self.events
+        inside = (events["loader"] == row["loader"]) & (events["time"] >= row["begin"]) & (events["time"] <= row["end"])
+        rows: Rows = events[inside]
+        return rows
+
+    def _past(self, mine: Rows, code: int) -> int:
+        """The longest of the process's earlier spans of this kind, ns."""
+        kind = ev.CONSUMER[0] if code == ev.CONSUMER[0] else ev.NEXT[0]
+        rows = mine[(mine["code"] == kind) & (mine["end"] >= 0)]
+        followed = self.job.longest if self.job is not None and kind == ev.NEXT[0] else 0
+        return max(int(durations(rows).max(initial=0)), followed)
+
+    def quiet(self, wait: LastWait, process: int) -> int:
+        """For how long a process had recorded nothing when the wait ended, ns; an idle worker polls its queue."""
+        own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
+        return wait.until - int(own[-1]) if len(own) else wait.took
+
+    def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Spot:
+        """The innermost step of `process` in the wait: of what it did for the task, or of its main thread."""
+        moment = wait.until - (wait.took // 10 if wait.ended else 0)
+        loader = int(wait.row["loader"])
+        row = self.step_at(process, moment, task)
+        if row is None:
+            row = wait.row
+        epoch = self.epoch(loader, wait.begin)
+        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
+        return Spot(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
+
+    def focus_of(self, row: np.void, end: int) -> Spot:
+        loader = int(row["loader"])
+        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
+        epoch = self.epoch(loader, int(row["begin"]))
+        return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
+
+    def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
+        spans = self.spans
+        there = (spans["process"] == process) & (spans["begin"] <= moment)
+        there &= (spans["end"] < 0) | (spans["end"] > moment)
+        rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
+        mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
+        rows = mine if len(mine) else rows
+        return rows[-1] if len(rows) else None
+
+    def at(self, time: int) -> str:
+        return self.unit.at(max(0, time - self.start))
+
+    def opened(self, focus: Spot) -> list[str]:
+        """The chain of steps that the focus lies in, from the outermost on."""
+        if not focus.code:
+            return []
+        spans = self.spans
+        there = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] <= focus.span)
+        rows = spans[there & ((spans["end"] < 0) | (spans["end"] > focus.span)) & (spans["code"] != ev.EPOCH[0])]
+        name = self.trace.processes[focus.process].name
+        steps = (f"{doing(row)} since {self.at(since(self.trace, row))}" for row in rows)
+        return [f"{name}: {', '.join(steps)}"] if len(rows) else []
+
+    def signs(self, focus: Spot | None, until: int) -> str:
+        """When each process was last heard of up to a time, the one in focus first."""
+        order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
+        out = []
+        for index in order:
+            times = self.events["time"][(self.events["process"] == index) & (self.events["time"] <= until)]
+            seen = self.at(int(times[-1])) if len(times) else "never"
+            out.append(f"{_named(self.trace.processes[index])} {seen}")
+        return listed(out)
+
+    def sample(self, focus: Spot) -> int:
+        """The sample's index that the focus is in; -1 = none."""
+        if focus.code != ev.SAMPLE[0]:
+            return -1
+        spans = self.spans
+        rows = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
+        rows = rows[rows["code"] == ev.SAMPLE[0]]
+        return int(rows["by"][0]) if len(rows) else -1
+
+    def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
+        """The worker's place in the trace's processes; that of the loader's own if it has recorded nothing."""
+        processes = self.trace.processes
+        found = [i for i, p in enumerate(processes) if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
+        found = [i for i in found if not pid or processes[i].pid == pid] or found
+        return (found or self.homes or [0])[-1]
+
+    @cached_property
+    def _epochs(self) -> Rows:
+        rows: Rows = self.events[self.events["code"] == ev.EPOCH[0]]
+        return rows
+
+    def epoch(self, loader: int, time: int) -> int:
+        begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
+        return int(begun["x"][-1]) if len(begun) else -1
+
+    @property
+    def starved(self) -> bool:
+        """Whether the kernel killed processes of the run's cgroup for memory, as the watchdog saw."""
+        samples = self.trace.watched.samples
+        return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills

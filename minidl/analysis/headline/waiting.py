@@ -1,0 +1,168 @@
+"""What a wait of the loader, or of the program's own code, is for."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from typing import Final
+
+from minidl.analysis.headline.inquiry import Inquiry, LastWait
+from minidl.analysis.headline.model import Blamed, Spot
+from minidl.analysis.now import IteratorSnapshot, Job
+from minidl.doctor.case import Told
+from minidl.playback.state import Activity, MessageStage, ProtocolState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Message
+from minidl.tracefile.process import Process, ProcessLife
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.unended import since
+from minidl.tracefile.words import counted, doing, listed
+
+_STEPS: Final = {
+    ev.COLLATE[0]: "call collate_fn on the samples of that task alone",
+    ev.FETCH[0]: "fetch the samples of that task alone, with num_workers=0",
+    ev.WORKER_INIT[0]: "call worker_init_fn alone; a lock that was held at the fork stays locked: try "
+    "multiprocessing_context='forkserver'",
+    ev.MAKE_FETCHER[0]: "iterate over the dataset without workers; a lock that was held at the fork stays locked: try "
+    "multiprocessing_context='forkserver'",
+    ev.RESULT_PICKLE[0]: "pickle that batch alone",
+    ev.SHM_COPY[0]: "look for room in shared memory: df -h /dev/shm",
+    ev.RESULT_WRITE[0]: "find who holds the result pipe: its reader reads no more, or a writer was stopped in a write",
+    ev.PIN[0]: "try pin_memory=False",
+    ev.SAMPLER_NEXT[0]: "iterate over the sampler alone",
+}
+
+
+def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
+    look = f"see where it stands: py-spy dump --pid {process.pid}"
+    if silent:
+        return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
+    if sample >= 0:
+        return f"run dataset[{sample}] alone; while it hangs, {look}"
+    if any(worker.activity is Activity.STARTING for worker in state.workers if worker.worker == focus.worker):
+        return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
+    known = _STEPS.get(focus.code)
+    return f"{known}; while it hangs, {look}" if known else f"while it hangs, {look}"
+
+
+def finished_behind(state: ProtocolState) -> str:
+    """The batches that are made and wait behind the missing one."""
+    there = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
+    piped: Iterable[int] = (m.task for m in state.result_queue if m.kind is Message.RESULT and m.stage in there)
+    ready: Iterable[int] = (m.task for m in state.ready_queue if m.kind is Message.RESULT)
+    tasks = sorted({*state.reorder_buffer, *piped, *ready} - {state.waiting_for})
+    return f"{counted(len(tasks), 'task')} ({listed(tasks)})" if tasks else ""
+
+
+def held_up(run: Inquiry, wait: LastWait, how_long: str = "") -> tuple[str, str, Spot, ProtocolState]:
+    """What the wait is for, what helps, where to look, and the loader's state. how_long: said of its own code."""
+    shot, state = _state_in(run, wait)
+    found = what_is_missing(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
+    return *found, state
+
+
+def _state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+    """The loader in the wait; of one that was ended, before all that its end did."""
+    if run.job is not None and not wait.ended:
+        return _followed(run, run.job, run.trace, wait)
+    moment = wait.until - (wait.took // 10 if wait.ended else 0)
+    cut = copy.copy(run.trace)
+    cut.__dict__.pop("order", None)
+    number = int(wait.row["loader"])
+    until = (run.events["time"] <= moment) & (run.events["loader"] == number)
+    cut.events = run.events[until]
+    job = Job()
+    job.take(cut)
+    return _followed(run, job, cut, wait)
+
+
+def _followed(run: Inquiry, job: Job, trace: Trace, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+    number = int(wait.row["loader"])
+    lives = {process.pid: process.life for process in trace.processes} if run.trace.seen else {}
+    (shot,) = (one for one in job.snapshot(trace, wait.until, lives).loaders if one.number == number)
+    return shot, job.iterators[number].state
+
+
+def what_is_missing(
+    run: Inquiry, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
+) -> tuple[str, str, Spot]:
+    """What is waited for and not there, what helps, and where to look."""
+    task, number = state.waiting_for, state.waiting_worker
+    task = -1 if task is None else task
+    what = shot.waits or shot.doing.words
+    if number < 0:  # whichever comes, or there are no workers: the first that is at work
+        busy = [w.worker for w in state.workers if not w.idle]
+        number = busy[0] if busy and not state.alone else -1
+    home = int(wait.row["process"])
+    pinned = state.pin is not None and state.pin.task == task >= 0
+    process = run.process_of(int(wait.row["loader"]), number) if number >= 0 and not pinned else home
+    focus = run.focus_in(wait, process, task, number)
+    if pinned:
+        step = f"try pin_memory=False; while it hangs, py-spy dump --pid {run.trace.processes[home].pid}"
+        return what, step, focus
+    rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
+    quiet = run.quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0
+    if rebuilt and quiet > wait.took // 2:
+        who = run.trace.processes[process]
+        what = f"{who.name} stands still: is it stopped? The loader needs it to hand over the memory of task {task}"
+        step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+        return what, step, still(run, wait, focus, "stopped?", task)
+    if run.trace.processes[process].life is ProcessLife.STOPPED:
+        focus = still(run, wait, focus, "stopped by a signal:", task)
+    elif quiet > wait.took // 2:
+        what = f"{run.trace.processes[process].name} has not taken task {task}: is it stopped?"
+        focus = still(run, wait, focus, "stopped?", task)
+    step = _what_helps(focus, state, run.trace.processes[process], run.sample(focus), quiet > wait.took // 2)
+    return what, step, focus
+
+
+def still(run: Inquiry, wait: LastWait, focus: Spot, words: str, task: int) -> Spot:
+    """The place of a process that stands still. task: what the loader waits for from it, -1 = unknown."""
+    since = wait.until - run.quiet(wait, focus.process)
+    needed = f"; the loader waits for its task {task}" if task >= 0 else ""
+    words = f"{words} no sign of life since {run.at(since)}{needed}"
+    return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=words)
+
+
+def _own_code(run: Inquiry, wait: LastWait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Spot]:
+    row, home = wait.row, int(wait.row["process"])
+    after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
+    ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
+    what = f"the training loop's own code{after} has not called next{how_long}; batches that are ready: {ready}"
+    step = (
+        f"see where the loop stands: py-spy dump --pid {run.trace.processes[home].pid}; with several ranks it may "
+        "wait for another rank, whose trace tells more"
+    )
+    focus = Spot(
+        int(row["loader"]), wait.begin, wait.until, home, int(row["tid"]), int(row["code"]), int(row["begin"]),
+        int(row["task"]), epoch=run.epoch(int(row["loader"]), wait.begin),
+    )  # fmt: skip
+    return what, step, focus
+
+
+def told_of(run: Inquiry, wait: LastWait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
+    """The wait, as the doctor asks for it."""
+    processes, number = run.trace.processes, focus.worker
+    home, made_by = processes[int(wait.row["process"])], run.process_of(focus.loader, number)
+    mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
+    step = run.step_at(focus.process, wait.until) if focus.process != int(wait.row["process"]) else None
+    return Told(
+        hung=wait.is_hang(run.trace.seen > 0),
+        since=wait.begin,
+        seconds=wait.took / 1e9,
+        past=wait.past / 1e9,
+        pid=home.pid,
+        tid=int(wait.row["tid"]),
+        task=-1 if state.waiting_for is None else state.waiting_for,
+        worker=number if wait.for_data else -1,
+        worker_pid=processes[made_by].pid if number >= 0 and wait.for_data else 0,
+        sample=run.sample(focus),
+        step=doing(step) if step is not None else "",
+        step_since=since(run.trace, step) if step is not None else 0,
+        own_code=not wait.for_data,
+        numbers={process.pid: process.worker for process in mine},
+        others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
+        ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
+        facts=tuple((text, "trace") for text in evidence),
+    )
