@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -644,7 +645,9 @@ def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:
     assert headline(read_trace(path)).kind in (What.SLOW, What.FINE)
 
 
-def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole(tmp_path: Path) -> None:
+def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loader sent SIGTERM, and waited in vain; if that wait has seen the worker's end, all is well."""
     path = write(tmp_path / "t", Run(**HEALTHY))
     events = read_trace(path).events
@@ -669,6 +672,16 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
     assert found.focus is not None
     assert found.focus.worker == 1
     assert waited(True).kind in (What.SLOW, What.FINE)
+    seen = Diagnosis(State.MAYBE_HUNG, HangCause.SLEEP, "may hang: the loop waits: it is asleep", who={"pid": 1100})
+    doctor_says(monkeypatch, seen)
+    assert "worker 1 (pid 1101) did not end by SIGTERM" in waited(False).sentence, "the look was at another one"
+    doctor_says(monkeypatch, dataclasses.replace(seen, who={"pid": 1101}))
+    found = waited(False)
+    assert found.sentence.startswith("hung for 5.00 s, since ")
+    assert found.sentence.endswith(": the loop waits: it is asleep")
+    assert found.diagnosis is not None
+    assert (found.diagnosis.state, found.diagnosis.cause) == (State.HUNG, HangCause.SLEEP)
+    assert found.diagnosis.sentence == found.sentence
 
 
 @pytest.mark.parametrize(

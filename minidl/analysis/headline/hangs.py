@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from minidl.analysis.consult import second_opinion
@@ -166,12 +168,24 @@ def _did_not_end(run: Inquiry, row: np.void, until: int) -> Headline:
     task = int(step["task"]) if step is not None else -1
     focus = Spot(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
     in_step = f": it was {doing(step)}" if step is not None else ""
-    said = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
-    said += f": {run.trace.processes[process].name} did not end by {name}{in_step}"
+    head = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
     evidence = (
         f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",
         *run.opened(focus),
         "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
     )
     helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
-    return Headline(What.HUNG, said, evidence, helps, focus)
+    home, pid = run.trace.processes[int(row["process"])].pid, run.trace.processes[process].pid
+    told = Told(
+        hung=True, since=sent, seconds=(until - sent) / 1e9, pid=home, tid=int(row["tid"]), worker=worker,
+        worker_pid=pid, numbers={pid: worker},
+    )  # fmt: skip
+    found = second_opinion(run.trace, told)
+    if found is None or found.who.get("pid") != pid:
+        in_step = f": it was {doing(step)}" if step is not None else ""
+        said = f"{head}: {run.trace.processes[process].name} did not end by {name}{in_step}"
+        return Headline(What.HUNG, said, evidence, helps, focus)
+    said, whole = (f"{head}: {text.partition(': ')[2]}" for text in (found.title, found.sentence))
+    seen = dataclasses.replace(found, state=State.HUNG, sentence=whole, next_step=helps)  # it may have been slow then
+    chain = (*found.chain, *(fact.line() for fact in found.evidence), *evidence)
+    return Headline(What.HUNG, said, chain, helps, focus, told, seen)
