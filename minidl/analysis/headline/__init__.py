@@ -3,8 +3,9 @@
 Interface: `headline(trace)` -> `model.Headline`. Every view has its `sentence` as title and begins at its `focus`. Of a
 trace that is read while its run goes on (`Trace.seen`), it says what holds the loader up now.
 
-Rules of use: of all that went wrong, the headline is the first cause: a process that died, then a wait that did not
-end, then an error that ended the run. What bounds the loader is asked only if nothing of that happened. A wait counts
+Rules of use: of all that went wrong, the headline is the first cause: a worker or pin thread that died, then a wait
+that did not end, then the death of the loop's process, then an error, then a worker that outlived its loader. What
+bounds the loader is asked only if nothing of that happened. A wait counts
 as a hang if it is long by itself and by the waits of the run before it: a run that is killed while all moves has not
 hung. Durations end with the last event of a process, and with its last sign of life if it was found dead.
 """
@@ -57,6 +58,7 @@ _NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anythin
 
 
 def _first_cause(run: Inquiry) -> Headline:
+    """The first that applies, in the order of the rules of use."""
     dead = deaths.deaths_seen(run)
     if len(dead):
         return deaths.hung_before(run, dead[0]) or deaths.died(run, dead)
@@ -69,7 +71,7 @@ def _first_cause(run: Inquiry) -> Headline:
     if (evident := hangs.evident(run, waits)) is not None:
         return hangs.hung(run, evident, [])
     for look in (
-        hangs.at_exit, deaths.killed, deaths.main_died, errors.failed_next, errors.uncaught, hangs.outlived
+        hangs.at_exit, deaths.killed, deaths.loop_died, errors.failed_next, errors.uncaught, hangs.outlived
     ):  # fmt: skip
         if (found := look(run)) is not None:
             return found

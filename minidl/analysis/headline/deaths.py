@@ -62,7 +62,7 @@ def hung_before(run: Inquiry, death: np.void) -> Headline | None:
     home, (pid, code) = int(death["process"]), _dead(death)
     together = run.until[home] - int(death["time"]) < SUDDEN and home not in run.over and not run.trace.seen
     wait = run.last_wait(home)
-    if code != -signal.SIGKILL or not together or run.starved or wait is None or wait.ended or not wait.for_data:
+    if code != -signal.SIGKILL or not together or run.out_of_memory or wait is None or wait.ended or not wait.for_data:
         return None
     wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
     if not wait.is_hang(goes_on=False) and evident(run, [wait]) is None:
@@ -106,7 +106,7 @@ def died(run: Inquiry, deaths: Rows) -> Headline:
     focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, run.epoch(loader, last))
     noticed = duration(int(row["time"]) - last)
     evidence = [f"found dead {noticed} after its last sign of life"]
-    evidence += run.opened(focus)
+    evidence += run.steps_around(focus)
     return Headline(What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, run.sample(focus)), focus)
 
 
@@ -133,7 +133,7 @@ def killed(run: Inquiry) -> Headline | None:
 
     kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
     """
-    starved = run.starved
+    starved = run.out_of_memory
     for home in run.homes:
         process = run.trace.processes[home]
         seen = run.trace.watched.death_of(process.pid)
@@ -156,7 +156,8 @@ def killed(run: Inquiry) -> Headline | None:
     return None
 
 
-def main_died(run: Inquiry) -> Headline | None:
+def loop_died(run: Inquiry) -> Headline | None:
+    """A process that iterates is gone without a shutdown, as a worker found, or who reads the trace now."""
     rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
     found = {home: run.trace.processes[home] for home in run.homes}
     homes = [home for home, process in found.items() if process.pid in set(rows["y"].tolist())]

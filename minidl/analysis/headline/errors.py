@@ -11,7 +11,7 @@ import numpy as np
 
 from minidl.analysis.headline.inquiry import Inquiry
 from minidl.analysis.headline.model import Headline, Spot, What, shortened
-from minidl.analysis.headline.waiting import _state_in, what_is_missing
+from minidl.analysis.headline.waiting import state_in, what_is_missing
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import doing, duration
@@ -45,6 +45,7 @@ def failed_next(run: Inquiry) -> Headline | None:
 
 
 def _failed(run: Inquiry, home: int, row: np.void) -> Headline:
+    """A `next` that raised: a task's error, or one from outside."""
     loader, inside = int(row["loader"]), run.within(row)
     errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
     epoch = run.epoch(loader, int(row["begin"]))
@@ -89,10 +90,10 @@ def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Headline:
         return _timed_out(run, home, raised)
     wait = run.last_wait(home)
     assert wait is not None
-    missing, step, focus = what_is_missing(run, wait, *_state_in(run, wait))
+    missing, step, focus = what_is_missing(run, wait, *state_in(run, wait))
     what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {missing}"
     evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
-    return Headline(What.CUT, what, (*evidence, *run.opened(focus)), step, focus)
+    return Headline(What.CUT, what, (*evidence, *run.steps_around(focus)), step, focus)
 
 
 def _timed_out(run: Inquiry, home: int, raised: Headline) -> Headline:
@@ -100,14 +101,17 @@ def _timed_out(run: Inquiry, home: int, raised: Headline) -> Headline:
     wait = run.last_wait(home)
     if wait is None or not wait.for_data or "timed out after" not in raised.sentence:
         return raised
-    _, step, focus = what_is_missing(run, wait, *_state_in(run, wait))
-    opened = run.opened(focus)
+    _, step, focus = what_is_missing(run, wait, *state_in(run, wait))
+    opened = run.steps_around(focus)
     sentence = raised.sentence + "".join(f"; {one}" for one in opened[:1])
     return dataclasses.replace(raised, sentence=sentence, next_step=step, focus=focus)
 
 
 def uncaught(run: Inquiry, home: int = -1, row: np.void | None = None) -> Headline | None:
-    """The exception that ended the program, as it was written down. row: the `next` that it came from."""
+    """The exception that ended the program, as it was written down.
+
+    home: the process, -1 = any that iterates. row: the `next` that it came from.
+    """
     for line in run.trace.described("uncaught"):
         process, error = int(line["process"]), str(line.get("error"))
         if process not in ([home] if home >= 0 else run.homes) or error.startswith(_NO_ERRORS):

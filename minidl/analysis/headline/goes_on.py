@@ -58,4 +58,4 @@ def running(run: Inquiry, waits: list[LastWait]) -> Headline:
     past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
     missing = "but no batch" if wait.for_data else "no call of next"
     sentence = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}: {what}"
-    return Headline(What.RUNNING, sentence, (past, *run.opened(focus)), step, focus)
+    return Headline(What.RUNNING, sentence, (past, *run.steps_around(focus)), step, focus)

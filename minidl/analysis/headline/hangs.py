@@ -31,7 +31,7 @@ def evident(run: Inquiry, waits: list[LastWait]) -> LastWait | None:
 
 
 def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Headline:
-    """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: that began later."""
+    """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: further hangs."""
     for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     for_how_long += f", until {wait.ended}" if wait.ended else ""
     home = run.trace.processes[int(wait.row["process"])]
@@ -40,7 +40,7 @@ def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Headline:
     since_when = f"{home.name} waits since {run.at(wait.begin)}"
     past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
     evidence = [since_when + past] if wait.for_data else []
-    evidence += run.opened(focus)
+    evidence += run.steps_around(focus)
     evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := finished_behind(state)) else []
     evidence += [f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others]
     during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
@@ -167,11 +167,10 @@ def _did_not_end(run: Inquiry, row: np.void, until: int) -> Headline:
     where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
     task = int(step["task"]) if step is not None else -1
     focus = Spot(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
-    in_step = f": it was {doing(step)}" if step is not None else ""
     head = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
     evidence = (
         f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",
-        *run.opened(focus),
+        *run.steps_around(focus),
         "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
     )
     helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"

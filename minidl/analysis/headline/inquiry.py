@@ -30,7 +30,7 @@ SUDDEN: Final = 1_000_000_000
 class LastWait:
     """What a process that iterates was in last: a span of its own thread. until: as far as that is known, ns.
 
-    ended: how it ended, "" if it did not.
+    past: the longest of its kind before, ns. ended: how it ended, "" if it did not.
     """
 
     row: np.void
@@ -68,8 +68,8 @@ def _named(process: Process) -> str:
 class Inquiry:
     """One trace, while its headline is looked for. Times: ns, CLOCK_MONOTONIC; a process: its place in the trace's.
 
-    homes: the processes that iterate; over: those whose end is recorded; until: up to when each was alive; alive: the
-    loaders whose iterators were left alive; unit: the one that all of a title's durations have.
+    homes: the processes that iterate; over: those whose end is recorded; until: up to when each was alive; left_alive:
+    the loaders whose iterators were; unit: the one that all of a title's durations have.
     """
 
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
@@ -83,7 +83,7 @@ class Inquiry:
         found = np.unique(trace.events["process"][at_home])
         self.homes: list[int] = found[roles[found]].tolist()
         self.over = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
-        self.alive = left_alive(trace)
+        self.left_alive = left_alive(trace)
 
     def last_wait(self, home: int) -> LastWait | None:
         """The wait that a process was in when it was seen last, or that an interruption ended."""
@@ -92,7 +92,7 @@ class Inquiry:
 
     def _open_wait(self, home: int, mine: Rows) -> LastWait | None:
         rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
-        rows = rows[~np.isin(rows["loader"], list(self.alive))]
+        rows = rows[~np.isin(rows["loader"], list(self.left_alive))]
         returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
         rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
         if not len(rows) or home in self.over:
@@ -130,6 +130,7 @@ class Inquiry:
         return None
 
     def within(self, row: np.void) -> Rows:
+        """The events of a span's loader while it lasted."""
         events = self.events
         inside = (events["loader"] == row["loader"]) & (events["time"] >= row["begin"]) & (events["time"] <= row["end"])
         rows: Rows = events[inside]
@@ -148,7 +149,7 @@ class Inquiry:
         return wait.until - int(own[-1]) if len(own) else wait.took
 
     def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Spot:
-        """The innermost step of `process` in the wait: of what it did for the task, or of its main thread."""
+        """The place of the step that `process` was in during a wait, of `task` if there is one."""
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
         loader = int(wait.row["loader"])
         row = self.step_at(process, moment, task)
@@ -165,6 +166,7 @@ class Inquiry:
         return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
 
     def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
+        """The span that a process began last and was in at a moment, of `task` if there is one."""
         spans = self.spans
         there = (spans["process"] == process) & (spans["begin"] <= moment)
         there &= (spans["end"] < 0) | (spans["end"] > moment)
@@ -174,9 +176,10 @@ class Inquiry:
         return rows[-1] if len(rows) else None
 
     def at(self, time: int) -> str:
+        """A moment in words, since the trace's begin."""
         return self.unit.at(max(0, time - self.start))
 
-    def opened(self, focus: Spot) -> list[str]:
+    def steps_around(self, focus: Spot) -> list[str]:
         """The chain of steps that the focus lies in, from the outermost on."""
         if not focus.code:
             return []
@@ -207,7 +210,7 @@ class Inquiry:
         return int(rows["by"][0]) if len(rows) else -1
 
     def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
-        """The worker's place in the trace's processes; that of the loader's own if it has recorded nothing."""
+        """The worker's place in the trace's processes; the last process that iterates if it has recorded nothing."""
         processes = self.trace.processes
         found = [i for i, p in enumerate(processes) if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
         found = [i for i in found if not pid or processes[i].pid == pid] or found
@@ -219,11 +222,12 @@ class Inquiry:
         return rows
 
     def epoch(self, loader: int, time: int) -> int:
+        """A loader's epoch at a moment; -1 = unknown."""
         begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
         return int(begun["x"][-1]) if len(begun) else -1
 
     @property
-    def starved(self) -> bool:
+    def out_of_memory(self) -> bool:
         """Whether the kernel killed processes of the run's cgroup for memory, as the watchdog saw."""
         samples = self.trace.watched.samples
         return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills

@@ -35,6 +35,7 @@ _STEPS: Final = {
 
 
 def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
+    """silent: the process has recorded nothing for most of the wait."""
     look = f"see where it stands: py-spy dump --pid {process.pid}"
     if silent:
         return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
@@ -57,12 +58,12 @@ def finished_behind(state: ProtocolState) -> str:
 
 def held_up(run: Inquiry, wait: LastWait, how_long: str = "") -> tuple[str, str, Spot, ProtocolState]:
     """What the wait is for, what helps, where to look, and the loader's state. how_long: said of its own code."""
-    shot, state = _state_in(run, wait)
+    shot, state = state_in(run, wait)
     found = what_is_missing(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
     return *found, state
 
 
-def _state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+def state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
     """The loader in the wait; of one that was ended, before all that its end did."""
     if run.job is not None and not wait.ended:
         return _followed(run, run.job, run.trace, wait)
@@ -78,6 +79,7 @@ def _state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolS
 
 
 def _followed(run: Inquiry, job: Job, trace: Trace, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+    """The wait's loader, by a job that has followed `trace`."""
     number = int(wait.row["loader"])
     lives = {process.pid: process.life for process in trace.processes} if run.trace.seen else {}
     (shot,) = (one for one in job.snapshot(trace, wait.until, lives).loaders if one.number == number)
@@ -126,6 +128,7 @@ def still(run: Inquiry, wait: LastWait, focus: Spot, words: str, task: int) -> S
 
 
 def _own_code(run: Inquiry, wait: LastWait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Spot]:
+    """Of a wait in the program's own code: what to say, what helps, where to look."""
     row, home = wait.row, int(wait.row["process"])
     after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
     ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)

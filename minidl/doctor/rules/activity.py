@@ -44,7 +44,7 @@ def at_work(case: RunFacts, pid: int, tid: int) -> bool:
 
 
 def in_users_code(case: RunFacts, pid: int) -> bool:
-    """Whether a worker is in code of the user's, or a process is the program's own."""
+    """Whether a process runs the user's code: in a step that calls it, or as a process of the program's own."""
     steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
     helper = pid not in case.workers and all(pid != loop.pid for loop in case.loops)  # a process of the program's own
     if helper and case.place(pid, pid).users is not None:
@@ -53,7 +53,10 @@ def in_users_code(case: RunFacts, pid: int) -> bool:
 
 
 def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
-    """What the threads of a process that could end a wait are in, to stand after its name; "" = no such threads."""
+    """What the threads of a process that could end a wait are in, as words after the process's name.
+
+    Threads outside of the user's code are left out.
+    """
     said = []
     for thread in threads:
         if (place := case.place(pid, thread.tid)).users is None:  # a library's own thread
@@ -62,16 +65,16 @@ def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
         first, end = chain.links[0], chain.end
         name = thread.python_name or thread.name
         further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
-        if is_its_own_other_end(first):
+        if not further and is_its_own_other_end(first):
             further = " (the other end: it has that itself)"
         said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
     return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
 
 
 def is_its_own_other_end(link: Link) -> bool:
-    """Whether the other end of a pipe or socket is open in the waiter's own process alone."""
+    """Whether a socket's other end is open in the waiter's own process alone; of a pipe see `kernel._only_itself`."""
     holders = {one.pid for one in link.wait.holders}
-    return link.wait.kind in TWO_ENDS and holders == {link.pid}
+    return link.wait.kind in TWO_ENDS and bool(link.wait.target) and holders == {link.pid}
 
 
 def loop_tid(case: RunFacts, pid: int) -> int:
@@ -80,7 +83,7 @@ def loop_tid(case: RunFacts, pid: int) -> int:
 
 
 def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
-    """The program's own processes that have ended and were not waited for: what they did, it may be."""
+    """For `also`: the program's own children that have ended unreaped. did: what one of them may have done."""
     loops = {loop.pid for loop in case.loops}
     gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
     said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]

@@ -31,7 +31,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class CauseRule:
-    """One rule. test: None = it does not apply, or its counter-evidence is seen. counter: what speaks against it."""
+    """One rule. test: None = it does not apply. counter: what speaks against it."""
 
     test: Callable[[RunFacts, Chain], Judgement | None]
     about: str
@@ -59,7 +59,7 @@ def state_seen(case: RunFacts, link: Link) -> EvidenceLine:
     return EvidenceLine(f"its state is {now}{both}", f"/proc/{link.pid}/stat")
 
 
-def call_of(case: RunFacts, link: Link) -> str:
+def source_of(case: RunFacts, link: Link) -> str:
     """Where the evidence of a thread's wait is from: its system call, or what the kernel tells without one."""
     thread = case.thread(link.pid, link.tid)
     if thread is None:
@@ -68,7 +68,7 @@ def call_of(case: RunFacts, link: Link) -> str:
     return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
 
 
-def step_in_words(case: RunFacts, pid: int) -> str:
-    """What the main thread of a process is in."""
+def place_in_words(case: RunFacts, pid: int) -> str:
+    """Where the main thread of a process is: the user's line, else the library's, else the loader's step."""
     place = case.place(pid, pid)
     return spot(place) or in_library(place) or place.step.value

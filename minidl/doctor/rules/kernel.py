@@ -1,4 +1,7 @@
-"""Rules of kernel objects with another side: file locks, pipes, sockets, FIFOs, files, terminals, signals, children."""
+"""Rules of waits at the kernel's objects: file locks, pipes, FIFOs, sockets, files, terminals, signals, children.
+
+An event loop and a debugger wait at one of these, too.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ from minidl.doctor.rules.activity import (
     receives,
     times_asleep,
 )
-from minidl.doctor.rules.judgement import Judgement, call_of, listed
+from minidl.doctor.rules.judgement import Judgement, listed, source_of
 from minidl.evidence.graph import Blocked, KernelWait
 
 
 def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The chain ends at a file lock; if it goes on behind it, see `table._held_file_lock`."""
     wait = chain.end.wait
     if wait.kind is not Blocked.FILE_LOCK:
         return None
@@ -50,13 +54,14 @@ POLLED: Final = ("it polls for something else, and the lock has nothing to do wi
 
 
 def child(case: RunFacts, chain: Chain) -> Judgement | None:
+    """The chain ends at a wait for a child; if that waits itself, see `table._waiting_child`."""
     waiter = chain.end
     if waiter.wait.kind is not Blocked.CHILD:
         return None
     known = listed([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
     return Judgement(
         HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
-        (EvidenceLine(waiter.wait.words, call_of(case, waiter)),),
+        (EvidenceLine(waiter.wait.words, source_of(case, waiter)),),
         fix="give the wait a timeout; see what the child does",
     )  # fmt: skip
 
@@ -68,12 +73,15 @@ _WRITE_IT: Final = "find who is to write, or to close its end: a copy that a for
 
 
 def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody writes into a pipe or a socket that nobody reads; the loader's own result pipe is not the cause."""
+    """Somebody writes into a pipe or a FIFO that nobody reads.
+
+    Says nothing of a worker that writes into the loader's own result pipe.
+    """
     full = next((link for link in chain.links if link.wait.kind is Blocked.PIPE_WRITE), None)
     if full is None or (full.place.step is LoaderStep.WRITE and full.pid in case.workers):
         return None
     sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
-    facts = (EvidenceLine(full.wait.words, call_of(case, full)), *sides)
+    facts = (EvidenceLine(full.wait.words, source_of(case, full)), *sides)
     if full is chain.end:
         ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
         what = f"is {full.wait.words}"
@@ -84,22 +92,25 @@ def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
-    """The last link that reads from a pipe of the user's, if it is the chain's end or waits for nothing else."""
+    """The last link that reads from a pipe of the user's.
+
+    None if a link writes into a full pipe, or if the link reads only to learn that a process has ended.
+    """
     if any(link.wait.kind is Blocked.PIPE_WRITE for link in chain.links):
         return None
     reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is chain.end or not joins(one))]
     return reads[-1] if reads else None
 
 
-def writes_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody reads from a pipe, and who has its other end waits for something else."""
+def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
+    """Somebody reads from a pipe, and who has its writing end is in something else."""
     empty, end = _empty_pipe(case, chain), chain.end
     if empty is None or empty is end:
         return None
     writes = "writes now and then" if receives(case, empty) else "writes nothing"
     return Judgement(
         HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, call_of(case, empty)),), fix=_WRITE_IT,
+        (EvidenceLine(empty.wait.words, source_of(case, empty)),), fix=_WRITE_IT,
     )  # fmt: skip
 
 
@@ -118,14 +129,14 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
         could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, call_of(case, empty)),), (*ended_children(case, "was to put it"), *also),
+        (EvidenceLine(empty.wait.words, source_of(case, empty)),), (*ended_children(case, "was to put it"), *also),
         "give get() a timeout; see who is to put",
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
 
 def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody reads from a pipe or a socket that nobody writes to."""
+    """Somebody reads from a pipe or a FIFO that nobody writes to. After `queue_empty`: it is no queue's."""
     empty = chain.end
     if _empty_pipe(case, chain) is not empty:
         return None
@@ -135,7 +146,7 @@ def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
     who += ", and waits for it" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, call_of(case, empty)),), fix=_WRITE_IT,
+        (EvidenceLine(empty.wait.words, source_of(case, empty)),), fix=_WRITE_IT,
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
@@ -195,6 +206,7 @@ def _could(case: RunFacts, chain: Chain, pid: int) -> str:
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
+    """Whether a thread reads from a pipe that is not the loader's; without a stack, from any without a timeout."""
     if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
         return False
     return (
@@ -209,7 +221,7 @@ def fifo(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.FIFO, f"is {chain.end.wait.words}",
-        facts=(EvidenceLine(chain.end.wait.words, call_of(case, chain.end)),),
+        facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
         fix="start what opens the other end, or open it with os.O_NONBLOCK; is a FIFO expected at this path?",
     )  # fmt: skip
 
@@ -224,7 +236,7 @@ def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
     asked = f" that {frame.function} runs" if frame is not None else ""
     return Judgement(
         HangCause.NOBODY, f"waits in the event loop of asyncio{asked}, which has nothing to run", Sure.POSSIBLE,
-        (EvidenceLine(end.wait.words, call_of(case, end)),),
+        (EvidenceLine(end.wait.words, source_of(case, end)),),
         ("a coroutine waits for the network, or for what nobody sets",),
         "print asyncio.all_tasks() from a signal handler (faulthandler can't); give awaits a timeout",
         moves=end.pid not in case.workers,
@@ -238,7 +250,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     if _calls_accept(case, end.pid, end.tid):
         return Judgement(
             HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
-            (EvidenceLine(end.wait.words, call_of(case, end)),), ("no client comes, and none is meant to",),
+            (EvidenceLine(end.wait.words, source_of(case, end)),), ("no client comes, and none is meant to",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
     who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
@@ -253,7 +265,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
         HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
-        (EvidenceLine(end.wait.words, call_of(case, end)),), ("the other end is slow, and will answer",),
+        (EvidenceLine(end.wait.words, source_of(case, end)),), ("the other end is slow, and will answer",),
         helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
         fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
     )  # fmt: skip
@@ -300,6 +312,6 @@ def file(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.FILE, f"is {chain.end.wait.words}", Sure.LIKELY, also=("a slow disk, which will answer",),
-        facts=(EvidenceLine(chain.end.wait.words, call_of(case, chain.end)),),
+        facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
         fix="look at the file system that the file is on",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from minidl.doctor.chain import Chain, Link
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS
 from minidl.doctor.rules.activity import same_place, times_asleep
-from minidl.doctor.rules.judgement import Judgement, call_of
+from minidl.doctor.rules.judgement import Judgement, source_of
 from minidl.evidence.graph import Blocked
 
 SOON: Final = 5.0
@@ -24,14 +24,14 @@ def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
     what, times = f"is {end.wait.words}", times_asleep(case, end)
-    seen = EvidenceLine(end.wait.words, call_of(case, end))
+    seen = EvidenceLine(end.wait.words, source_of(case, end))
     if times:
         what = (
             f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
         )
         source = end.place.inside[0].source if end.place.inside else ""
         what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
-        seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", call_of(case, end))
+        seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(case, end))
     return Judgement(
         HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
         moves=0 <= left <= SOON,
@@ -51,7 +51,7 @@ def computes(case: RunFacts, chain: Chain) -> Judgement | None:
     same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
     return Judgement(
         HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
-        (EvidenceLine(end.wait.words, call_of(case, end)),),
+        (EvidenceLine(end.wait.words, source_of(case, end)),),
         ("an endless loop, or one sample that takes long: look again later",)
         + (("others have the CPUs that it needs",) if starves else ()),
         "run that sample alone under a profiler; bound its loop", moves=moved,
@@ -91,7 +91,7 @@ def moves(case: RunFacts, chain: Chain) -> Judgement | None:
     if naps and times > 1 and same_place(case, end):
         what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
         return Judgement(
-            HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, call_of(case, end)),), moves=True,
+            HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, source_of(case, end)),), moves=True,
             fix="bound the retries that it belongs to",
         )  # fmt: skip
     return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
@@ -101,6 +101,6 @@ def unknown(case: RunFacts, chain: Chain) -> Judgement | None:
     words = chain.end.wait.words
     seen = "" if chain.end.place.seen else "; without its Python stack the cause is not known"
     return Judgement(
-        HangCause.UNKNOWN, f"is {words}{seen}", Sure.UNKNOWN, (EvidenceLine(words, call_of(case, chain.end)),),
+        HangCause.UNKNOWN, f"is {words}{seen}", Sure.UNKNOWN, (EvidenceLine(words, source_of(case, chain.end)),),
         fix="" if chain.end.place.seen else "install py-spy and ask again, as root or with CAP_SYS_PTRACE",
     )  # fmt: skip

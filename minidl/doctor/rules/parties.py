@@ -45,10 +45,12 @@ _OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
 
 
 def _operation(name: str) -> str:
+    """Its name in a sentence: recv and send are no collectives."""
     return name if name in _OTHER_HALF else f"the collective {name}"
 
 
 def _in_collectives(case: RunFacts, but: int) -> list[tuple[int, ThreadPlace]]:
+    """The other processes whose main thread is in a collective, and where."""
     return [(pid, place) for pid in case.processes if pid != but and collective(place := case.place(pid, pid))]
 
 

@@ -1,4 +1,4 @@
-"""Rules of a process's state, whatever its code is: ended, idle, stopped, in a circle, kept from the GIL."""
+"""Rules of a process's state, whatever its code is: it has ended, is idle or stopped, is in a circle, keeps the GIL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, Link, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
-from minidl.doctor.rules.judgement import Judgement, call_of, exit_in_words, state_seen
+from minidl.doctor.rules.judgement import Judgement, exit_in_words, source_of, state_seen
 from minidl.evidence.graph import Blocked
 
 _KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
@@ -128,7 +128,7 @@ def cycle(case: RunFacts, chain: Chain) -> Judgement | None:
     given_up = any(link.wait.bounded and link.place.step in USERS for link in links)  # the loader's own are polls
     locks = any(link.wait.kind in _LOCKS for link in links)
     facts = tuple(
-        EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", call_of(case, link)) for link in chain.links[:-1]
+        EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", source_of(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
         HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",

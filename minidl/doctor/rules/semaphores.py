@@ -9,14 +9,17 @@ from minidl.doctor.chain import Chain, Link
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
 from minidl.doctor.rules.activity import at_work, ended_children, in_users_code, same_place
-from minidl.doctor.rules.judgement import Judgement, listed, step_in_words
+from minidl.doctor.rules.judgement import Judgement, listed, place_in_words
 from minidl.evidence.graph import Blocked, semaphore_at
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A wait for a semaphore of several processes, which has no owner. pids: who shares it; could: those that are in
-    the user's code, and do not wait for it themselves: they may hold it, or set what it stands for."""
+    """A wait for a semaphore of several processes, which has no owner.
+
+    pids: who shares it. same: those that wait for it too. could: those that are in the user's code and do not wait for
+    it: they may hold it, or set what it stands for.
+    """
 
     end: Link
     pids: tuple[int, ...]
@@ -26,6 +29,7 @@ class _Shared:
 
 
 def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
+    """The wait at the chain's end for a semaphore of several processes, without a timeout or again and again."""
     end = chain.end
     if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
         return None
@@ -108,7 +112,7 @@ def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.CYCLE,
-        f"waits for a lock that only {case.name(pid)}, in {step_in_words(case, pid)}, may hold, and that one for a "
+        f"waits for a lock that only {case.name(pid)}, in {place_in_words(case, pid)}, may hold, and that one for a "
         "lock that only it may hold: a circle",
         Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
         "take the locks in one order everywhere",
@@ -123,7 +127,7 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     if shared.could:
         names = listed([case.name(pid) for pid in shared.could])
         theirs = (
-            EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {step_in_words(case, pid)}", "stack")
+            EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {place_in_words(case, pid)}", "stack")
             for pid in shared.could
         )
         return Judgement(
@@ -142,7 +146,7 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
-    """All who share the semaphore are seen, and none is in code that could release it."""
+    """All who share the semaphore are seen, and none is in code that could release it: see `shared_lock`."""
     shared = _shared(case, chain)
     if shared is None:
         return None

@@ -1,4 +1,4 @@
-"""The table of the rules, and those that look behind another wait.
+"""The table of all rules, with two that ask it again: for what the holder of a file lock, or a child, waits itself.
 
 Interface: `RULES`, in order; `judged(case, chain)` -> `Judgement` of the first that applies.
 """
@@ -11,7 +11,7 @@ from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.rules import kernel, motion, parties, processes, semaphores, threads
-from minidl.doctor.rules.judgement import CauseRule, Judgement, call_of
+from minidl.doctor.rules.judgement import CauseRule, Judgement, source_of
 from minidl.doctor.rules.kernel import POLLED, holders_seen
 from minidl.evidence.graph import Blocked
 
@@ -37,8 +37,9 @@ def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     below = _judged_alone(case, chain)
     return Judgement(
-        HangCause.CHILD, below.what, below.sure, (EvidenceLine(waiter.wait.words, call_of(case, waiter)), *below.facts),
-        below.also, f"end the child, or give the wait for it a timeout; {below.fix}",
+        HangCause.CHILD, below.what, below.sure,
+        (EvidenceLine(waiter.wait.words, source_of(case, waiter)), *below.facts), below.also,
+        f"end the child, or give the wait for it a timeout; {below.fix}",
     )  # fmt: skip
 
 
@@ -74,9 +75,9 @@ RULES: Final = (
     CauseRule(threads.thread_answers_late, "another thread does not answer", "that thread is at work"),
     CauseRule(threads.nobody_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
-    CauseRule(threads.lock_of_threads, "another thread holds a lock of Python's", "its holder runs"),
+    CauseRule(threads.lock_of_another_thread, "another thread holds a lock of Python's", "its holder runs"),
     CauseRule(threads.lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
-    CauseRule(threads.lock_of_its_own, "a lock that nobody can release", "another thread may release it"),
+    CauseRule(threads.lock_nobody_releases, "a lock that nobody can release", "another thread may release it"),
     CauseRule(semaphores.full_queue, "a bounded queue is full", "somebody reads it"),
     CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
     CauseRule(semaphores.nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
@@ -86,7 +87,7 @@ RULES: Final = (
     CauseRule(semaphores.shared_lock, "a lock of several processes is held", "its holder runs"),
     CauseRule(semaphores.permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(kernel.pipe_full, "the other end of a pipe does not read", "bytes move"),
-    CauseRule(kernel.writes_nothing, "who has the other end of a pipe waits itself", "bytes move"),
+    CauseRule(kernel.writer_is_elsewhere, "who has a pipe's writing end is in something else", "bytes move"),
     CauseRule(kernel.queue_empty, "nobody puts into a queue", "somebody puts"),
     CauseRule(kernel.pipe_empty, "the other end of a pipe does not write", "bytes move"),
     CauseRule(kernel.fifo, "nobody opened the other end", "the other end is open"),

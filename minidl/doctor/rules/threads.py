@@ -63,7 +63,7 @@ def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def _cause_of(waiting: str) -> HangCause:
-    """Of a function that waits: whether it is a queue's."""
+    """The cause by the function that waits: a full queue, an empty one, or nobody to answer."""
     if waiting.startswith("Queue.put"):
         return HangCause.QUEUE_FULL
     return HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else HangCause.NOBODY
@@ -91,7 +91,10 @@ def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It waits for an event, a condition or a queue of its own process, in which no thread could end that."""
+    """It waits for an event, a condition or a queue of its own process, in which no thread could end that.
+
+    After `thread_answers_late`: no other thread of the process runs the program's code.
+    """
     end, waiting = chain.end, waiting_in(chain.end)
     if not waiting:
         return None
@@ -148,7 +151,7 @@ def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
-    """That the chain's end waits for a lock of Python's, and the line where it does; None if it does not."""
+    """If the chain's end waits for a lock of Python's: the words for it, and its source line as evidence."""
     end = chain.end
     if waiting_in(end) != "":
         return None
@@ -158,7 +161,7 @@ def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, .
     return f"waits for a lock in {line}" if library(frame.file) else "waits for a lock", shown
 
 
-def lock_of_threads(case: RunFacts, chain: Chain) -> Judgement | None:
+def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
     """A lock of Python's, which has no owner; other threads of the process may hold it."""
     found, end = _of_a_lock(case, chain), chain.end
     own = case.users_threads(end.pid, but=end.tid)
@@ -190,22 +193,25 @@ def _each_waits_for_a_lock(case: RunFacts, end: Link, own: list[SeenThread]) -> 
     return len(targets) > 1
 
 
-def _alone(pid: int) -> EvidenceLine:
+def _no_other_thread(pid: int) -> EvidenceLine:
     return EvidenceLine(
         "no other thread of its process runs the program's code, so none can release it", f"threads of {pid}"
     )
 
 
 def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock that was held when the worker was forked: in the worker it stays so."""
+    """A lock that was held when the worker was forked: in the worker it stays so.
+
+    After `lock_of_another_thread`: no other thread of the process runs the program's code.
+    """
     found, end = _of_a_lock(case, chain), chain.end
     if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
         return None
-    (what, shown), frame, parent = found, end.place.inside[0], case.processes[end.pid].ppid
+    (what, shown), frame, ppid = found, end.place.inside[0], case.processes[end.pid].ppid
     held, fix = "which was held when the worker was forked", _AFTER_FORK
-    facts = (*shown, _alone(end.pid))
+    facts = (*shown, _no_other_thread(end.pid))
     also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
-    parents = case.users_threads(parent, but=loop_tid(case, parent)) if parent in case.processes else []
+    parents = case.users_threads(ppid, but=loop_tid(case, ppid)) if ppid in case.processes else []
     reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
     if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
         what, also = "waits for the lock of a module's import", ()
@@ -238,8 +244,11 @@ def _in_first_sample(case: RunFacts, link: Link) -> bool:
     return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
 
 
-def lock_of_its_own(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock of Python's that no other thread can release."""
+def lock_nobody_releases(case: RunFacts, chain: Chain) -> Judgement | None:
+    """A lock of Python's that no other thread can release.
+
+    After `lock_of_another_thread`: no other thread of the process runs the program's code.
+    """
     found, end = _of_a_lock(case, chain), chain.end
     if found is None:
         return None
@@ -249,6 +258,6 @@ def lock_of_its_own(case: RunFacts, chain: Chain) -> Judgement | None:
         may = "no thread of its process can release"
         also = "the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'"
     return Judgement(
-        HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _alone(end.pid)), (also,),
+        HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _no_other_thread(end.pid)), (also,),
         "it holds the lock itself: use threading.RLock, or release it before it is taken again",
     )  # fmt: skip
