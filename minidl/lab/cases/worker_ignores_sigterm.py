@@ -40,8 +40,8 @@ def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
         if (number + 1) * options.batch_size > options.at - options.batch_size or time.monotonic() - started > 60:
+            time.sleep(0.5)  # for the worker to be in that sample: one that is told to end before begins no other
             break
-    time.sleep(0.5)
 
 
 if __name__ == "__main__":
