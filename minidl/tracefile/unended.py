@@ -42,7 +42,7 @@ def open_spans(
         if process.whole_until:
             before = duration(last - process.whole_until)
             out.append(f"{process.name} was {doing(row)} when its recording stopped, {before} before that")
-        elif ended and _has_arrived(trace, row):
+        elif ended and has_arrived(trace, row):
             continue  # the process ended before its feeder thread could say that the write has ended
         elif ended:
             out.append(f"{process.name} ended while it was {doing(row)}")
@@ -52,8 +52,8 @@ def open_spans(
     return out
 
 
-def _has_arrived(trace: Trace, row: np.void) -> bool:
-    """Whether it is the write of a result that the loader has received."""
+def has_arrived(trace: Trace, row: np.void) -> bool:
+    """Whether it is the write of a result that the loader has received: it has ended, though nobody said so."""
     events = trace.events
     got = (events["code"] == ev.RESULT_GET[1]) & (events["x"] == Message.RESULT) & (events["time"] >= row["begin"])
     mine = (events["loader"] == row["loader"]) & (events["task"] == row["task"])

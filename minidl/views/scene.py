@@ -25,7 +25,7 @@ from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
 from minidl.tracefile.loaders import first_epochs
-from minidl.tracefile.unended import POLLED, alive_until, left_alive
+from minidl.tracefile.unended import POLLED, alive_until, has_arrived, left_alive
 from minidl.tracefile.words import Unit, signal_name, unit_of
 from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -630,6 +630,7 @@ class _Maker:
         self.fate = is_open.astype(np.uint8) * np.uint8(Fate.OPEN)
         self._end_with_the_enclosing()
         self._end_with_the_process()
+        self._end_what_has_arrived()
         stopped = [line["process"] for line in trace.described("trace_end")]
         self.fate[(self.fate == Fate.OPEN) & np.isin(self.spans["process"], stopped)] = Fate.UNSEEN
         alive = np.isin(self.spans["loader"], list(left_alive(trace))) & (self.until >= self.edge)
@@ -660,6 +661,13 @@ class _Maker:
             mine = (self.fate == Fate.OPEN) & (self.spans["process"] == process)
             last = max(int(self.lived[process]), int(self.begin[mine].max(initial=0)) + self._sliver)
             self.until[mine] = np.minimum(self.until[mine], last)
+
+    def _end_what_has_arrived(self) -> None:
+        """End open writes of results that the loader has: the process ended before its feeder could say so."""
+        for at in np.flatnonzero((self.fate == Fate.OPEN) & (self.spans["code"] == ev.RESULT_WRITE[0])).tolist():
+            if has_arrived(self.trace, self.spans[at]):
+                self.fate[at] = Fate.LOST
+                self.until[at] = min(self.until[at], self.begin[at] + self._sliver)
 
     def _join_polls(self) -> None:
         """Draw polls that continue one wait as one bar, that of the last one: it began with the first."""

@@ -210,6 +210,21 @@ def test_what_did_not_end_reaches_the_edge(hung: Trace) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_write_whose_result_has_arrived_has_ended(arrives: bool, tmp_path: Path) -> None:
+    """A worker that is told to end may do so before its feeder thread can say that the last write is over."""
+    trace = made(tmp_path / "t", batches=12)
+    rows = trace.events
+    writes = rows[rows["code"] == ev.RESULT_WRITE[1]]
+    last = writes[np.argmax(writes["time"])]
+    gets = (rows["code"] == ev.RESULT_GET[1]) & (rows["task"] == last["task"]) & (rows["x"] == ev.Message.RESULT)
+    lost = (rows["code"] == ev.RESULT_WRITE[1]) & (rows["time"] == last["time"])
+    trace.events = rows[~(lost | (gets & (not arrives)))]
+    bars = scene_of(trace).bars
+    (bar,) = bars[(bars["code"] == ev.RESULT_WRITE[0]) & (bars["task"] == last["task"])]
+    assert Fate(bar["fate"]) is (Fate.LOST if arrives else Fate.OPEN)
+
+
 def test_what_a_dead_worker_had_open_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
     worker = [{"time": 10, "code": ev.FETCH[0], "task": 0, "worker": 0}]
     write_process(tmp_path, worker, pid=200, role="worker", worker=0, loader=1, ppid=100)
