@@ -14,7 +14,7 @@ from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules.activity import receives, wakes
-from minidl.doctor.rules.judgement import Judgement, exit_in_words, listed
+from minidl.doctor.rules.judgement import Judgement, and_joined, exit_in_words
 from minidl.doctor.rules.table import judged
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence, SeenProcess
@@ -467,7 +467,7 @@ def _not_seen(case: RunFacts) -> tuple[str, ...]:
     for process in case.now.processes:
         for text in process.not_seen:
             found.setdefault(text, []).append(str(process.pid))
-    return tuple(f"{text} (pid {listed(pids)})" if pids else text for text, pids in found.items())
+    return tuple(f"{text} (pid {and_joined(pids)})" if pids else text for text, pids in found.items())
 
 
 def _seconds(seconds: float) -> str:

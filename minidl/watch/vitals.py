@@ -60,7 +60,7 @@ def started(pid: int) -> int:
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of a process that is there."""
     try:
-        return stat_fields(pid) or None
+        return stat_fields(pid)
     except OSError:
         return None
 

@@ -56,6 +56,11 @@ def with_locks(pid: int, *held: str) -> Descriptor:
     return Descriptor(7, "file", "/data/index.lock", 77, 3, "rw", locks=held)
 
 
+def sharing(one: SeenProcess) -> SeenProcess:
+    """The process with the semaphore of several processes that LOCKED waits for."""
+    return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+
+
 # --- Who, where, what -------------------------------------------------------------------------------------------------
 def test_a_file_lock_names_its_holder_and_what_that_is_in() -> None:
     holder = worker(
@@ -198,9 +203,6 @@ def test_a_queue_that_the_dataset_asks_is_not_the_loaders() -> None:
 
 
 def test_a_lock_without_an_owner_is_held_by_who_is_further_in_the_same_function() -> None:
-    def sharing(one: SeenProcess) -> SeenProcess:
-        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
-
     queue = {"self": "<Queue at 0x20>"}  # the loop's is at 0x10
     asks = Frame("Queue.get", QUEUES, 102, queue, "with self._rlock:")
     gets = Frame("Queue.get", QUEUES, 103, queue, "res = self._recv_bytes()")
@@ -365,9 +367,6 @@ def test_what_is_told_of_one_loop_hides_no_workers_of_another() -> None:
 
 
 def test_a_lock_of_several_processes_that_nobody_is_about_to_release() -> None:
-    def sharing(one: SeenProcess) -> SeenProcess:
-        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
-
     said = found(sharing(loop(1)), sharing(IDLE), sharing(worker(1, user("lock.acquire()"), call=LOCKED)))
     assert (said.cause, said.sure) == (HangCause.PERMIT_LOST, Sure.LIKELY)
     holder = worker(0, user("compute()"), call=SLEEPS)
@@ -393,9 +392,6 @@ def test_two_locks_of_several_processes_that_are_crossed_are_a_circle() -> None:
 
 def test_a_lock_that_is_asked_for_again_and_again_is_waited_for() -> None:
     """`while not lock.acquire(timeout=0.5)`: one look does not tell it from a wait that ends."""
-
-    def sharing(one: SeenProcess) -> SeenProcess:
-        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
 
     asks = replace(LOCKED, timeout=0.4)
     waits = sharing(worker(1, user("while not lock.acquire(timeout=0.5):"), call=asks, idle=0.1, switches=1))
@@ -631,6 +627,11 @@ def test_a_thread_that_waits_for_its_own_process_at_a_socket_is_told_so() -> Non
     served = process(300, 1, thread(300, (user("serve()"),), LOCKED), descriptors=ends[:1])
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends[1:]), served)
     assert "has that itself" not in said.sentence
+    several = replace(aio, syscall=Syscall("poll", "2 descriptors", (9, 12), (9, 12), timeout=-1.0))
+    elsewhere = connection(12, 99, 0)
+    said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(several,), descriptors=(*ends, elsewhere)))
+    assert "aio (get at data.py:22)" in said.sentence
+    assert "has that itself" not in said.sentence, "one of the two may be answered by another machine"
 
 
 def test_who_receives_bytes_between_two_looks_moves() -> None:
@@ -1159,9 +1160,6 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
 def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
     """A token bucket: a thread of the loop's process releases a permit, and sleeps."""
 
-    def sharing(one: SeenProcess) -> SeenProcess:
-        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
-
     def seen(left: float) -> Diagnosis:
         call = Syscall("clock_nanosleep", f"{left} s more", (1, 1), timeout=left)
         refills = thread(150, (user("time.sleep(4)", "refill"),), call, name="refill")
@@ -1172,9 +1170,6 @@ def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
 
 
 def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
-    def sharing(one: SeenProcess) -> SeenProcess:
-        return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
-
     waits = sharing(worker(1, user("with SLOTS:"), call=LOCKED))
     hog = sharing(process(300, LOOP, thread(300, (user("time.sleep(990)", "hog"), FORK, MAIN), SLEEPS)))
     said = found(sharing(loop(1)), sharing(IDLE), waits, hog)
@@ -1294,3 +1289,56 @@ def test_a_poll_says_of_what_by_the_heads_of_its_blocks() -> None:
     last = replace(first, threads=(replace(first.threads[0], switches=(40, 45)),))
     said = diagnose([look(loop(1), IDLE, first), look(loop(1), IDLE, last, moment=4_000_000_000)])
     assert said.sentence.endswith(f"all the 4.5 s of looking, in `{source}`")
+
+
+SYNCHRONIZE = "/lib/python3.11/multiprocessing/synchronize.py"
+
+
+@pytest.mark.parametrize(
+    ("inside", "cause", "words"),
+    [
+        ((library("Queue.put", QUEUES), user("out.put(x)")), HangCause.QUEUE_FULL, "room in a bounded queue"),
+        ((library("Condition.wait", SYNCHRONIZE), library("Event.wait", SYNCHRONIZE), user("ready.wait()")),
+         HangCause.NOBODY, "an Event of several processes that nobody sets"),
+        ((library("Condition.wait", SYNCHRONIZE), user("news.wait()")), HangCause.NOBODY, "the notify of a Condition"),
+    ],
+)  # fmt: skip
+def test_what_a_semaphore_stands_for_is_told_by_the_stack(
+    inside: tuple[Frame, ...], cause: HangCause, words: str
+) -> None:
+    said = found(sharing(loop(1)), sharing(IDLE), sharing(worker(1, *inside, call=LOCKED)))
+    assert (said.cause, said.where["sample"]) == (cause, 37)
+    assert f"it waits for {words}" in said.sentence
+
+
+def test_the_lock_of_the_result_queue_that_nobody_gives_back_was_a_dead_workers() -> None:
+    """A worker was killed in the middle of a message: the others' feeders wait for the lock."""
+    feeding = feeder(202, source="wacquire()")
+    stuck = replace(worker(1, step="idle", others=(feeding,)), semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
+    said = found(sharing(loop(1)), sharing(IDLE), stuck)
+    assert said.cause is HangCause.DEAD_LOCK_HOLDER
+    assert "waits for the lock of the loader's own queue" in said.sentence
+
+
+def test_a_child_that_is_waited_for_is_told_with_what_it_waits_for() -> None:
+    waits = worker(1, user("p.wait()"), call=Syscall("wait4", "for process 300", target=300, timeout=-1.0))
+    child = process(300, 102, thread(300, None, SLEEPS), name="ffmpeg")
+    said = found(loop(1), IDLE, replace(waits, children=(300,)), child)
+    assert (said.cause, said.who["pid"]) == (HangCause.CHILD, 300)
+    assert "process ffmpeg (pid 300), a child of worker 1" in said.sentence
+    assert "is asleep (990 s more)" in said.sentence
+    assert said.fix.startswith("end the child")
+
+
+def test_a_debugger_that_reads_its_commands_from_a_pipe_waits_for_a_person() -> None:
+    inside = (library("Pdb.interaction", "/lib/python3.11/pdb.py"), user("breakpoint()"))
+    said = found(loop(1), IDLE, worker(1, *inside, call=READS, descriptors=(QUEUE,)))
+    assert (said.cause, "in a debugger" in said.sentence) == (HangCause.TERMINAL, True)
+
+
+def test_a_worker_that_is_joined_and_waits_for_a_task_was_not_told_to_end() -> None:
+    joins = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1, {}, "w.join(timeout=5)")
+    waits = Syscall("wait4", "for process 102", target=102, timeout=-1.0)
+    said = found(replace(loop(stack=(joins, MAIN), call=waits), children=(101, 102)), IDLE, worker(1, step="idle"))
+    assert (said.cause, said.who["worker"]) == (HangCause.NOBODY, 1)
+    assert said.sentence.endswith("is idle; nothing has told it to end")

@@ -220,9 +220,11 @@ def test_a_write_whose_result_has_arrived_has_ended(arrives: bool, tmp_path: Pat
     gets = (rows["code"] == ev.RESULT_GET[1]) & (rows["task"] == last["task"]) & (rows["x"] == ev.Message.RESULT)
     lost = (rows["code"] == ev.RESULT_WRITE[1]) & (rows["time"] == last["time"])
     trace.events = rows[~(lost | (gets & (not arrives)))]
-    bars = scene_of(trace).bars
-    (bar,) = bars[(bars["code"] == ev.RESULT_WRITE[0]) & (bars["task"] == last["task"])]
+    drawn = scene_of(trace)
+    (bar,) = drawn.bars[(drawn.bars["code"] == ev.RESULT_WRITE[0]) & (drawn.bars["task"] == last["task"])]
     assert Fate(bar["fate"]) is (Fate.LOST if arrives else Fate.OPEN)
+    gets = trace.events["time"][(trace.events["code"] == ev.RESULT_GET[1]) & (trace.events["task"] == last["task"])]
+    assert bar["end"] <= gets.max(initial=drawn.end + trace.start) - trace.start
 
 
 def test_what_a_dead_worker_had_open_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:

@@ -46,15 +46,14 @@ class LastWait:
     def is_hang(self, goes_on: bool) -> bool:
         """Whether it is a hang. goes_on: the run has not ended, so that what is sudden may still end."""
         sudden = 0 < 10 * self.past <= self.took >= SUDDEN
-        return self.ended == TIMED_OUT or self.took >= max(LONG, 2 * self.past) or (sudden and not goes_on)
+        return self.ended == _TIMED_OUT or self.took >= max(LONG, 2 * self.past) or (sudden and not goes_on)
 
     @property
     def for_data(self) -> bool:
         return int(self.row["code"]) != ev.CONSUMER[0]
 
 
-TIMED_OUT, INTERRUPTED = "its timeout passed", "it was interrupted"
-
+_TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
 _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], ev.RESULT_GET[0], ev.READY_GET[0])
 """What a loader's process may be in as a whole: in the loader, or in the program's own code."""
@@ -117,16 +116,16 @@ class Inquiry:
         past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
         timed_out = inside[inside["code"] == ev.TIMED_OUT]
         if len(timed_out):
-            return LastWait(row, begin, int(timed_out["time"][-1]), past, TIMED_OUT)
+            return LastWait(row, begin, int(timed_out["time"][-1]), past, _TIMED_OUT)
         if row["ey"] == Outcome.ERROR and (alone or not np.any(inside["code"] == ev.YIELD)):
-            return LastWait(row, begin, end, past, INTERRUPTED)
+            return LastWait(row, begin, end, past, _INTERRUPTED)
         left = self.events[(self.events["code"] == ev.WORKER_EXIT) & (self.events["x"] == Ending.INTERRUPTED)]
         consumer = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["begin"] >= end)]
         if len(left) and len(consumer):
             end = min(int(left["time"][0]), int(consumer["end"][-1]))
             own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
             past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
-            return LastWait(consumer[-1], int(own["time"][-1]), end, past, INTERRUPTED)
+            return LastWait(consumer[-1], int(own["time"][-1]), end, past, _INTERRUPTED)
         return None
 
     def within(self, row: np.void) -> Rows:

@@ -7,7 +7,7 @@ from typing import Final
 from minidl.doctor.case import LoopThread, RunFacts, spot
 from minidl.doctor.chain import TWO_ENDS, Link, follow
 from minidl.doctor.places import LoaderStep
-from minidl.doctor.rules.judgement import exit_in_words, listed
+from minidl.doctor.rules.judgement import and_joined, exit_in_words
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
 
@@ -68,13 +68,14 @@ def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
         if not further and is_its_own_other_end(first):
             further = " (the other end: it has that itself)"
         said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
-    return f" [its thread{'s' * (len(said) > 1)} {listed(said, 2)}]" if said else ""
+    return f" [its thread{'s' * (len(said) > 1)} {and_joined(said, 2)}]" if said else ""
 
 
 def is_its_own_other_end(link: Link) -> bool:
     """Whether a socket's other end is open in the waiter's own process alone; of a pipe see `kernel._only_itself`."""
     holders = {one.pid for one in link.wait.holders}
-    return link.wait.kind in TWO_ENDS and bool(link.wait.target) and holders == {link.pid}
+    one_socket = link.wait.kind is Blocked.SOCKET and bool(link.wait.target)  # of several, one may lead elsewhere
+    return one_socket and holders == {link.pid}
 
 
 def loop_tid(case: RunFacts, pid: int) -> int:
@@ -87,7 +88,7 @@ def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
     loops = {loop.pid for loop in case.loops}
     gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
     said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
-    return (f"{listed(said, 2)}, {did}",) if said else ()
+    return (f"{and_joined(said, 2)}, {did}",) if said else ()
 
 
 def wakes(case: RunFacts, link: Link) -> int:

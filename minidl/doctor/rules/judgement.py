@@ -38,7 +38,7 @@ class CauseRule:
     counter: str
 
 
-def listed(items: list[str], most: int = 4) -> str:
+def and_joined(items: list[str], most: int = 4) -> str:
     """The first items as words: "a, b and 3 more"."""
     shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

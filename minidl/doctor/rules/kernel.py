@@ -20,7 +20,7 @@ from minidl.doctor.rules.activity import (
     receives,
     times_asleep,
 )
-from minidl.doctor.rules.judgement import Judgement, listed, source_of
+from minidl.doctor.rules.judgement import Judgement, and_joined, source_of
 from minidl.evidence.graph import Blocked, KernelWait
 
 
@@ -30,7 +30,7 @@ def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     if wait.kind is not Blocked.FILE_LOCK:
         return None
     facts = holders_seen(case, wait)
-    who = listed([case.name(one.pid) for one in wait.holders]) or "nobody that could be seen"
+    who = and_joined([case.name(one.pid) for one in wait.holders]) or "nobody that could be seen"
     polls = wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
     sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
     passed = facts and not wait.certain and not polls
@@ -58,7 +58,7 @@ def child(case: RunFacts, chain: Chain) -> Judgement | None:
     waiter = chain.end
     if waiter.wait.kind is not Blocked.CHILD:
         return None
-    known = listed([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
+    known = and_joined([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
     return Judgement(
         HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
         (EvidenceLine(waiter.wait.words, source_of(case, waiter)),),
@@ -85,7 +85,7 @@ def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
     if full is chain.end:
         ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
         what = f"is {full.wait.words}"
-        what += f"; {listed(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
+        what += f"; {and_joined(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
     else:
         what = f"has the pipe's reading end and does not read: it is {chain.end.wait.words}"
     return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts, fix=_READ_IT)
@@ -122,10 +122,10 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     circle = _all_wait_for_it(case, chain, empty)
     ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
-    could = f" ({listed(ends)} could)" if ends else ""
+    could = f" ({and_joined(ends)} could)" if ends else ""
     also = ("one of these processes is about to, and is late",) if ends else ()
     if circle:
-        names = listed([case.name(one.pid) for one in empty.wait.holders])
+        names = and_joined([case.name(one.pid) for one in empty.wait.holders])
         could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
@@ -142,7 +142,7 @@ def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     circle = _all_wait_for_it(case, chain, empty)
     ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
-    who = f"; {listed(ends)} could write to it" if ends else ""
+    who = f"; {and_joined(ends)} could write to it" if ends else ""
     who += ", and waits for it" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
@@ -253,7 +253,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
             (EvidenceLine(end.wait.words, source_of(case, end)),), ("no client comes, and none is meant to",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
-    who = listed([_could(case, chain, one.pid) for one in end.wait.holders])
+    who = and_joined([_could(case, chain, one.pid) for one in end.wait.holders])
     own = is_its_own_other_end(end)
     helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
     other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"

@@ -10,7 +10,7 @@ from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import ThreadPlace
 from minidl.doctor.rules import motion
 from minidl.doctor.rules.activity import same_place
-from minidl.doctor.rules.judgement import Judgement, listed
+from minidl.doctor.rules.judgement import Judgement, and_joined
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import Frame
 
@@ -24,10 +24,10 @@ def barrier(case: RunFacts, chain: Chain) -> Judgement | None:
     there = [pid for pid, frames in stacks.items() if any(map(_of_barrier, frames))]
     others = [case.name(pid) for pid in case.workers if pid not in there]
     facts = (
-        EvidenceLine(f"at the barrier: {listed([case.name(pid) for pid in there])}", "stacks"),
-        *((EvidenceLine(f"not at the barrier: {listed(others)}", "stacks"),) if others else ()),
+        EvidenceLine(f"at the barrier: {and_joined([case.name(pid) for pid in there])}", "stacks"),
+        *((EvidenceLine(f"not at the barrier: {and_joined(others)}", "stacks"),) if others else ()),
     )
-    missing = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
+    missing = f"; {and_joined(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
     return Judgement(
         HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, facts,
         fix="a barrier needs all of its parties: workers get different samples, so don't wait for one another in a "
@@ -60,7 +60,7 @@ def same_half(case: RunFacts, chain: Chain) -> Judgement | None:
     others = _in_collectives(case, but=end.pid)
     if name not in _OTHER_HALF or not others or any(collective(place) != name for _, place in others):
         return None
-    ranks = listed([case.name(pid) for pid, _ in others])
+    ranks = and_joined([case.name(pid) for pid, _ in others])
     facts = [EvidenceLine(f"{case.name(pid)} is in {name}, {spot(place)}", f"stack of {pid}") for pid, place in others]
     return Judgement(
         HangCause.CYCLE, f"waits in {name} for another rank; so {'does' if len(others) == 1 else 'do'} {ranks}, and "

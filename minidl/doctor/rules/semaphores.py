@@ -9,7 +9,7 @@ from minidl.doctor.chain import Chain, Link
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
 from minidl.doctor.rules.activity import at_work, ended_children, in_users_code, same_place
-from minidl.doctor.rules.judgement import Judgement, listed, place_in_words
+from minidl.doctor.rules.judgement import Judgement, and_joined, place_in_words
 from minidl.evidence.graph import Blocked, semaphore_at
 
 
@@ -91,7 +91,7 @@ def nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
     named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
-    could = f" ({listed([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
+    could = f" ({and_joined([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
     return Judgement(
         HangCause.NOBODY, f"waits for {named}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
         () if event else ("the notify came before the wait",),
@@ -125,7 +125,7 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     if shared is None:
         return None
     if shared.could:
-        names = listed([case.name(pid) for pid in shared.could])
+        names = and_joined([case.name(pid) for pid in shared.could])
         theirs = (
             EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {place_in_words(case, pid)}", "stack")
             for pid in shared.could
@@ -150,10 +150,10 @@ def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
     shared = _shared(case, chain)
     if shared is None:
         return None
-    idle = listed([case.name(pid) for pid in shared.pids if pid not in shared.same])
+    idle = and_joined([case.name(pid) for pid in shared.pids if pid not in shared.same])
     waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
-    held = f": it was lost, or {listed(waits)} holds it, which waits for the batch" if waits else ""
+    held = f": it was lost, or {and_joined(waits)} holds it, which waits for the batch" if waits else ""
     return Judgement(
         HangCause.PERMIT_LOST,
         f"waits for a lock or permit of several processes that none of them is about to release{held}",

@@ -10,7 +10,7 @@ from minidl.doctor.chain import Chain, Link, pool_of, waiting_in
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import LoaderStep, library
 from minidl.doctor.rules.activity import at_work, doing_of, loop_tid
-from minidl.doctor.rules.judgement import Judgement, listed
+from minidl.doctor.rules.judgement import Judgement, and_joined
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
 
@@ -33,7 +33,7 @@ def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
     pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
     if parents:
-        names = listed([thread.python_name or thread.name for thread in parents])
+        names = and_joined([thread.python_name or thread.name for thread in parents])
         facts.append(
             EvidenceLine(f"the process that forked it has the threads {names}, which a fork does not copy", "threads")
         )
@@ -52,7 +52,7 @@ def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
     pool = pool_of(case, end) if waiting else []
     if not pool or any(works for _, _, works in pool):
         return None
-    names = listed(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+    names = and_joined(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
     return Judgement(
         HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
         (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
@@ -75,10 +75,10 @@ def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
     own = case.users_threads(end.pid, but=end.tid)
     if not waiting or not own:
         return None
-    names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+    names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
     busy = list(dict.fromkeys(pid for pid, tid, works in pool_of(case, end) if works and at_work(case, pid, tid)))
     doing = doing_of(case, end.pid, own)
-    doing += f"; of its pool {listed([case.name(pid) for pid in busy])} is at work" if busy else ""
+    doing += f"; of its pool {and_joined([case.name(pid) for pid in busy])} is at work" if busy else ""
     also = "one of these threads has to answer, and is late or stuck"
     if waiting.startswith(("Queue.join", "join (queue")):
         also = "a thread that had taken an item ended, by an exception, and never called task_done()"
@@ -168,7 +168,7 @@ def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
     if found is None or not own:
         return None
     what, shown = found
-    names = listed([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
+    names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
     if _each_waits_for_a_lock(case, end, own):
         what += ", as others do: each may hold the one that the next waits for"
     return Judgement(
@@ -208,8 +208,7 @@ def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
     if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
         return None
     (what, shown), frame, ppid = found, end.place.inside[0], case.processes[end.pid].ppid
-    held, fix = "which was held when the worker was forked", _AFTER_FORK
-    facts = (*shown, _no_other_thread(end.pid))
+    fix, facts = _AFTER_FORK, (*shown, _no_other_thread(end.pid))
     also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
     parents = case.users_threads(ppid, but=loop_tid(case, ppid)) if ppid in case.processes else []
     reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
@@ -218,7 +217,7 @@ def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
         fix = f"import the module before a thread does, and before the workers start; {_AFTER_FORK}"
     elif parents:
         same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
-        names = listed([t.python_name or t.name for t in (same or parents)])
+        names = and_joined([t.python_name or t.name for t in (same or parents)])
         has = f"the process that forked it has the threads {names}, one of which may have held it"
         facts += (EvidenceLine(has, "threads"),)
     elif reentrant or _in_first_sample(case, end):
@@ -227,7 +226,8 @@ def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
         also = () if reentrant else ("it has taken the lock twice in this sample",)
     else:
         return None
-    return Judgement(HangCause.FORK_LOCK, f"{what}, {held}", Sure.LIKELY, facts, also, fix)
+    what += ", which was held when the worker was forked"
+    return Judgement(HangCause.FORK_LOCK, what, Sure.LIKELY, facts, also, fix)
 
 
 _REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
