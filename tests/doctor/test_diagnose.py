@@ -627,11 +627,21 @@ def test_a_thread_that_waits_for_its_own_process_at_a_socket_is_told_so() -> Non
     served = process(300, 1, thread(300, (user("serve()"),), LOCKED), descriptors=ends[:1])
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends[1:]), served)
     assert "has that itself" not in said.sentence
-    several = replace(aio, syscall=Syscall("poll", "2 descriptors", (9, 12), (9, 12), timeout=-1.0))
+    polls = Syscall("poll", "2 descriptors", (9, 12), (9, 12), timeout=-1.0)
+    several = thread(190, (user("select()", "get", 22),), polls, name="aio")
     elsewhere = connection(12, 99, 0)
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(several,), descriptors=(*ends, elsewhere)))
-    assert "aio (get at data.py:22)" in said.sentence
+    assert "aio (get at data.py:22) is waiting for one of 2 descriptors" in said.sentence
     assert "has that itself" not in said.sentence, "one of the two may be answered by another machine"
+
+
+def test_two_threads_that_wait_for_each_others_mutex_have_no_other_end() -> None:
+    wants = [Syscall("futex", "wait", (at, 0), address=at, timeout=-1.0) for at in (8192, 8256)]
+    one = thread(190, (user("a.step()", "one", 22),), wants[0], name="one", owner=191)
+    two = thread(191, (user("b.step()", "two", 33),), wants[1], name="two", owner=190)
+    said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(one, two)))
+    assert "one (one at data.py:22) is waiting for a mutex" in said.sentence
+    assert "the other end" not in said.sentence
 
 
 def test_who_receives_bytes_between_two_looks_moves() -> None:

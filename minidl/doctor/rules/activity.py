@@ -65,7 +65,7 @@ def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
         first, end = chain.links[0], chain.end
         name = thread.python_name or thread.name
         further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
-        if not further and is_its_own_other_end(first):
+        if is_its_own_other_end(first):  # a chain ends there
             further = " (the other end: it has that itself)"
         said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
     return f" [its thread{'s' * (len(said) > 1)} {and_joined(said, 2)}]" if said else ""
