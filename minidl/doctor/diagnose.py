@@ -259,24 +259,30 @@ def _ran(case: RunFacts, link: Link) -> bool:
 
 # --- Words ------------------------------------------------------------------------------------------------------------
 def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> str:
+    """It has one duration: the wait's if that is known, otherwise for how long each thread has slept."""
     told, links = case.told, chain.links
-    seconds = told.seconds if told is not None else -1.0
-    how_long = f" for {_seconds(seconds)}" if state is State.HUNG and seconds >= 0 else ""
+    seconds = told.seconds if told is not None and state is State.HUNG else -1.0
+    how_long = f" for {_seconds(seconds)}" if seconds >= 0 else ""
     first, end = links[0], chain.end
+
+    def place(link: Link) -> str:
+        words = _place(case, link)
+        return words + _asleep_for(case, link) if words and not how_long else words
+
     head = f"{state.value}{how_long}: "
     if len(links) == 1:
-        return f"{head}{case.name(first.pid)}{_comma(_place(case, first))} {found.what}"
+        return f"{head}{case.name(first.pid)}{_comma(place(first))} {found.what}"
     head += f"{_loop_words(case, first)} {_named(case, chain, 1)}"
     if links[1] is end:
-        return head + _described(_place(case, end), found.what)
+        return head + _described(place(end), found.what)
     if chain.cycle:
-        return head + _described(_place(case, links[1]), found.what)
+        return head + _described(place(links[1]), found.what)
     inside = waiting_in(links[1])
     waits = f"waits in {inside}" if inside else f"is {links[1].wait.words}"
     if links[1].pid == end.pid and not inside:
-        return head + _described(_place(case, end), found.what)
-    head += _described(_place(case, links[1]), waits)
-    return f"{head}; {_named(case, chain, len(links) - 1)}{_comma(_place(case, end))} {found.what}"
+        return head + _described(place(end), found.what)
+    head += _described(place(links[1]), waits)
+    return f"{head}; {_named(case, chain, len(links) - 1)}{_comma(place(end))} {found.what}"
 
 
 def _deaf(case: RunFacts, chain: Chain) -> str:
@@ -339,11 +345,9 @@ def _place(case: RunFacts, link: Link) -> str:
         words = place.step.value
     elif told is not None and told.worker_pid == link.pid and told.step:
         words = told.step
-    idle = _asleep_for(case, link)
     said = f" {words}" if words else ""
     polls = place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not place.interrupted
-    said += f" ({at})" if at and not polls else ""
-    return f"{said}{idle}" if said else ""
+    return said + (f" ({at})" if at and not polls else "")
 
 
 def _asleep_for(case: RunFacts, link: Link) -> str:

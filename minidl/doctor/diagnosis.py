@@ -115,7 +115,7 @@ class Diagnosis:
 
     @property
     def title(self) -> str:
-        """The sentence for a title: without process ids, and with one duration, that of the wait."""
+        """The sentence for a title: without process ids, and without how long each thread has slept."""
         head, colon, rest = re.sub(r" \(pid \d+\)", "", self.sentence).partition(": ")
         return head + colon + re.sub(r" for [\d.]+ (s|min)\b", "", rest)
 

@@ -488,6 +488,22 @@ def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_pas
     assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
 
 
+def test_a_sentence_has_one_duration() -> None:
+    """The wait's, if a trace tells it; what a thread's sleep was at the last look stands in the chain."""
+    stuck = worker(1, user("f.read()"), call=READS)
+    assert found(loop(1), IDLE, stuck).sentence.startswith(
+        "hung: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at data.py:12) for 41 s"
+    )
+    told = Told(hung=True, seconds=44.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    said = diagnose([look(loop(1), IDLE, stuck)], told)
+    assert said.sentence.startswith(
+        "hung for 44 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
+        "data.py:12): "
+    )
+    assert "for 41 s" not in said.sentence
+    assert "for 41 s" in said.chain[1]
+
+
 @pytest.mark.parametrize(
     ("call", "idle", "state"),
     [
