@@ -6,6 +6,7 @@ Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ class Told:
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
     unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the program's
-    own code does not call next. numbers: pid -> worker; others: pids of other loaders' workers; ranks: pid -> rank.
-    facts: what the trace has as evidence, with its source.
+    own code does not call next. numbers: pid -> worker, of those that have recorded something; workers: how many the
+    loader has, 0 = unknown; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
+    evidence, with its source.
     """
 
     hung: bool = False
@@ -46,6 +48,7 @@ class Told:
     step_since: int = 0
     own_code: bool = False
     numbers: dict[int, int] = field(default_factory=dict)
+    workers: int = 0
     others: frozenset[int] = frozenset()
     ranks: dict[int, int] = field(default_factory=dict)
     facts: tuple[tuple[str, str], ...] = ()
@@ -78,18 +81,26 @@ class RunFacts:
     # --- who is who
     @cached_property
     def workers(self) -> dict[int, int]:
-        """pid -> number of each worker process that is there; by its stack, by the trace, else by order of start."""
-        known = self.told.numbers if self.told else {}
-        found = [p for p in self.now.processes if (p.pid in known or is_worker(p)) and not self._forked_by_worker(p)]
-        numbers = dict(known)
-        parents: dict[int, list[SeenProcess]] = {}
+        """pid -> number of each worker process that is there; by the trace, by its stack, else by order of start."""
+        told = self.told or Told()
+        found = [
+            p for p in self.now.processes if (p.pid in told.numbers or is_worker(p)) and not self._forked_by_worker(p)
+        ]
+        numbers = dict(told.numbers)
+        crews: dict[tuple[int, bool], list[SeenProcess]] = {}
         for process in sorted(found, key=lambda p: (p.started, p.pid)):
-            parents.setdefault(process.ppid, []).append(process)
-        for siblings in parents.values():
-            for position, process in enumerate(siblings):
+            crews.setdefault((process.ppid, process.pid in told.others), []).append(process)
+        for crew in crews.values():
+            for process in crew:
                 place = self.places.get((process.pid, process.pid))
-                own = place.worker if place is not None else -1
-                numbers.setdefault(process.pid, own if own >= 0 else position)
+                if place is not None and place.worker >= 0:
+                    numbers.setdefault(process.pid, place.worker)
+            recorded = told.numbers.values() if any(p.pid in told.numbers for p in crew) else ()
+            taken = {*recorded, *(numbers[p.pid] for p in crew if p.pid in numbers)}
+            free = (number for number in itertools.count() if number not in taken)
+            for process in crew:
+                if process.pid not in numbers:
+                    numbers[process.pid] = next(free)
         return {process.pid: numbers[process.pid] for process in found}
 
     def _forked_by_worker(self, process: SeenProcess) -> bool:
@@ -142,7 +153,10 @@ class RunFacts:
         mine = [worker for worker in self.workers if self._home_of(worker) == pid]
         told = self.told if self.told and self.told.pid in (0, pid) else None  # it tells nothing of other processes
         if told and told.numbers.keys() & set(mine):
+            late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
+            free = set(range(told.workers)) - set(told.numbers.values())  # these have recorded nothing yet
             mine = [worker for worker in mine if worker in told.numbers]
+            mine += [worker for worker in late if self.workers[worker] in free]
         elif told:  # none of its own has recorded anything yet
             mine = [worker for worker in mine if worker not in told.others]
         queues = {worker: self._queue_of(worker) for worker in mine}

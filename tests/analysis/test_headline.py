@@ -542,6 +542,7 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
     assert found.told is not None
     assert found.focus is not None
     assert (found.told.step, found.told.step_since) == ("in sample 38 (task 9)", found.focus.span)
+    assert found.told.workers == 2
     seen = Diagnosis(State.HUNG, HangCause.FIFO, "hung for 30 s: the loop waits for worker 1: it is ...")
     doctor_says(monkeypatch, seen)
     known = headline(read_trace(path)).diagnosis

@@ -28,7 +28,7 @@ from made_evidence import (
     worker,
 )  # fmt: skip
 
-from minidl.doctor.case import Told
+from minidl.doctor.case import RunFacts, Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
 from minidl.evidence.model import (
@@ -1068,17 +1068,48 @@ def test_the_lock_of_the_results_is_held_by_a_feeder_that_does_not_get_the_gil(f
     assert (said.cause, said.who["worker"], said.who["role"]) == (HangCause.GIL, 0, "worker")
 
 
-def test_a_spawned_worker_that_imports_a_module_of_the_loader_imports() -> None:
-    """The module's own code is no step of the loader that it is for."""
+def importing(number: int) -> SeenProcess:
+    """A spawned worker that imports the program, which imports the loader's modules."""
     spawn = "/lib/python3.11/multiprocessing/spawn.py"
     stack = (
         library("<module>", "/site-packages/torch/utils/data/sampler.py", "from torch import Generator"),
         library("_call_with_frames_removed", "<frozen importlib._bootstrap>"),
         library("_main", spawn, "prepare(preparation_data)"),
     )
-    new = worker(1)
-    said = found(loop(1), IDLE, replace(new, threads=(thread(102, stack, None, cpu=0.2),)))
-    assert said.where["step"] == "import"
+    new = worker(number)
+    return replace(new, name="python", threads=(thread(new.pid, stack, None, cpu=0.2),))
+
+
+def test_a_spawned_worker_that_imports_a_module_of_the_loader_imports() -> None:
+    """The module's own code is no step of the loader that it is for."""
+    assert found(loop(1), IDLE, importing(1)).where["step"] == "import"
+
+
+AFTER_WORKER_1 = Told(hung=True, seconds=11.0, pid=LOOP, task=0, worker=0, numbers={102: 1}, workers=2)
+
+
+def test_a_worker_that_comes_up_after_its_sibling_is_not_gone() -> None:
+    """The trace has nothing of worker 0 yet: it still imports, while worker 1 has made its batches."""
+    idle = worker(1, step="idle")
+    said = diagnose(later(loop(0), importing(0), idle), AFTER_WORKER_1)
+    assert (said.who["pid"], said.where["step"]) == (101, "import")
+    assert "worker 0 (pid 101)" in said.sentence
+    unseen = diagnose(later(loop(0), idle), AFTER_WORKER_1)  # nor is it if nothing shows which process it is
+    assert "has ended" not in unseen.sentence
+    gone = diagnose(later(loop(0), idle), replace(AFTER_WORKER_1, numbers={101: 0, 102: 1}))
+    assert "waits for worker 0, which has ended" in gone.sentence
+
+
+def test_a_worker_that_comes_up_has_its_number_in_its_own_loader() -> None:
+    """The program's first loader has two workers, which came before."""
+    first = [replace(worker(number), pid=pid, threads=()) for number, pid in ((0, 98), (1, 99))]
+    told = replace(AFTER_WORKER_1, others=frozenset((98, 99)))
+    case = RunFacts([look(loop(0), *first, importing(0), worker(1))], told)
+    assert case.workers_of(LOOP) == {0: 101, 1: 102}
+    third = importing(2)  # of a loader of which the trace has nothing
+    assert RunFacts([look(loop(0), importing(0), worker(1), third)], told).workers_of(LOOP) == {0: 101, 1: 102}
+    told = replace(told, numbers={101: 0, 102: 1}, workers=3)  # worker 0 is gone
+    assert RunFacts([look(loop(2), worker(1), third)], told).workers_of(LOOP) == {1: 102, 2: 103}
 
 
 # --- Who could end a wait, and what that one is in --------------------------------------------------------------------

@@ -165,6 +165,7 @@ def told_of(run: Inquiry, wait: LastWait, state: ProtocolState, focus: Spot, evi
         step_since=since(run.trace, step) if step is not None else 0,
         own_code=not wait.for_data,
         numbers={process.pid: process.worker for process in mine},
+        workers=0 if state.alone else len(state.workers),
         others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
         ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
         facts=tuple((text, "trace") for text in evidence),

@@ -23,7 +23,9 @@ def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
     number = case.told.worker if case.told and case.told.worker >= 0 else place.worker
     name, workers = case.processes[loop.pid].name, case.workers_of(loop.pid)
     ended = [p for p in case.now.processes if p.ended and p.ppid == loop.pid and p.name == name]  # a fork of it
-    if not ended and (number < 0 or number in workers or not workers):
+    told = case.told
+    starts = told is not None and number < told.workers and number not in told.numbers.values()
+    if not ended and (number < 0 or number in workers or not workers or starts):
         return None
     facts = tuple(
         EvidenceLine(f"pid {p.pid} has ended ({exit_in_words(p.exit_code)}), unreaped", f"/proc/{p.pid}") for p in ended
