@@ -53,6 +53,11 @@ class Told:
     ranks: dict[int, int] = field(default_factory=dict)
     facts: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def unheard(self) -> set[int]:
+        """The loader's workers that have recorded nothing yet: they may still come up."""
+        return set(range(self.workers)) - set(self.numbers.values())
+
 
 @dataclass(frozen=True, slots=True)
 class LoopThread:
@@ -154,9 +159,8 @@ class RunFacts:
         told = self.told if self.told and self.told.pid in (0, pid) else None  # it tells nothing of other processes
         if told and told.numbers.keys() & set(mine):
             late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
-            free = set(range(told.workers)) - set(told.numbers.values())  # these have recorded nothing yet
             mine = [worker for worker in mine if worker in told.numbers]
-            mine += [worker for worker in late if self.workers[worker] in free]
+            mine += [worker for worker in late if self.workers[worker] in told.unheard]
         elif told:  # none of its own has recorded anything yet
             mine = [worker for worker in mine if worker not in told.others]
         queues = {worker: self._queue_of(worker) for worker in mine}

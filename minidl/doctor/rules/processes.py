@@ -20,11 +20,11 @@ def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
     waits = place.step in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ) and not place.interrupted
     if len(chain.links) > 1 or not waits:
         return None
-    number = case.told.worker if case.told and case.told.worker >= 0 else place.worker
+    told = case.told
+    number = told.worker if told and told.worker >= 0 else place.worker
     name, workers = case.processes[loop.pid].name, case.workers_of(loop.pid)
     ended = [p for p in case.now.processes if p.ended and p.ppid == loop.pid and p.name == name]  # a fork of it
-    told = case.told
-    starts = told is not None and number < told.workers and number not in told.numbers.values()
+    starts = told is not None and number in told.unheard
     if not ended and (number < 0 or number in workers or not workers or starts):
         return None
     facts = tuple(
