@@ -22,6 +22,10 @@ class LoaderHangError(RuntimeError):
     """No batch came for too long. The watchdog of a trace has it raised in the main thread (`--on-hang=raise`)."""
 
 
+class StateMismatchError(ValueError, AssertionError):
+    """A state is to be resumed with a loader that it does not fit. torchdata raises an AssertionError for this."""
+
+
 _SPARE_DESCRIPTORS = 10
 
 
@@ -34,7 +38,7 @@ def out_of_descriptors() -> RuntimeError | None:
     opened: list[int] = []
     try:
         for _ in range(_SPARE_DESCRIPTORS):
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return RuntimeError(

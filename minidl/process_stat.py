@@ -1,14 +1,21 @@
-"""What the kernel says of processes in /proc/PID/stat. Needs no torch: see `watch`.
+"""What the kernel says of processes in /proc/PID/stat, and signals to them. Needs no torch: see `watch`.
 
-Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `is_alive(pid)`, `every_process()`.
+Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `born(fields)`, `is_alive(pid)`,
+`every_process()`; `HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`.
 proc(5) names the fields; here the first one is the state, since the name before it may have blanks and brackets.
+
+Rules of use: a process that is no child of this one is signalled by these alone: once it has ended, its id may be
+another process's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ENDED = ("Z", "X")
@@ -26,6 +33,12 @@ def stat_fields(pid: int) -> list[str]:
     return stat_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))[1]
 
 
+def born(fields: list[str]) -> float:
+    """When a process with these fields began: seconds, CLOCK_MONOTONIC; equal for those that began in one tick."""
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return round(int(fields[19]) / os.sysconf("SC_CLK_TCK") - round(asleep, 1), 2)
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process is there; a zombie has ended."""
     try:
@@ -40,3 +53,50 @@ def every_process() -> Iterator[tuple[int, list[str]]]:
         if entry.isdecimal():
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 yield int(entry), stat_fields(int(entry))
+
+
+class HeldProcess:
+    """A process that is held by a pidfd: what is asked of it, and sent to it, never reaches another one of its id.
+
+    fd: can be read from once the process has ended. Raises OSError if it is gone, or if the kernel has no pidfd (before
+    Linux 5.3).
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.fd = pid, os.pidfd_open(pid)
+        self._ends = select.poll()
+        self._ends.register(self.fd, select.POLLIN)
+
+    def is_there(self) -> bool:
+        """Whether it has not ended; a zombie has."""
+        return not self._ends.poll(0)
+
+    def send(self, signum: int) -> bool:
+        """Send it a signal; return whether it was there, and may be sent one."""
+        try:
+            signal.pidfd_send_signal(self.fd, signum)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def signal_if(pid: int, signum: int, is_meant: Callable[[], bool]) -> bool:
+    """Send a signal to the process `pid` if `is_meant()`, which is asked once the id can't become another process's."""
+    try:
+        held = HeldProcess(pid)
+    except OSError:
+        return False
+    try:
+        return is_meant() and held.send(signum)
+    except OSError:  # it has ended before `is_meant` could read about it
+        return False
+    finally:
+        held.close()
+
+
+def kill_if(pid: int, is_meant: Callable[[list[str]], bool]) -> bool:
+    """Kill the process `pid` if its fields say that it is the one."""
+    return signal_if(pid, signal.SIGKILL, lambda: is_meant(stat_fields(pid)))

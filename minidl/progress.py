@@ -1,8 +1,8 @@
 """How far each worker has come: a small board in shared memory that workers write and the loader reads.
 
 It is what lets a timeout say "in sample 137 (place 3 of 8) for 4.2 s", and an error name its sample, with tracing off.
-A row is four integers (task, stage, position, since); a worker writes only its own. Nothing is locked: the reader may
-see a row between two writes, and uses it in messages only.
+A row is four integers (task, stage, position, since); a worker writes only its own. Nothing is locked or ordered: the
+reader may see some of a row's writes without the others, in any order on aarch64, and uses it in messages only.
 """
 
 from __future__ import annotations

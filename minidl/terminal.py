@@ -20,8 +20,16 @@ ERASE_LINE = "\r\x1b[K"
 
 def progress(text: str) -> None:
     """Show `text` in place of the line that progress showed before; "" erases it. Without a terminal: nothing."""
-    if sys.stderr.isatty():
+    if is_shown():
         print(f"{ERASE_LINE}{text}", end="", file=sys.stderr, flush=True)
+
+
+def is_shown() -> bool:
+    """Whether stderr is a terminal. A script that was run may have closed it."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def counting(what: str) -> Callable[[int, int], None]:
@@ -40,7 +48,7 @@ BUSY_AFTER, BUSY_EVERY = 2.0, 0.5
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
     """While this is open, and has been for two seconds, show `what` and for how long; erase it at the end."""
-    if not sys.stderr.isatty():
+    if not is_shown():
         yield
         return
     began, ended = time.monotonic(), threading.Event()
@@ -62,8 +70,12 @@ def busy(what: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to stderr at once, with escapes for what it cannot encode. Nothing if it is closed, or broken."""
+    stream = sys.stderr
+    if stream is not None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        with contextlib.suppress(OSError, ValueError):
+            print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import re
 import signal
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,10 +24,11 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
-from minidl import iterators, liveness, worker
+from minidl import errors, iterators, liveness, worker
 from minidl.errors import ExceptionWrapper, RemoteTracebackError, out_of_descriptors
 from minidl.messages import Result
 from minidl.progress import ProgressBoard, Stage
+from minidl.protocol import ProtocolError
 
 
 def errors_of(loader: Any) -> dict[int, Exception]:
@@ -170,6 +173,83 @@ def test_a_wrapper_without_what_may_not_pickle_has_the_same_text() -> None:
     assert wrapper.portable().text == wrapper.text
     with pytest.raises(RuntimeError, match=r"(?s)^Caught UnpicklableError in a test.*1 x.*Task 4\.$"):
         wrapper.portable().reraise()
+
+
+class ToldError(Exception):
+    """As torch's own errors with a `message`."""
+
+    message = "a default"
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(code, words)
+        self.code = code
+
+
+class BecomesATextError(TwoArgumentsError):
+    def __reduce__(self) -> Any:
+        return str, ("no exception any more",)
+
+
+def wrapped(error: Exception, place: str = "Task 3.") -> tuple[ExceptionWrapper, str]:
+    """The wrapper of an error that was raised, and the text that it must have."""
+    try:
+        raise error
+    except Exception as caught:
+        trace = "".join(traceback.format_exception(caught))
+        return ExceptionWrapper(
+            caught, "there", place
+        ), f"Caught {type(error).__name__} there.\nOriginal {trace}\n{place}"
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), KeyError("key"), ToldError(message="told")], ids=repr)
+def test_the_type_is_called_with_the_text(error: Exception) -> None:
+    wrapper, text = wrapped(error)
+    assert wrapper.text == text
+    assert "in wrapped" in text
+    with pytest.raises(type(error)) as caught:
+        wrapper.reraise()
+    assert str(caught.value) == text
+    assert caught.value.__cause__ is None
+
+
+def test_without_a_place_the_text_ends_with_the_traceback() -> None:
+    wrapper = ExceptionWrapper(ValueError("wrong"), "there")
+    assert wrapper.text == "Caught ValueError there.\nOriginal ValueError: wrong\n"
+    assert wrapper.last_line == "ValueError: wrong"
+
+
+def test_what_the_text_alone_does_not_make_is_rebuilt_from_its_pickle() -> None:
+    wrapper, text = wrapped(TwoArgumentsError(3, "words"))
+    with pytest.raises(TwoArgumentsError) as caught:
+        wrapper.reraise()
+    assert (caught.value.code, caught.value.args) == (3, (3, "words"))
+    assert isinstance(caught.value.__cause__, RemoteTracebackError)
+    assert str(caught.value.__cause__) == text
+
+
+@pytest.mark.parametrize(
+    "error", [BecomesATextError(3, "words"), TwoArgumentsError(3, lambda: "words")], ids=["text", "unpickled"]
+)  # type: ignore[arg-type]
+def test_what_can_not_be_rebuilt_is_a_runtime_error_with_the_text(error: Exception) -> None:
+    wrapper, text = wrapped(error)
+    with pytest.raises(RuntimeError) as caught:
+        wrapper.reraise()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(("over", "kind"), [(0, TwoArgumentsError), (1, RuntimeError)])
+def test_an_error_that_refers_to_much_is_sent_as_text(
+    over: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = TwoArgumentsError(3, "words")
+    monkeypatch.setattr(errors, "_LARGEST_PICKLE", len(pickle.dumps(error)) - over)
+    with pytest.raises(kind):
+        wrapped(error)[0].reraise()
 
 
 @pytest.mark.live
@@ -415,7 +495,7 @@ def test_a_batch_whose_worker_is_about_to_die(tmp_path: Path) -> None:
 def test_a_queue_that_fails_for_want_of_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that fails for another reason says that."""
 
-    def fail(timeout: float) -> None:
+    def fail(timeout: float, inbox: list[Any]) -> None:
         raise OSError(5, "the queue's own error")
 
     def no_file(*args: Any) -> None:
@@ -449,7 +529,27 @@ def test_an_interrupted_resumption_leaves_no_answer_for_the_next(monkeypatch: py
             patch.setattr(iterator, "_get_data", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 iter(loader)
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match="whose new epoch has not begun"):
+                next(iterator)
         assert [int(batch) for batch in loader] == [0, 1, 2, 3]
+
+
+@pytest.mark.live
+def test_an_error_that_is_interrupted_comes_at_the_next_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator = iter(minidl.DataLoader(wl.Gate(2, tmp_path / "go"), num_workers=1, timeout=0.5))
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(liveness, "error_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="timed out after"):
+        next(iterator)
+    (tmp_path / "go").touch()
+    assert [int(batch) for batch in iterator] == [0, 1]
 
 
 @pytest.mark.live

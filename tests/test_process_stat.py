@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from minidl import process_stat
-from minidl.process_stat import every_process, is_alive, stat_fields, stat_of
+from minidl.process_stat import HeldProcess, every_process, is_alive, kill_if, stat_fields, stat_of
 
 
 def test_a_name_may_hold_blanks_and_brackets() -> None:
@@ -35,3 +36,23 @@ def test_a_zombie_has_ended() -> None:
     assert not is_alive(zombie.pid)
     with pytest.raises(OSError, match=str(zombie.pid)):
         stat_fields(zombie.pid)
+
+
+@pytest.mark.live
+def test_a_process_is_held_until_it_has_ended_whoever_has_its_id_then() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    held = HeldProcess(child.pid)
+    try:
+        assert held.is_there()
+        assert not kill_if(child.pid, lambda fields: int(fields[1]) != os.getpid()), "it is not the one that is meant"
+        assert kill_if(child.pid, lambda fields: int(fields[1]) == os.getpid())
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not held.is_there(), "a zombie has ended"
+        assert child.wait() == -signal.SIGKILL
+        held.pid = os.getpid()  # as if its id were another process's now
+        assert not held.send(signal.SIGKILL)
+        assert not kill_if(child.pid, lambda fields: True)
+    finally:
+        held.close()
+        child.kill()
+        child.wait()

@@ -14,16 +14,15 @@ import platform
 import re
 import signal
 import struct
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from minidl.evidence.descriptors import read_descriptors
 from minidl.evidence.model import SeenProcess, SeenThread, Semaphore, Syscall
 from minidl.evidence.syscalls import Memory, decoded, waits_for_mutex
-from minidl.process_stat import stat_of
+from minidl.process_stat import born, stat_of
 
 MOST_THREADS: Final = 256
 _TICK: Final = os.sysconf("SC_CLK_TCK")
@@ -65,17 +64,28 @@ def reason(error: OSError) -> str:
 
 @dataclass(slots=True)
 class FirstLook:
-    """What was seen of a process at the first look: of each thread its state, CPU seconds, switches, system call.
+    """What was seen of a process at the first look.
 
     started: in the kernel's ticks, as /proc has it: of two processes with one id it tells which; "" = not seen.
     """
 
     pid: int
     started: str = ""
-    states: dict[int, str] = field(default_factory=dict)
-    cpu: dict[int, float] = field(default_factory=dict)
-    switches: dict[int, int] = field(default_factory=dict)
-    calls: dict[int, Syscall | None] = field(default_factory=dict)
+    threads: dict[int, ThreadLook] = field(default_factory=dict)
+
+
+class ThreadLook(NamedTuple):
+    """What changes of a thread. switches: how often it gave up the CPU by itself; cpu: seconds; the rest as SeenThread.
+
+    system: of its CPU time that in the kernel, in ticks. known: the lines of /proc/PID/task/TID/status.
+    """
+
+    state: str
+    cpu: float
+    system: int
+    switches: int
+    call: Syscall | None
+    known: dict[str, str]
 
 
 # --- Texts of /proc ---------------------------------------------------------------------------------------------------
@@ -148,15 +158,24 @@ def first_look(pid: int) -> FirstLook | None:
     look = FirstLook(pid, _started(pid))
     memory = memory_of(pid)
     for tid in _tasks(pid)[:MOST_THREADS]:
-        stat, status = (
-            _read(f"/proc/{pid}/task/{tid}/stat", None, ""),
-            _read(f"/proc/{pid}/task/{tid}/status", None, ""),
-        )
-        if stat and status:
-            look.states[tid], look.cpu[tid] = _state_and_cpu(pid, tid, stat)
-            look.switches[tid] = int(status_of(status).get("voluntary_ctxt_switches", "0"))
-            look.calls[tid] = _syscall(pid, tid, memory, None)
-    return look if look.states else None
+        if (seen := thread_look(pid, tid, memory)) is not None:
+            look.threads[tid] = seen
+    return look if look.threads else None
+
+
+def thread_look(pid: int, tid: int, memory: Memory, unseen: Unseen | None = None) -> ThreadLook | None:
+    """What a thread does now; None = it is gone."""
+    place = f"/proc/{pid}/task/{tid}"
+    stat, status = _read(f"{place}/stat", None, ""), _read(f"{place}/status", None, "")
+    if not stat or not status:
+        return None
+    (name, fields), known = stat_of(stat), status_of(status)
+    exact = _read(f"{place}/schedstat", None, "")
+    cpu = int(exact.split()[0]) / 1e9 if exact else (int(fields[11]) + int(fields[12])) / _TICK
+    switches = int(known.get("voluntary_ctxt_switches", "0"))
+    line = _read(f"{place}/syscall", unseen, "system calls")
+    call = decoded(line, memory, _MACHINE) if line else None
+    return ThreadLook(fields[0], cpu, int(fields[12]), switches, call, known | {"Name": name})
 
 
 def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
@@ -180,7 +199,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         name=name,
         command=_command(pid),
         state=fields[0],
-        started=_since_boot(int(fields[19])),
+        started=born(fields),
         ended=ended,
         exit_code=int(fields[49]) if ended and len(fields) > 49 else -1,
         uid=int(known.get("Uid", "-1").split()[0]),
@@ -207,46 +226,29 @@ def _threads(pid: int, before: FirstLook, memory: Memory, unseen: Unseen) -> Ite
     if len(tids) > MOST_THREADS:
         unseen.add(f"{len(tids) - MOST_THREADS} of {len(tids)} threads", f"only the first {MOST_THREADS} are read")
     for tid in tids[:MOST_THREADS]:
-        place = f"/proc/{pid}/task/{tid}"
-        stat, status = _read(f"{place}/stat", None, ""), _read(f"{place}/status", None, "")
-        if not stat or not status:
+        place, now = f"/proc/{pid}/task/{tid}", thread_look(pid, tid, memory, unseen)
+        if now is None:
             continue  # it has ended meanwhile
-        known = status_of(status)
-        state, cpu = _state_and_cpu(pid, tid, stat)
-        switches = int(known.get("voluntary_ctxt_switches", "0"))
-        call = _syscall(pid, tid, memory, unseen)
+        then = before.threads.get(tid, now)
         asleep = _read(f"{place}/wchan", unseen, "the kernel function that threads wait in")
-        if asleep == "0" and state in "SD":
+        if asleep == "0" and now.state in "SD":
             unseen.add(
                 "the kernel function that threads wait in", "hidden (ptrace is forbidden here, or by the kernel)"
             )
         yield SeenThread(
             tid=tid,
-            name=stat_of(stat)[0],
-            state=(before.states.get(tid, state), state),
-            cpu=(before.cpu.get(tid, cpu), cpu),
-            switches=(before.switches.get(tid, switches), switches),
+            name=now.known["Name"],
+            state=(then.state, now.state),
+            cpu=(then.cpu, now.cpu),
+            switches=(then.switches, now.switches),
             wchan=_wchan(asleep),
-            syscall=call,
-            syscall_before=before.calls.get(tid, call),
-            blocked=signals_of(known.get("SigBlk", "")),
-            pending=signals_of(known.get("SigPnd", "")),
-            owner=_owner(call, memory),
+            syscall=now.call,
+            syscall_before=then.call,
+            blocked=signals_of(now.known.get("SigBlk", "")),
+            pending=signals_of(now.known.get("SigPnd", "")),
+            owner=_owner(now.call, memory),
             idle=_idle(f"{place}/sched", unseen),
         )
-
-
-def _state_and_cpu(pid: int, tid: int, stat: str) -> tuple[str, float]:
-    fields = stat_of(stat)[1]
-    exact = _read(f"/proc/{pid}/task/{tid}/schedstat", None, "")
-    if exact:
-        return fields[0], int(exact.split()[0]) / 1e9
-    return fields[0], (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def _syscall(pid: int, tid: int, memory: Memory, unseen: Unseen | None) -> Syscall | None:
-    line = _read(f"/proc/{pid}/task/{tid}/syscall", unseen, "system calls")
-    return decoded(line, memory, _MACHINE) if line else None
 
 
 def _idle(path: str, unseen: Unseen) -> float:
@@ -300,11 +302,6 @@ def _limits(pid: int) -> dict[str, int]:
             if line.startswith(start) and line[26:].split()[0].isdecimal():
                 out[name] = int(line[26:].split()[0])
     return out
-
-
-def _since_boot(ticks: int) -> float:
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    return round(ticks / _TICK - round(asleep, 1), 2)  # siblings that began in one tick are to be equal here
 
 
 def _started(pid: int) -> str:

@@ -57,6 +57,9 @@ _FCNTL: Final = {7: "F_SETLKW", 38: "F_OFD_SETLKW"}
 _WAIT_OPS: Final = {0: "wait", 9: "wait", 6: "lock a priority-inheriting mutex", 11: "wait", 13: "lock"}
 _PATIENT_MS: Final = 1 << 31
 
+FOR_EVER: Final = -1.0
+"""The timeout of a call that has none."""
+
 
 def decoded(line: str, memory: Memory | None, machine: str) -> Syscall:
     """Decode "running", "-1 SP PC" or "NUMBER ARGS... SP PC"."""
@@ -86,7 +89,7 @@ def decoded(line: str, memory: Memory | None, machine: str) -> Syscall:
     if name in ("epoll_wait", "epoll_pwait"):
         timeout = _milliseconds(args[3])
     elif name in ("flock", "fcntl"):
-        timeout = -1.0
+        timeout = FOR_EVER
     return Syscall(name, said or _size(name, args), args, (args[0] & 0x7FFFFFFF,), timeout=timeout)
 
 
@@ -137,17 +140,17 @@ def _wait(name: str, args: tuple[int, ...]) -> Syscall:
     if name == "waitid" and args[0] == 0:
         pid = 0
     target = pid if pid > 0 else 0
-    return Syscall(name, f"for process {target}" if target else "for any child", args, target=target, timeout=-1.0)
+    return Syscall(name, f"for process {target}" if target else "for any child", args, target=target, timeout=FOR_EVER)
 
 
 def _milliseconds(raw: int) -> float:
     raw &= 0xFFFFFFFF
-    return -1.0 if raw >= _PATIENT_MS else raw / 1000
+    return FOR_EVER if raw >= _PATIENT_MS else raw / 1000
 
 
 def _timespec(read: Memory, address: int, unit: int = 10**9) -> float:
     if not address:
-        return -1.0
+        return FOR_EVER
     data = read(address, 16)
     if len(data) < 16:
         return -2.0

@@ -171,7 +171,7 @@ def test_what_is_not_py_spys_json_has_no_stacks() -> None:
 def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
     before = first_look(os.getpid())
     assert before is not None
-    before.switches = dict.fromkeys(before.switches, -1)
+    before.threads = {tid: seen._replace(switches=-1) for tid, seen in before.threads.items()}
 
     def first(started: str) -> int:
         before.started = started
