@@ -38,8 +38,29 @@ _EMPTY, _TASK, _RESULT, _RESUME, _SENTINEL = ev.Message
 
 
 feeding = threading.local()
-"""The message that this thread pickles or writes: `about`, its task and worker; `emit`, its loader's; `clock`, of CPU
-time; and `cpu`, what its pickling took."""
+"""The message that this thread has pickled last, and writes next: `about`, its task and worker; `emit`, its loader's;
+`clock`, of CPU time; and `cpu`, what its pickling took. One thread may write the queues of several loaders, so every
+message says all that when it is pickled, and none is taken for the one before it."""
+
+UNKNOWN = -1, -1
+"""About a message of a queue that pickles it in another way."""
+
+
+class About:
+    """A message that says what it is about when it is pickled; the other side gets the message itself."""
+
+    def __init__(self, message: Any, task: int, worker: int) -> None:
+        self.message = message
+        self.about = task, worker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        feeding.about, feeding.cpu = self.about, 0
+        return as_it_is, (self.message,)
+
+
+def as_it_is(message: Any) -> Any:
+    """Called by the unpickler of the other side."""
+    return message
 
 
 class TracedPickler(TensorPickler):
@@ -73,6 +94,7 @@ class TracedEnvelope(Envelope):
         about = feeding.about = (message.idx, message.worker_id)
         emit = feeding.emit = emit_of(self.loader)
         clock = feeding.clock = self.cpu
+        feeding.cpu = 0
         if isinstance(message, Task):
             return super().__reduce__()
         emit(ev.RESULT_PICKLE[0], *about)
@@ -186,16 +208,15 @@ class TracedQueue(Proxy):
     # The functions of these two must not refer to the queue, which refers to them: its descriptors would stay open
     # until the collector runs.
     def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
-        emit, unknown = self.shared.emit, (-1, self.worker_id)
+        emit = self.shared.emit
 
         def _send_bytes(data: Any) -> None:
-            about = getattr(feeding, "about", unknown)
+            about = getattr(feeding, "about", UNKNOWN)
             emit(write[0], *about, len(data), getattr(feeding, "cpu", 0))
             try:
                 send(data)
             finally:  # Ctrl-C may come in the loader's own thread, which goes on with sentinels for the workers
                 emit(write[1], *about, len(data))
-                feeding.about, feeding.cpu = unknown, 0  # a sentinel has no envelope
 
         return _send_bytes
 
@@ -226,6 +247,8 @@ class TracedQueue(Proxy):
         if self._hooked_in is not _this_process:
             self._hook()
         self.emit_put(message)
+        if self.write is not None and not isinstance(message, Envelope):
+            message = About(message, -1, max(self.worker_id, getattr(message, "worker_id", -1)))
         self.inner.put(message)
 
     def emit_put(self, message: Any) -> None:
@@ -235,7 +258,7 @@ class TracedQueue(Proxy):
         elif isinstance(message, ResumeIteration) and self.resume is not None:
             self.shared.emit(self.resume, -1, message.worker_id, message.epoch)
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
         """Get a message, in a span whose end names the message."""
         if self._hooked_in is not _this_process:
             self._hook()
@@ -243,7 +266,8 @@ class TracedQueue(Proxy):
         task, worker = self.wanted()
         emit(begin, task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:
-            message = self.inner.get(timeout=timeout)
+            kept = {} if inbox is None else {"inbox": inbox}
+            message = self.inner.get(timeout=timeout, **kept)
         except BaseException:
             emit(end, -1, worker, _EMPTY)
             raise

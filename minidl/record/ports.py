@@ -34,10 +34,12 @@ from minidl.record.channels import (
     emit_failed,
 )
 from minidl.record.cpu_time import spent
+from minidl.record.datasets import fingerprint
 from minidl.record.decisions import TRACED
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedWorkerProgress
 from minidl.record.group import place_in_group
+from minidl.record.harmless import harmless
 from minidl.record.recorder import spanned
 from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
@@ -47,13 +49,18 @@ from minidl.transport.arena import Host, budget
 from minidl.transport.arena_queue import ArenaQueue
 
 
+@harmless(0)
 def nbytes(data: Any) -> int:
     """Bytes of the tensors in a nest of lists, tuples and mappings."""
+    return _nbytes(data)
+
+
+def _nbytes(data: Any) -> int:
     if isinstance(data, torch.Tensor):
         return data.nbytes
     if isinstance(data, (list, tuple)):
-        return sum(map(nbytes, data))
-    return sum(map(nbytes, data.values())) if isinstance(data, dict) else 0
+        return sum(map(_nbytes, data))
+    return sum(map(_nbytes, data.values())) if isinstance(data, dict) else 0
 
 
 class TracedPorts(Shared, ports.Ports):
@@ -189,17 +196,23 @@ def watch_new_shared(shared: Shared, worker_id: int) -> None:
 
 
 def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, Any]:
-    """Return the parameters of an iterator of `loader`, for the side file."""
+    """Return the parameters of an iterator of `loader`, for the side file; fewer if the program's objects raise."""
+    least = {"dataset_kind": "iterable" if iterator._dataset_kind else "map", "num_workers": iterator._num_workers}
+    return _facts(iterator, loader, transport) or least
+
+
+@harmless(None)
+def _facts(iterator: Any, loader: Any, transport: str) -> dict[str, Any]:
     outer = iterator._index_sampler
-    *_, share = nested_samplers(outer)
-    dealing = dealt_by(outer)
+    nest = list(nested_samplers(outer))
+    share, dealing, group = nest[-1], dealt_by(outer), place_in_group()
     return {
         "dataloader": _dataloader(outer),
         "made_at": _short(getattr(loader, "_made_at", "")),
         "dataset_length": None if iterator._dataset_kind else _length(iterator._dataset),
         "dataset": type(iterator._dataset).__qualname__,
         "dataset_kind": "iterable" if iterator._dataset_kind else "map",
-        "dataset_fingerprint": str(getattr(iterator._dataset, "_fingerprint", "")),  # Arrow datasets have one
+        "dataset_fingerprint": fingerprint(iterator._dataset) if group else "",  # which only several ranks compare
         "num_workers": iterator._num_workers,
         "prefetch_factor": getattr(iterator, "_prefetch_factor", None),  # torch's iterator without workers has neither
         "in_order": getattr(iterator, "_in_order", True),
@@ -218,11 +231,17 @@ def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, 
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
         **{
             f"sampler_{name}": value
-            for name in ("shuffle", "seed", "drop_last")
-            if isinstance(value := getattr(share, name, None), int)
+            for name in ("shuffle", "seed", "drop_last", "replacement", "even_batches")
+            if isinstance(value := _of_nest(nest, name), int)
         },
-        **place_in_group(),
+        **group,
     }
+
+
+def _of_nest(nest: list[Any], name: str) -> Any:
+    """A setting of the innermost sampler; whether batches are even is one of the outer's that deals them out."""
+    asked = nest if name == "even_batches" else nest[-1:]
+    return next((getattr(one, name) for one in asked if hasattr(one, name)), None)
 
 
 _REPEATS = ("num_repeats", "repetitions")

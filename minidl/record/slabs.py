@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.transport import tensors
-from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab
+from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab, state_of_gone
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST
@@ -95,11 +96,21 @@ class TracedMappings(Mappings):
         _mapped.slabs.append((self, number, new))
         return root
 
+    def _telling(self, key: int, number: int, root: Any) -> Any:
+        return weakref.ref(root, functools.partial(self._gone, key, number))  # called before the slab is set free
+
+    def _gone(self, key: int, number: int, root: Any) -> None:
+        if key in self._roots:  # else the message was not delivered
+            self._emit_release(number, state_of_gone())
+
     def _set(self, number: int, state: int) -> None:
+        self._emit_release(number, state)
+        super()._set(number, state)
+
+    def _emit_release(self, number: int, state: int) -> None:
         known = self._batches.pop(number, None)
         task, size = known or (-1, 0)
         self._shared.emit(ev.SLAB_RELEASE, task, self.worker_id, number, size, _LOST if known is None else state)
-        super()._set(number, state)
 
     def emit_mapped(self, number: int, task: int, new: bool) -> None:
         """Emit that the slab's memory is there for this task; unless another thread has forked meanwhile."""

@@ -9,49 +9,64 @@ Why no slab is written while somebody can see a batch in it
 A slab is in use for two processes, and each tells only about itself.
 
 1. In each process, all storages and arrays of one batch are views of one buffer object, the batch's *root*. Tensors,
-   slices, views, NumPy arrays made of them and graphs of autograd keep their storage, and a storage keeps the root. So
-   the root is gone only when nothing in this process refers to the batch. A weak reference with a callback tells when.
+   slices, views, NumPy arrays made of them and graphs of autograd keep their storage, and a storage keeps the root,
+   also once it has moved to other memory. So the root is gone only when nothing in this process refers to the batch. A
+   weak reference with a callback tells when.
+   In the loader's process, a signal's handler may raise at any moment, so the callback is written in C (`atomic`).
 2. The worker sets the slab's byte to TAKEN before it writes, and the loader's callback sets it to FREE. The worker
    takes a slab only if the byte is FREE and its own root of the slab is gone: a collate function may keep a batch too.
    Only the worker's own thread fills slabs. A number is given to a new slab only once the old one's byte is not TAKEN.
-3. A message that nobody has read keeps the byte at TAKEN. The loader makes the root before it rebuilds the message, so
-   a message that is dropped, or that can't be rebuilt, sets the byte when its root goes. The descriptors
-   of new slabs come with the packet that names them, so one that is lost can't let the loader map another slab.
+3. A message that nobody has read keeps the byte at TAKEN, and so does one whose rebuilding an exception has ended: the
+   callback begins to count in the step that ends the packet (`Mappings.deliver`). A message that is dropped later, or
+   that is an error since it can't be rebuilt, sets the byte when its root goes. The descriptors of new slabs come with
+   the packet that names them, and belong to it, so one that is lost can't let the loader map another slab.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
    of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
    their own. A worker that forks marks the slabs that it sees itself, and each that it fills while another thread of it
    forks. It never takes a KEPT or marked slab again, and never gives the memory of one back.
 5. `pickle` copies a batch while it holds the storage. A queue or pipe gets a copy in a segment of its own, on both
-   sides: one of the program, and that of the tasks, whose indices may be a part of a batch. torch's way, which moves a
-   storage to shared memory, would free the slab under arrays and running computations that use its address;
-   `share_memory_()` on a batch still does so, as on each tensor that is not shared yet.
+   sides: one of the program, and that of the tasks, whose indices may be a part of a batch. torch would move the
+   storage to shared memory, perhaps in a queue's feeder thread, away from arrays and running computations.
+   `share_memory_()` does move it. What used the storage before goes on with the slab, which the storage keeps. No other
+   call of torch moves such a storage or changes its size. The slab is sealed: no process can truncate it, which would
+   be a bus error in another one.
 6. A copy to a device from memory that is not page-locked has read it when it returns, also with `non_blocking=True`.
    From a page-locked slab the device reads later, so slabs are locked only for a `DeviceLoader`, which makes the copy
    and keeps the batch until the event behind it is reached. Any other loop with `pin_memory=True` gets copies by the
    pin thread. The device reads the pages that were locked: memory of a locked slab is never given back to the system,
    since the worker would write into new pages. The mapping that was locked lives as long as its last root.
+7. A slab's byte is all by which the loader tells the worker that it may write. aarch64 may let others see a write
+   before earlier reads are done, so the loader has a fence between its last read and the byte (`atomic.FENCE`). The
+   worker needs none: whether it writes depends on the byte, and no CPU makes a write visible before it knows that it is
+   to be done. Threads of one process are ordered by the GIL, without which no root goes. In the other direction the
+   packet orders: the socket's queue has a lock in the kernel, so what the worker wrote before it sent is there for who
+   has received. KEPT needs no order: a worker that reads TAKEN instead does the same.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import itertools
 import mmap
+import operator
 import os
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import reduction
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from minidl.transport.atomic import FENCE, Farewell, Step, at_once, each_once
 from minidl.transport.tensors import (
     DTYPES,
     NAMES,
@@ -100,20 +115,26 @@ _LEFT_OVER = 1 << 20
 _ALIGNED = 64
 _ROUNDED = 1 << 16
 _MOST = 1 << 50
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+FETCHED = fcntl.F_SEAL_SEAL
+"""The loader seals a slab that was lent to it: it has a descriptor of its own."""
 
 FREE, TAKEN, KEPT = range(3)
 """What a slab's byte says: the worker may take it; the loader has its batch, or will; a forked child may see it."""
-
 
 _parties: weakref.WeakValueDictionary[int, Arena | Mappings] = weakref.WeakValueDictionary()
 """Of this process, and of those that it was forked from."""
 
 _forks_begun = 0
 
+_state_of_gone = [FREE]  # its only item: what a slab's byte is set to when its root goes
+
 
 def _before_fork() -> None:
     global _forks_begun
     _forks_begun += 1
+    _state_of_gone[0] = KEPT
     for party in _all_parties():
         if isinstance(party, Arena):
             party.forks()
@@ -125,16 +146,27 @@ def _after_fork_in_parent() -> None:
         if isinstance(party, Mappings):
             party.forked()
     _forks_begun -= 1
+    if not _forks_begun:
+        _state_of_gone[0] = FREE
 
 
 def _after_fork_in_child() -> None:
     global _forks_begun
+    for party in _all_parties():
+        if isinstance(party, Mappings):
+            party.leave()  # before a slab could be set to FREE here
     _forks_begun = 0
+    _state_of_gone[0] = FREE
 
 
 def _all_parties() -> list[Arena | Mappings]:
     """Also while another thread makes one."""
     return [party for reference in _parties.valuerefs() if (party := reference()) is not None]
+
+
+def state_of_gone() -> int:
+    """What a slab's byte is set to when its root goes now."""
+    return _state_of_gone[0]
 
 
 def budget() -> int:
@@ -151,6 +183,8 @@ def budget() -> int:
         )
     return int(number)
 
+
+_states_of_gone = map(operator.itemgetter(0), itertools.repeat(_state_of_gone))  # asked anew for each slab
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
@@ -170,8 +204,8 @@ def _root(memory: mmap.mmap, size: int) -> Any:
 
 
 def _storage(root: Any, offset: int, size: int) -> torch.UntypedStorage:
-    """A storage of `size` bytes in a slab; it keeps the root alive."""
-    return mark_in_slab(torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset).untyped_storage())
+    """A storage of `size` bytes in a slab; it keeps the root alive, wherever `share_memory_()` moves its bytes."""
+    return mark_in_slab(torch.frombuffer(root, dtype=torch.uint8, count=size, offset=offset).untyped_storage(), root)
 
 
 def _array(root: Any, offset: int, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray[Any, Any]:
@@ -186,6 +220,14 @@ def may_write(state: int, visible: bool, inherited: bool) -> bool:
     `explore.slab_life`.
     """
     return state == FREE and not visible and not inherited
+
+
+def may_free(state: int, forked: bool) -> bool:
+    """Whether the slab of a message that is delivered, with this byte, is free once its batch goes.
+
+    forked: a process was forked while the message was rebuilt, and may see it. Also used by `explore.slab_life`.
+    """
+    return state == TAKEN and not forked
 
 
 def may_give_back(locked: bool) -> bool:
@@ -209,9 +251,10 @@ class Slab:
         self.number = number
         self.size = size
         self.locked = locked
-        self.fd = os.memfd_create("minidl-slab", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("minidl-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.memory = mmap.mmap(self.fd, size)
         except BaseException:
             os.close(self.fd)
@@ -237,6 +280,11 @@ class Slab:
         if begin < self.touched and may_give_back(self.locked):
             self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)
             self.touched = begin
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the loader has opened the worker's descriptor."""
+        return bool(fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & FETCHED)
 
     @property
     def visible(self) -> bool:
@@ -288,6 +336,7 @@ class Arena:
         self._locked = locked
         self._slabs: dict[int, Slab] = {}  # in the order in which they were taken last
         self.dropped: set[int] = set()  # numbers of slabs that this side has let go of, and the loader not yet
+        self._lent: list[Slab] = []  # for one batch each, and the loader has not opened them yet
         self._open: list[_Filling] = []
         self._small = bytearray()  # storages that travel in the message
         self._sent: dict[int, torch.Tensor | None] = {}  # a storage's _cdata -> the tensor that it was sent with
@@ -397,11 +446,23 @@ class Arena:
         The slabs are not written again before they are free.
         """
         small, self._small, self._sent = self._small, bytearray(), {}
+        if self._lent:
+            self._lent = [slab for slab in self._lent if not slab.fetched]
         if not self._open:
             return [], small
         opened, self._open = self._open, []
         self._give_back(opened)
         return [one.slab for one in opened], small
+
+    def lend(self, slabs: list[Slab]) -> None:
+        """Keep the descriptors of slabs, which the loader will open by their numbers in this process.
+
+        It has done so once the slab's byte is not TAKEN, and before that a slab is not let go of. A slab for one batch
+        has no byte.
+        """
+        for slab in slabs:
+            slab.announced = True
+        self._lent += [slab for slab in slabs if slab.number in ALONE]
 
     def _give_back(self, opened: list[_Filling]) -> None:
         """Give memory back that batches need no more: of an unusually large one, and of slabs that stay free."""
@@ -530,9 +591,9 @@ class Mappings:
         self.worker_id = worker_id
         self._locks = locks
         self._memory: dict[int, Any] = {}
-        self._roots: dict[int, tuple[int, weakref.ref[Any]]] = {}  # of batches that this process can see
+        self._roots: dict[int, tuple[int, Farewell, Any]] = {}  # of batches that this process can see
         self._count = itertools.count()
-        self._pid = os.getpid()
+        self.forks = 0  # of this process
         _parties[id(self)] = self
         _let_queues_copy()
 
@@ -553,12 +614,39 @@ class Mappings:
         return locks.lock(memory)
 
     def root(self, number: int) -> Any:
-        """A new root for the batch in this slab; when it goes, the slab is free."""
+        """A new root for the batch in this slab; once it is delivered, the slab is free when it goes.
+
+        KeyError if the slab is not mapped.
+        """
         memory = self._memory.pop(number) if number in ALONE else self._memory[number]
-        root = _root(memory, len(memory))
-        key = next(self._count)
-        self._roots[key] = number, weakref.ref(root, functools.partial(self._gone, key))
-        return root
+        return _root(memory, len(memory))
+
+    def deliver(self, slabs: Sequence[tuple[int, Any]], forks: int, *steps: Step) -> None:
+        """From here the program has a message: its slabs are free when their roots go. All at once, with `steps`.
+
+        slabs: numbers and roots; or an error in place of a root, and the worker makes another slab. forks: what
+        `self.forks` was when the first root was made.
+        """
+        arming: list[Step] = []
+        for number, root in slabs:
+            inherited = number not in ALONE and not may_free(self._states[number], forks != self.forks)
+            if inherited or isinstance(root, OSError):
+                self.lost(number)
+            else:
+                arming += self._arming(number, root)
+        at_once(*arming, *steps)
+
+    def _arming(self, number: int, root: Any) -> Iterator[Step]:
+        key, farewell = next(self._count), Farewell.of(root)
+        release: list[Step] = [partial(self._roots.pop, key, None)]
+        if number not in ALONE:
+            release += FENCE  # first the last read of the batch, then the byte
+            release.append(each_once(map(self._states.__setitem__, (number,), _states_of_gone)))
+        yield partial(self._roots.__setitem__, key, (number, farewell, self._telling(key, number, root)))
+        yield farewell.arming(release)
+
+    def _telling(self, key: int, number: int, root: Any) -> Any:
+        """What a trace adds."""
 
     def forget(self, number: int) -> None:
         """Let go of a slab that the worker has dropped. If a batch in it is in view, it stays mapped for as long."""
@@ -573,17 +661,16 @@ class Mappings:
         """A slab could not be mapped; the worker makes another one."""
         self._set(number, KEPT)
 
-    # A thread may drop a batch while another one forks. Whoever pops the entry sets the byte.
-    def _gone(self, key: int, root: Any) -> None:
-        state = KEPT if _forks_begun else FREE  # before the entry is popped: afterwards the fork may be over
-        if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
-            self._set(visible[0], state)
-
     def forked(self) -> None:
         """A process was forked, and may see the batches that this process sees."""
+        self.forks += 1
         for key in tuple(self._roots):
-            if os.getpid() == self._pid and (visible := self._roots.pop(key, None)) is not None:
+            if (visible := self._roots.pop(key, None)) is not None:  # another thread may drop the batch
                 self._set(visible[0], KEPT)
+
+    def leave(self) -> None:
+        """This process was forked; what it drops frees no slab."""
+        self._roots.clear()
 
     def _set(self, number: int, state: int) -> None:
         if number not in ALONE:
@@ -647,6 +734,7 @@ def slab_storage(number: int, offset: int, size: int) -> torch.UntypedStorage:
 
 def slab_tensor(number: int, offset: int, dtype: str, count: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Called by the loader's unpickler: a tensor of `count` elements and its storage."""
-    tensor = torch.frombuffer(_root_of(number), dtype=DTYPES[dtype], count=count, offset=offset)
-    mark_in_slab(tensor.untyped_storage())
+    root = _root_of(number)
+    tensor = torch.frombuffer(root, dtype=DTYPES[dtype], count=count, offset=offset)
+    mark_in_slab(tensor.untyped_storage(), root)
     return tensor if len(shape) == 1 else tensor.resize_(shape)  # not view(): nobody else has its elements

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import os
 import queue
 import select
@@ -18,6 +19,7 @@ import socket
 import struct
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,22 +33,27 @@ from minidl.transport.arena import (
     ALONE,
     BUDGET,
     BUDGET_VARIABLE,
+    FETCHED,
     SLABS,
     Arena,
     Host,
     Mappings,
     PageLocks,
+    Slab,
     budget,
     reading,
 )
+from minidl.transport.atomic import Step, at_once
 from minidl.transport.message import Envelope, packed, unpacked
-from minidl.transport.packets import Readable, let_children_leave, socket_pair
+from minidl.transport.packets import LATER, Readable, let_children_leave, socket_pair
 from minidl.transport.tensors import filling
 
 _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
 
-_SLAB = struct.Struct("!H?Q")  # number; whether its descriptor comes along; size, 0 if the worker has dropped it
+_SLAB = struct.Struct("!HQii")
+"""A slab: number; size, 0 if the worker has dropped it; and, unless it is mapped, the process that has its descriptor
+(0: it comes along), and the descriptor there (-1: it is mapped)."""
 
 _LENGTH = struct.Struct("!Q")  # of the pickle in a slab
 
@@ -123,19 +130,37 @@ class ArenaWriter(LiveRepr):
             return
         slabs, small = arena.seal()
         if slabs:
-            new = [slab for slab in slabs if not slab.announced]
-            named = [_SLAB.pack(slab.number, not slab.announced, slab.size) for slab in slabs]
-            named += [_SLAB.pack(number, False, 0) for number in arena.dropped]  # no message in them is unread
-            arena.dropped.clear()
-            names = b"".join(named)
-            self._descriptors = [slab.fd for slab in new]
-            head = _HEAD.pack(self.worker_id, len(named), place, offset, len(small))
-            self._send_bytes(b"".join((head, names, small, data)))
+            self._put_slabs(arena, slabs, (place, offset, len(small)), small + data)
+        else:
+            self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
+
+    def _put_slabs(self, arena: Arena, slabs: list[Slab], about: tuple[int, int, int], data: bytes | bytearray) -> None:
+        """Send the descriptors of new slabs along; or their numbers, if too many are on their way.
+
+        The kernel counts those of all sockets of a user, and lets them be as many as one process may have open. The
+        loader, or another program, may read nothing until this message has come, so the worker can't wait for room.
+        """
+        new = [slab for slab in slabs if not slab.announced]
+        dropped, arena.dropped = arena.dropped, set()  # no message in them is unread
+
+        def packet(holder: int) -> bytes:
+            named = [_SLAB.pack(slab.number, slab.size, holder, -1 if slab.announced else slab.fd) for slab in slabs]
+            named += [_SLAB.pack(number, 0, 0, -1) for number in dropped]
+            return b"".join((_HEAD.pack(self.worker_id, len(named), *about), *named, data))
+
+        self._descriptors = [slab.fd for slab in new]
+        try:
+            self._send_bytes(packet(0))
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            self._descriptors = []
+            self._send_bytes(packet(os.getpid()))
+            arena.lend(new)
+        else:
             for slab in new:
                 slab.announced = True
                 slab.close()
-        else:
-            self._send_bytes(_HEAD.pack(self.worker_id, 0, -1, 0, len(small)) + small + data)
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         """Send the error in place of a batch that can't be pickled, or whose pickle fits no slab.
@@ -156,12 +181,14 @@ class ArenaWriter(LiveRepr):
         while True:
             try:
                 self._send(data)
-            except BlockingIOError:
-                if self._done_event.is_set():
-                    return
-                self._wait()
             except (BrokenPipeError, ConnectionResetError):  # the loader has closed its end
                 return
+            except OSError as error:
+                if error.errno not in LATER:
+                    raise
+                if self._done_event.is_set():
+                    return
+                self._wait(error)
             else:
                 return
 
@@ -173,9 +200,10 @@ class ArenaWriter(LiveRepr):
         else:
             self._socket.send(data, socket.MSG_DONTWAIT)
 
-    def _wait(self) -> None:
+    def _wait(self, error: OSError) -> None:
         out = select.poll()
-        out.register(self._socket, select.POLLOUT)
+        if isinstance(error, BlockingIOError):
+            out.register(self._socket, select.POLLOUT)
         out.poll(_STEP * 1e3)
 
     def cancel_join_thread(self) -> None:
@@ -206,20 +234,28 @@ def _failed(error: OSError, result: memoryview) -> Any:
     return message[0], torch._utils.ExceptionWrapper((type(error), error, None), where)  # type: ignore[no-untyped-call]
 
 
-def _map(mappings: Mappings, number: int, size: int, descriptors: list[int]) -> OSError | None:
-    """Map a slab by the next descriptor; or why that can't be done."""
-    if not descriptors:  # this process had no room for all of them
-        mappings.lost(number)
-        return OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
-    fd = descriptors.pop(0)
+def _root(mappings: Mappings, number: int, size: int, descriptor: Callable[[], int] | None) -> Any:
+    """A root for the batch in a slab, which is mapped by a descriptor if it is new; or why there is none."""
+    if descriptor is not None:
+        try:
+            mappings.map(number, size, descriptor())
+        except OSError as error:
+            return error
+        except RuntimeError as error:
+            return OSError(errno.ENOMEM, f"the batch's memory can't be mapped: {error}")
     try:
-        mappings.map(number, size, fd)
-    except RuntimeError as error:
-        mappings.lost(number)
-        return OSError(errno.ENOMEM, f"the batch's memory can't be mapped: {error}")
-    finally:
-        os.close(fd)
-    return None
+        return mappings.root(number)
+    except KeyError:
+        return OSError(
+            errno.EBADF, f"the batch's memory, slab {number}, is not mapped: the packet that brings it is lost"
+        )
+
+
+def _next(descriptors: Iterator[int]) -> int:
+    fd = next(descriptors, -1)
+    if fd < 0:  # this process had no room for all of them
+        raise OSError(errno.EMFILE, "the descriptor of the batch's memory did not arrive: too many open files")
+    return fd
 
 
 def _row(board: torch.Tensor, worker_id: int) -> memoryview:
@@ -261,7 +297,8 @@ class ArenaQueue(LiveRepr):
         self._readable = Readable(self._receiver)
         self._buffer = bytearray(_PACKET)
         self._packet = memoryview(self._buffer)
-        self._descriptors: list[int] = []  # that came with the packet in the buffer
+        self._arrived: list[Any] = []  # what recvmsg_into has returned for the packet in the buffer, until it is ended
+        self._fetched: dict[int, int] = {}  # for this packet, from a worker: its descriptors -> those of this process
         self._closed = self._told = False
         let_children_leave(self)  # none of them is the reader
 
@@ -285,61 +322,101 @@ class ArenaQueue(LiveRepr):
         with contextlib.suppress(BlockingIOError):
             self._sender.send(data, socket.MSG_DONTWAIT)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
         """The next message. Raises queue.Empty if none has come within `timeout` seconds.
 
+        inbox: the message is put there in the step that takes it from the queue.
         What earlier batches have met is said first: a program may turn warnings into errors, and loses no message.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         if self._untold:
             warnings.warn(self._untold.pop(0), RuntimeWarning, stacklevel=2)
-        if not self._readable.wait(timeout if block else 0.0):
-            raise queue.Empty
-        return self._rebuilt(self._recv_bytes())
+        if not self._arrived:
+            if not self._readable.wait(timeout if block else 0.0):
+                raise queue.Empty
+            return self._rebuilt(self._recv_bytes(), [] if inbox is None else inbox)
+        return self._rebuilt(self._whole(), [] if inbox is None else inbox)  # an exception has ended an earlier get
 
     def _recv_bytes(self) -> memoryview:
-        size, ancillary, _, _ = self._receiver.recvmsg_into([self._packet], _CONTROL, _FLAGS)
-        for _, _, descriptors in ancillary:
-            self._descriptors.extend(array.array("i", descriptors))
-        return self._packet[:size]
+        """Receive a packet. It stays the present one until its message is delivered."""
+        self._arrived.extend(map(self._receiver.recvmsg_into, [[self._packet]], [_CONTROL], [_FLAGS]))  # at once
+        return self._whole()
 
-    def _rebuilt(self, packet: memoryview) -> Any:
+    def _whole(self) -> memoryview:
+        return self._packet[: self._arrived[0][0]]
+
+    def _descriptors(self) -> list[int]:
+        """Those that came with the present packet."""
+        return [fd for arrived in self._arrived for *_, fds in arrived[1] for fd in array.array("i", fds)]
+
+    def _rebuilt(self, packet: memoryview, inbox: list[Any]) -> Any:
+        """The message of the present packet, which ends here. An exception before leaves it as it was."""
         worker_id, count, place, offset, small = _HEAD.unpack_from(packet)
         begin = _HEAD.size + count * _SLAB.size
-        roots = self._roots(packet, worker_id, count) if count else []
         data = packet[begin + small :]
-        if place >= 0:
-            if isinstance(roots[place], OSError):
-                return _failed(roots[place], data[_LENGTH.size :])
-            data = memoryview(roots[place]).cast("B")[offset : offset + _LENGTH.unpack_from(data)[0]]
-        roots.append(bytearray(packet[begin : begin + small]))
-        with reading(roots):
-            return unpacked(data)
+        if not count:
+            with reading([bytearray(packet[begin : begin + small])]):
+                message = unpacked(data)
+            at_once(self._arrived.clear, partial(inbox.append, message))
+            return message
+        mappings, descriptors = self._mappings[worker_id], self._descriptors()
+        forks, slabs = mappings.forks, self._slabs(packet, worker_id, count, iter(descriptors))
+        roots = [*(root for _, root in slabs), bytearray(packet[begin : begin + small])]
+        if place >= 0 and isinstance(roots[place], OSError):
+            message = _failed(roots[place], data[_LENGTH.size :])
+        else:
+            if place >= 0:
+                data = memoryview(roots[place]).cast("B")[offset : offset + _LENGTH.unpack_from(data)[0]]
+            with reading(roots):
+                message = unpacked(data)
+        steps = self._end_packet(descriptors)
+        mappings.deliver(slabs, forks, partial(inbox.append, message), roots.clear, *steps)
+        return message
 
-    def _roots(self, packet: memoryview, worker_id: int, count: int) -> list[Any]:
-        """A root for each slab of a packet, or the error for which there is none; maps those that are new."""
-        roots: list[Any] = []
-        mappings, descriptors = self._mappings[worker_id], self._descriptors
+    def _slabs(
+        self, packet: memoryview, worker_id: int, count: int, descriptors: Iterator[int]
+    ) -> list[tuple[int, Any]]:
+        """The numbers of a packet's slabs, with a root for each, or the error for which there is none; maps the new."""
+        slabs: list[tuple[int, Any]] = []
+        mappings = self._mappings[worker_id]
+        for number, size, holder, fd in _SLAB.iter_unpack(packet[_HEAD.size : _HEAD.size + _SLAB.size * count]):
+            if size == 0:  # these come last
+                mappings.forget(number)
+                continue
+            if number in ALONE:
+                self._tell(worker_id, size)
+            own = None if fd < 0 else partial(self._fetch, holder, fd) if holder else partial(_next, descriptors)
+            slabs.append((number, _root(mappings, number, size, own)))
+        return slabs
+
+    def _fetch(self, holder: int, fd: int) -> int:
+        """A descriptor of this process for a slab that a worker has lent (`Arena.lend`). Raises OSError."""
         try:
-            for place in range(count):
-                number, new, size = _SLAB.unpack_from(packet, _HEAD.size + _SLAB.size * place)
-                if size == 0:  # these come last
-                    mappings.forget(number)
-                    continue
-                if number in ALONE:
-                    self._tell(worker_id, size)
-                error = _map(mappings, number, size, descriptors) if new else None
-                roots.append(mappings.root(number) if error is None else error)
-            return roots
-        finally:
-            self._close_descriptors()
+            if fd not in self._fetched:
+                opening = map(os.open, [f"/proc/{holder}/fd/{fd}"], [os.O_RDWR | os.O_CLOEXEC])
+                self._fetched.update(zip([fd], opening, strict=False))  # at once
+            with contextlib.suppress(PermissionError):  # sealed by a get that an exception has ended
+                fcntl.fcntl(self._fetched[fd], fcntl.F_ADD_SEALS, FETCHED)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the batch's memory can't be opened in its worker, process {holder}: {error.strerror}. Its descriptor "
+                "could not be sent, since too many of this user's are on their way in sockets: increase `ulimit -n`",
+            ) from None
+        return self._fetched[fd]
+
+    def _end_packet(self, descriptors: list[int]) -> Iterator[Step]:
+        """What ends the present packet, with which these descriptors came: steps."""
+        yield self._arrived.clear
+        for fd in (*descriptors, *self._fetched.values()):
+            yield partial(os.close, fd)
+        yield self._fetched.clear
 
     def _tell(self, worker_id: int, needed: int) -> None:
         """Note once, for the next `get`, that a batch has a slab for itself, and what to do about it."""
         if self._told:
             return
-        self._told = True
         slabs, in_use = self._mappings[worker_id].in_use()
         if slabs < SLABS:
             limit = f"slabs of {_in_units(self._budget)} in all"
@@ -352,10 +429,7 @@ class ArenaQueue(LiveRepr):
             f"{_in_units(in_use)} in {counted(slabs, 'slab')} are in use. This batch, and each further one that does "
             f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}"
         )
-
-    def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        self._told = True
 
     def forget_names(self) -> None:
         """It has no semaphores."""
@@ -386,10 +460,11 @@ class ArenaQueue(LiveRepr):
     def leave(self) -> None:
         """Close the reading end, and let go of the slabs."""
         if not self._closed:
-            self._closed = True
             self._receiver.close()
-            self._close_descriptors()
+            if self._arrived:
+                at_once(*self._end_packet(self._descriptors()))
             for mappings in self._mappings:  # the program may keep the iterator
                 mappings.close()
+            self._closed = True  # last: after an exception, the next call goes on
 
     __del__ = close

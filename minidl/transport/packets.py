@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import operator
 import os
 import queue
 import select
@@ -23,6 +25,7 @@ from typing import Any
 
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
+from minidl.transport.atomic import at_once, each_once
 from minidl.transport.message import packed, unpacked
 from minidl.transport.queues import NoThreadError
 
@@ -31,6 +34,9 @@ PACKET = 1 << 15
 
 _WHOLE, _PART = b"\0", b"\1"
 """What a packet begins with: the last part of a message, or one before it."""
+
+LATER = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of a packet that may be sent later: the socket is full, or the kernel has no memory for the packet now."""
 
 _STEP = 0.1
 """Seconds after which a thread that waits for room looks whether the queue is closed."""
@@ -109,7 +115,7 @@ class TaskQueue(LiveRepr):
     def __init__(self) -> None:
         self._receiver, self._sender = socket_pair()
         self._unsent: collections.deque[bytes] = collections.deque()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
         self._thread: threading.Thread | None = None
         self._open_for_reading()
         let_children_leave(self)  # none of them writes tasks
@@ -140,32 +146,42 @@ class TaskQueue(LiveRepr):
 
     def _send_bytes(self, data: bytes) -> None:
         last = (len(data) - 1) // PACKET * PACKET
-        for begin in range(0, last, PACKET):
-            self._unsent.append(_PART + data[begin : begin + PACKET])
-        self._unsent.append(_WHOLE + data[last:])
+        parts = [_PART + data[begin : begin + PACKET] for begin in range(0, last, PACKET)]
+        self._unsent.extend([*parts, _WHOLE + data[last:]])  # all of them, or none
         if not self._flush() and self._thread is None:
-            self._thread = threading.Thread(target=self._write_rest, name="task_queue", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:  # since Python 3.12, while the program exits
-                self._thread = None
-                raise NoThreadError(str(error)) from error
+            with signal_handling.put_off_all():
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._write_rest, name="task_queue", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # since Python 3.12, while the program exits
+            self._thread = None
+            raise NoThreadError(str(error)) from error
 
     def _flush(self) -> bool:
         """Write what there is room for; False: the socket is full.
 
-        A signal's handler may put while this runs, and so may a thread; then the one that has begun writes it.
+        A thread may put while this runs; then the one that has begun writes it. So may a signal's handler, between two
+        packets, which are sent and dropped in one step.
         """
-        while self._unsent and self._writing.acquire(blocking=False):
-            try:
-                while self._unsent:
-                    self._sender.send(self._unsent[0], socket.MSG_DONTWAIT)
-                    self._unsent.popleft()
-            except BlockingIOError:
-                return False
-            except (BrokenPipeError, ConnectionResetError):  # the worker is gone
-                self._unsent.clear()
-            finally:
+        had = self._writing._is_owned()  # type: ignore[attr-defined]  # this is a signal's handler
+        try:
+            while self._unsent and (had or self._writing.acquire(blocking=False)):
+                first = map(operator.itemgetter(0), (self._unsent,))
+                sent = map(self._sender.send, first, (socket.MSG_DONTWAIT,))
+                at_once(each_once(sent), self._unsent.popleft)
+        except IndexError:  # a signal's handler has written the rest
+            return True
+        except (BrokenPipeError, ConnectionResetError):  # the worker is gone
+            self._unsent.clear()
+        except OSError as error:
+            if error.errno not in LATER:
+                raise
+            return False
+        finally:
+            while not had and self._writing._is_owned():  # type: ignore[attr-defined]
                 self._writing.release()
         return True
 

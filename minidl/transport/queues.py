@@ -9,8 +9,10 @@ process never releases it; `SharedFlag` has no lock.
 from __future__ import annotations
 
 import collections
+import contextlib
 import multiprocessing
 import multiprocessing.queues
+import operator
 import os
 import pickle
 import queue
@@ -20,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
@@ -30,6 +33,7 @@ import torch
 
 from minidl import signal_handling
 from minidl.live_repr import LiveRepr, counted
+from minidl.transport.atomic import Step, at_once, move
 
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
 _LONG_SIZE = struct.Struct("!Q")
@@ -53,18 +57,23 @@ class _Incoming:
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._bytes = bytearray()
-        self._measure()
+        self._pieces: list[bytes] = []  # one at most: it was read, and is not in `_bytes` yet
 
-    def _measure(self) -> None:
-        """Find where the next message begins and ends, as far as that is known."""
-        self._begin = self._end = _SIZE.size
-        if len(self._bytes) >= self._end:
+    def _bounds(self) -> tuple[int, int]:
+        """Where the next message begins and ends, as far as that is known."""
+        begin = end = _SIZE.size
+        if len(self._bytes) >= end:
             size = _SIZE.unpack_from(self._bytes)[0]
             if size < 0:
-                self._begin = self._end = _SIZE.size + _LONG_SIZE.size
-                size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if len(self._bytes) >= self._end else 0
-            self._end += size
-        self.whole = len(self._bytes) >= self._end
+                begin = end = _SIZE.size + _LONG_SIZE.size
+                size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if len(self._bytes) >= end else 0
+            end += size
+        return begin, end
+
+    @property
+    def whole(self) -> bool:
+        """Whether the next message is here."""
+        return len(self._bytes) >= self._bounds()[1]
 
     @property
     def pending(self) -> int:
@@ -72,8 +81,10 @@ class _Incoming:
         return len(self._bytes)
 
     def arriving(self) -> bool:
-        """Whether there is something to read."""
-        return bool(self._poll.poll(0))
+        """Whether there is something to read. Another thread may wait for it meanwhile, with its own poll object."""
+        looking = select.poll()
+        looking.register(self._fd, select.POLLIN)
+        return bool(looking.poll(0))
 
     @signal_handling.wait
     def _wait(self, seconds: float | None) -> bool:
@@ -83,22 +94,25 @@ class _Incoming:
 
     def read(self, seconds: float | None) -> bool:
         """Wait for bytes and read some; False if none came. None: wait without a bound."""
-        if not self._wait(seconds):
-            return False
-        piece = os.read(self._fd, max(_PIECE, self._end - len(self._bytes)))
+        if not self._pieces:
+            if not self._wait(seconds):
+                return False
+            most = max(_PIECE, self._bounds()[1] - len(self._bytes))
+            self._pieces.extend(map(os.read, (self._fd,), (most,)))  # read and stored in one step
+        (piece,) = self._pieces
+        at_once(partial(self._bytes.extend, piece), self._pieces.clear)
         if not piece:
             raise EOFError("every writer of the queue's pipe is gone")
-        self._bytes += piece
-        if len(self._bytes) >= self._end:
-            self._measure()
         return True
 
-    def take(self) -> memoryview:
-        """The whole message; the next one may come."""
-        message, begin, end = self._bytes, self._begin, self._end
-        self._bytes = message[end:]
-        self._measure()
-        return memoryview(message)[begin:end]
+    def message(self) -> memoryview:
+        """The whole message, which stays the present one until `drop`."""
+        begin, end = self._bounds()
+        return memoryview(self._bytes)[begin:end]
+
+    def drop(self, *steps: Step) -> None:
+        """Forget the message, at once with `steps`: the next one may come."""
+        at_once(partial(setattr, self, "_bytes", self._bytes[self._bounds()[1] :]), *steps)
 
 
 def start_tracker_apart() -> None:
@@ -120,6 +134,39 @@ def start_tracker_apart() -> None:
         resource_tracker.ensure_running()
     finally:
         private.spawnv_passfds = original
+
+
+def _let_go(lock: Any) -> None:
+    """Release a lock between processes if this thread has it: an exception may have come right after `acquire`."""
+    if lock._semlock._is_mine():
+        lock.release()
+
+
+class _News:
+    """A condition with one waiter, a queue's feeder thread, that an exception in `put` leaves as it was.
+
+    `with` calls functions in C alone, so it never takes the lock without giving it back. A `threading.Condition` may.
+    """
+
+    __enter__ = property(operator.attrgetter("_lock.__enter__"))
+    __exit__ = property(operator.attrgetter("_lock.__exit__"))
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+        self._none = threading.Lock()  # held while there is no news
+        self._none.acquire()
+
+    def wait(self) -> None:
+        """Give the lock back, wait for news, take the lock."""
+        self.release()
+        self._none.acquire()
+        self.acquire()
+
+    def notify(self) -> None:
+        """There is news."""
+        if self._none.locked():
+            self._none.release()
 
 
 class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]
@@ -147,9 +194,9 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         super()._reset(after_fork)  # type: ignore[misc]
         if not after_fork:
             # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
-            self._notempty = threading.Condition(threading.RLock())
+            self._notempty = _News()
         self._incoming = _Incoming(self._reader)
-        self._recv_bytes = self._incoming.take
+        self._recv_bytes = self._incoming.message
 
     def _phrases(self) -> Iterator[str]:
         if self._closed:
@@ -178,7 +225,8 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         NoThreadError if writing it could block.
         """
         try:
-            super().put(obj, block, timeout)
+            with signal_handling.put_off_all() if self._thread is None else contextlib.nullcontext():
+                super().put(obj, block, timeout)
         except RuntimeError as error:
             if "new thread" not in str(error):
                 raise  # by the SIGCHLD handler, for example: the message may be on its way already
@@ -198,15 +246,15 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         out = select.poll()
         out.register(self._writer.fileno(), select.POLLOUT)
         # A pipe takes at most PIPE_BUF bytes at once. The lock's holder may be dead, so the wait for it is bounded.
-        if len(data) > select.PIPE_BUF - _SIZE.size or not self._wlock.acquire(timeout=1.0):
-            return False
         try:
+            if len(data) > select.PIPE_BUF - _SIZE.size or not self._wlock.acquire(timeout=1.0):
+                return False
             there_is_room = bool(out.poll(0))
             if there_is_room:
                 self._send_bytes(data)
             return there_is_room
         finally:
-            self._wlock.release()
+            _let_go(self._wlock)
 
     @staticmethod
     def _on_queue_feeder_error(error: Exception, message: Any) -> None:
@@ -220,23 +268,27 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
             sys.stderr.flush()
             os._exit(1)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds."""
+    def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+        """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds.
+
+        inbox: the message is put there in the step that takes it from the queue.
+        """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         seconds = timeout if block else 0.0
         deadline = None if seconds is None else time.monotonic() + seconds
-        if not self._rlock.acquire(block, seconds):
-            raise queue.Empty
+        inbox = [] if inbox is None else inbox
         try:
+            if not self._rlock._semlock._is_mine() and not self._rlock.acquire(block, seconds):
+                raise queue.Empty
             while not self._incoming.whole:
                 if not self._incoming.read(seconds if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise queue.Empty
-            data = self._recv_bytes()
-            self._sem.release()
+            message = pickle.loads(self._recv_bytes())
+            self._incoming.drop(self._sem.release, partial(inbox.append, message))
         finally:
-            self._rlock.release()
-        return pickle.loads(data)
+            _let_go(self._rlock)
+        return inbox[-1]
 
     def let_go(self) -> None:
         """All workers have ended: it keeps no memory of theirs."""
@@ -258,10 +310,12 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         Called after a worker's death: a live holder writes, or releases the lock within a second; a dead one does
         neither.
         """
-        if self._wlock.acquire(timeout=1.0):
-            self._wlock.release()
-            return False
-        return not self._incoming.arriving()
+        had = self._wlock._semlock._is_mine()
+        try:
+            return not self._wlock.acquire(timeout=1.0) and not self._incoming.arriving()
+        finally:
+            if not had:
+                _let_go(self._wlock)
 
 
 class ReadyQueue(LiveRepr):
@@ -284,13 +338,18 @@ class ReadyQueue(LiveRepr):
         if self._news.locked():
             self._news.release()
 
-    def get(self, timeout: float | None = None) -> Any:
-        """The next message. Raises queue.Empty if none comes within `timeout` seconds."""
+    def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+        """The next message. Raises queue.Empty if none comes within `timeout` seconds.
+
+        inbox: the message is put there in the step that takes it from the queue.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._messages:
             if not self._wait(-1 if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise queue.Empty
-        return self._messages.popleft()
+        inbox = [] if inbox is None else inbox
+        move(self._messages.popleft, inbox)
+        return inbox[-1]
 
     @signal_handling.wait
     def _wait(self, seconds: float) -> bool:
@@ -300,7 +359,10 @@ class ReadyQueue(LiveRepr):
 
 
 class SharedFlag(LiveRepr):
-    """An event between processes that can be set and read, but not waited for: one byte in shared memory."""
+    """An event between processes that can be set and read, but not waited for: one byte in shared memory.
+
+    It orders nothing else in memory: who reads it only ends.
+    """
 
     def __init__(self) -> None:
         self._cell = torch.zeros(1, dtype=torch.uint8)

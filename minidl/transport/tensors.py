@@ -143,14 +143,17 @@ _IN_SLAB = "_minidl_in_slab"
 """An attribute of storages; torch keeps a storage's Python object as long as the storage."""
 
 
-def mark_in_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Mark a storage that lies in a slab."""
-    setattr(storage, _IN_SLAB, True)
+def mark_in_slab(storage: torch.UntypedStorage, root: Any) -> torch.UntypedStorage:
+    """Mark a storage that lies in a slab, and let it keep the batch's root.
+
+    Its bytes alone would not: `share_memory_()` replaces them, and arrays of them keep no more than the storage.
+    """
+    setattr(storage, _IN_SLAB, root)
     return storage
 
 
 def _is_in_slab(storage: torch.UntypedStorage) -> bool:
-    return getattr(storage, _IN_SLAB, False) and not storage.is_shared()
+    return hasattr(storage, _IN_SLAB) and not storage.is_shared()
 
 
 def out_of_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:

@@ -59,6 +59,9 @@ class Pair:
             if new:
                 self.mappings.map(slab.number, slab.size, slab.fd)
             roots.append(self.mappings.root(slab.number))
+        named = [(slab.number, root) for (slab, _), root in zip(slabs, roots, strict=True)]
+        self.mappings.deliver(named, self.mappings.forks)
+        named.clear()
         with reading([*roots, small]):
             del roots
             if task >= 0:

@@ -5,35 +5,50 @@ another process, fork. Each holder has the same made in this process, without wo
 done to the other. A batch that is written again while somebody holds it differs; so does one that a change of another
 batch has reached.
 
-`python tests/support/arena_soak.py --minutes 5` goes on with new seeds and says how much it compared.
+The ways differ in who iterates: in an "alarmed" one, a signal's handler raises KeyboardInterrupt again and again while
+a message is read, and the loop goes on; in the "crowded" one, no descriptor can be sent, if the process has no
+capability to go beyond the limit.
+
+`python tests/support/arena_soak.py --minutes 5` goes on with new seeds and says how much it compared. With
+`--unprivileged` it does so as another user without capabilities.
 """
 
 from __future__ import annotations
 
 import argparse
+import array
 import collections
+import contextlib
 import gc
 import itertools
 import os
 import pickle
 import queue
 import random
+import resource
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_sharer
+from types import FrameType
 from typing import Any
 
 import numpy as np
+import programs
 import torch
 import torch.multiprocessing as mp
 
 import minidl
 from minidl.transport.arena import FREE, KEPT
+from minidl.transport.arena_queue import ArenaQueue
+from minidl.transport.packets import Readable
 
 BOUND = 60.0
-WAYS = ("plain", "persistent", "unordered", "tee", "thread", "list")
+WAYS = ("plain", "persistent", "unordered", "tee", "thread", "list", "alarmed", "alarmed unordered", "crowded")
 
 
 class Records(minidl.Dataset[Any]):
@@ -142,6 +157,8 @@ class Volume:
     slabs: int = 0
     forks: int = 0
     sent: int = 0
+    shared: int = 0
+    alarms: int = 0
 
     def __iadd__(self, other: Volume) -> Volume:
         for name in vars(self):
@@ -222,9 +239,65 @@ def _by_thread(loader: Any) -> Iterator[Any]:
         raise batch
 
 
-def _in_the_way(loader: Any, way: str) -> Iterator[Any]:
+def _alarmed(loader: Any, draw: random.Random, volume: Volume) -> Iterator[Any]:
+    """The loader's batches, though a signal's handler raises KeyboardInterrupt at any moment in which one is read.
+
+    Not in the instructions after that, which hand the message over: there it would be lost, as any function's result.
+    """
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        if frame is None or not frame.f_globals["__name__"].startswith("minidl."):
+            return  # what watches a test, as coverage does, would keep its locks for ever
+        waits = False
+        while frame is not None and frame.f_code is not ArenaQueue.get.__code__:
+            waits |= frame.f_code is Readable.wait.__code__
+            frame = frame.f_back
+        if frame is not None and (waits or frame.f_locals["self"]._arrived):
+            volume.alarms += 1
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        iterator, tries = iter(loader), 0
+        while True:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-3) * 2**tries)  # some time it goes on
+            try:
+                batch = next(iterator, None)
+            except KeyboardInterrupt:
+                tries += 1
+                continue
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if batch is None:
+                return
+            tries = 0
+            yield batch
+            del batch
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _crowded() -> Iterator[None]:
+    """More descriptors on their way than this user may have: only who has a capability can send one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, before[1]), before[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        with contextlib.suppress(OSError):  # too many
+            for _ in range(3):
+                receiver, sender = (stack.enter_context(end) for end in socket.socketpair())
+                packet = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [receiver.fileno()] * 250))]
+                sender.sendmsg([b"x"], packet)
+        yield
+
+
+def _in_the_way(loader: Any, way: str, draw: random.Random, volume: Volume) -> Iterator[Any]:
     if way == "thread":
         yield from _by_thread(loader)
+    elif way.startswith("alarmed"):
+        yield from _alarmed(loader, draw, volume)
     elif way == "tee":
         first, second = itertools.tee(loader, 2)
         ahead = collections.deque(itertools.islice(second, 3))
@@ -267,25 +340,28 @@ def soak(batches: int, seed: int, way: str = "plain", workers: int = 2, context:
     neighbour = Neighbour()
     loader: Any = minidl.DataLoader(
         dataset, 2, collate_fn=Collate(), num_workers=workers, transport="arena", multiprocessing_context=context,
-        persistent_workers=epochs > 1, in_order=way != "unordered",
+        persistent_workers=epochs > 1, in_order="unordered" not in way,
     )  # fmt: skip
     held: list[tuple[Any, Any]] = []
     children: list[tuple[int, int]] = []
     collate = Collate()
     iterator: Any = None
     slabs = 0
+    crowd = contextlib.ExitStack()
     try:
+        if way == "crowded":
+            crowd.enter_context(_crowded())
         for _ in range(epochs):
             iterator = iter(loader)
-            for place, batch in enumerate(_in_the_way(iterator, way)):
+            for place, batch in enumerate(_in_the_way(iterator, way, draw, volume)):
                 first = batch["samples"][0]["number"]
-                if way != "unordered":
+                if "unordered" not in way:
                     assert first == 2 * place
                 wanted = collate([dataset[index] for index in range(first, min(first + 2, len(dataset)))])
                 volume.batches += 1
                 slabs = max(slabs, _mapped(iterator))
                 volume.bytes += same(batch, wanted)
-                _act(draw, batch, wanted, held, volume, neighbour)
+                _act(draw, batch, wanted, held, volume, None if way == "crowded" else neighbour)
                 if draw.random() < 0.02:
                     children.append(_forked(held))
                     volume.forks += 1
@@ -305,14 +381,20 @@ def soak(batches: int, seed: int, way: str = "plain", workers: int = 2, context:
         neighbour.end()
         if iterator is not None:
             iterator.close()
+        crowd.close()
     return volume
 
 
 def _act(
-    draw: random.Random, batch: Any, wanted: Any, held: list[tuple[Any, Any]], volume: Volume, neighbour: Neighbour
+    draw: random.Random,
+    batch: Any,
+    wanted: Any,
+    held: list[tuple[Any, Any]],
+    volume: Volume,
+    neighbour: Neighbour | None,
 ) -> None:
     """Do something with a batch, or with what is held."""
-    what, pick = draw.randrange(8), draw.randrange(1000)
+    what, pick = draw.randrange(9), draw.randrange(1000)
     if what == 0:
         held.append((batch, wanted))
     elif what in (1, 2):
@@ -324,12 +406,15 @@ def _act(
     elif what == 4:
         held.append((pickle.loads(pickle.dumps(batch)), pickle.loads(pickle.dumps(wanted))))
         change(batch, 1)
-    elif what == 5:
+    elif what == 5 and neighbour is not None:  # torch's queue can't send a descriptor in the crowd either
         part = batch["bases"][0]
         array = part.numpy()
         volume.bytes += neighbour.send([part, batch["fixed"]])
         volume.sent += 1
         held.append(([part, array], [wanted["bases"][0], wanted["bases"][0].numpy()]))
+    elif what == 8 and len(batch["bases"][0]):
+        held += _moved(batch["bases"][0], wanted["bases"][0], pick)
+        volume.shared += 1
     elif held:
         one, other = held.pop(draw.randrange(len(held)))
         if what == 6:
@@ -339,6 +424,23 @@ def _act(
             held.append((one, other))
     if len(held) > 25:
         del held[: draw.randrange(25)]
+
+
+def _moved(tensor: torch.Tensor, wanted: torch.Tensor, pick: int) -> list[tuple[Any, Any]]:
+    """What sees a tensor before and after it is moved into shared memory, while a thread reads it."""
+    sums: list[int] = []
+    array, flat = tensor.numpy(), tensor.data
+    thread = threading.Thread(target=lambda: sums.extend(int(flat.sum()) for _ in range(3)))
+    thread.start()
+    holder = torch.nn.Module()
+    holder.register_buffer("batch", tensor)
+    calls: list[Callable[[], object]] = [
+        tensor.share_memory_, holder.share_memory, tensor.untyped_storage().share_memory_, tensor[1:].share_memory_,
+    ]  # fmt: skip
+    calls[pick % len(calls)]()
+    thread.join()
+    assert sums == [int(wanted.sum())] * 3, "a tensor that a thread reads has changed"
+    return [(tensor, wanted.clone()), (array, wanted.numpy().copy())]
 
 
 def _mapped(iterator: Any) -> int:
@@ -366,10 +468,16 @@ def main() -> None:
     command.add_argument("--minutes", type=float, default=1.0)
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--batches", type=int, default=600, help="of each program")
+    command.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    command.add_argument("--unprivileged", action="store_true", help="as another user, without capabilities")
     chosen = command.parse_args()
+    if chosen.unprivileged:
+        given = [argument for argument in sys.argv[1:] if argument != "--unprivileged"]
+        done = programs.unprivileged("import arena_soak; arena_soak.main()", *given, seconds=60 * chosen.minutes + 300)
+        sys.exit(done.stdout + done.stderr if done.returncode else print(done.stdout, end=""))
     end, volume, seed = time.monotonic() + 60 * chosen.minutes, Volume(), chosen.seed
     while time.monotonic() < end:
-        way = WAYS[seed % len(WAYS)]
+        way = chosen.ways[seed % len(chosen.ways)]
         try:
             volume += soak(chosen.batches, seed, way, workers=1 + seed % 3)
         except BaseException:

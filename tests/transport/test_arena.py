@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
 import resource
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
 from typing import Any
 
@@ -66,12 +67,14 @@ class Pair:
         return data, named, bytearray(small)
 
     def rebuilt(self, message: Message) -> Any:
-        roots = []
+        roots: list[Any] = []
+        forks = self.mappings.forks
         for number, size, fd in message[1]:
             if fd >= 0:
                 self.mappings.map(number, size, fd)
                 os.close(fd)
             roots.append(self.mappings.root(number))
+        self.mappings.deliver([(named[0], root) for named, root in zip(message[1], roots, strict=True)], forks)
         roots.append(message[2])
         with reading(roots):
             del roots
@@ -133,6 +136,17 @@ def test_a_batch_of_more_than_the_slab_holds_goes_into_several_and_the_next_one_
     message = pair.pickled(first)
     assert len(message[1]) == 1
     assert pair.rebuilt(message)[2].eq(200_000 % 251).all()
+
+
+def test_a_fence_is_between_the_last_read_of_a_batch_and_the_byte(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(module, "FENCE", (lambda: seen.append(pair.states[0]),))
+    batch = pair.sent(pair.made(BIG, 1))
+    part = batch[3:]
+    del batch
+    assert seen == []
+    del part
+    assert (seen, pair.states[0]) == ([TAKEN], FREE)
 
 
 def test_a_slab_that_is_too_small_by_now_is_given_up(pair: Pair) -> None:
@@ -610,6 +624,84 @@ def test_a_queue_of_the_program_gets_a_copy(pair: Pair) -> None:
     assert pair.used == [0]
     assert torch.equal(pickle.loads(reduction.ForkingPickler.dumps(torch.ones(9))), torch.ones(9))
     del array
+
+
+class Holder(torch.nn.Module):
+    """A module with a batch as its buffer."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        super().__init__()
+        self.batch = torch.nn.Buffer(batch)
+
+
+def replace_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.zeros(3)
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "share_memory_": lambda tensor: tensor.share_memory_(),
+    "of its storage": lambda tensor: tensor.untyped_storage().share_memory_(),
+    "of a view": lambda tensor: tensor[7:].share_memory_(),
+    "of a module": lambda tensor: Holder(tensor).share_memory(),
+    "by a descriptor": lambda tensor: tensor.untyped_storage()._share_fd_cpu_(),
+    "by a name": lambda tensor: tensor.untyped_storage()._share_filename_cpu_(),
+    "queue": lambda tensor: pickle.loads(reduction.ForkingPickler.dumps(tensor)),
+    "set_": lambda tensor: tensor.set_(),
+    "data": replace_data,
+    "swap": lambda tensor: torch.utils.swap_tensors(tensor, torch.zeros(3)),
+    "resize_": lambda tensor: tensor.resize_(10 * BIG),
+    "resize_ to less": lambda tensor: tensor.resize_(3),
+    "resize_ of the storage": lambda tensor: tensor.untyped_storage().resize_(0),
+    "resize": lambda tensor: tensor.numpy().resize(10 * BIG, refcheck=False),
+    "byteswap": lambda tensor: tensor.untyped_storage().byteswap(torch.uint8),
+}
+ALIASES: dict[str, Callable[[Any], Any]] = {
+    "numpy": lambda tensor: tensor.numpy(),
+    "memoryview": lambda tensor: memoryview(tensor[5:].numpy()),
+    "dlpack": lambda tensor: np.from_dlpack(tensor[:]),
+    "view": lambda tensor: tensor[3:],
+    "graph": lambda tensor: (torch.ones(len(tensor), requires_grad=True) * tensor.data).sum(),
+}
+"""Of a view or `data` where torch would keep the tensor itself: set_() frees any tensor's memory under an array."""
+
+
+def _seen(alias: Any) -> Any:
+    if isinstance(alias, torch.Tensor) and alias.grad_fn is not None:
+        made: Any = alias.grad_fn
+        return made.next_functions[0][0]._saved_other.numpy()
+    return np.asarray(alias)
+
+
+@pytest.mark.parametrize("where", ["slab", "message", "worker"])
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_moves_or_replaces_a_storage_the_slab_is_kept_for_all_that_refer_to_it(
+    pair: Pair, call: str, where: str
+) -> None:
+    size = BIG if where != "message" else INLINE
+    for name, alias_of in ALIASES.items():
+        tensor = pair.made(size, 1)
+        there = pair.sent(tensor)
+        if where != "worker":
+            tensor = there
+        del there
+        alias = alias_of(tensor)
+        with contextlib.suppress(RuntimeError, ValueError):  # as what torch shares, it can't be resized
+            CALLS[call](tensor)
+        del tensor
+        gc.collect()
+        for value in range(2, 5):  # would come into the slab, if it were free
+            assert pair.sent(pair.made(size, value)).eq(value).all()
+        assert (_seen(alias) == 1).all(), name
+        del alias
+
+
+def test_a_slab_can_not_be_truncated(pair: Pair) -> None:
+    """The other process would die of a bus error."""
+    pair.sent(pair.made(BIG, 1))
+    slab = pair.arena._slabs[0]
+    for size in (0, slab.size * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(slab.fd, size)
 
 
 @pytest.mark.parametrize("pickled", [lambda batch: dumps(batch)[0], reduction.ForkingPickler.dumps])

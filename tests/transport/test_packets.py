@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import queue
@@ -92,6 +93,32 @@ def test_what_finds_no_room_is_written_by_a_thread(tasks: Any) -> None:
     assert tasks._thread is None
     tasks.put("the next one")
     assert tasks.get(timeout=wl.BOUND) == "the next one"
+
+
+class Refusing:
+    """A socket whose packets are refused with these errors first."""
+
+    def __init__(self, own: socket.socket, *errors: int) -> None:
+        self._socket, self._errors = own, list(errors)
+
+    def send(self, data: bytes, flags: int) -> int:
+        if self._errors:
+            raise OSError(self._errors.pop(), "refused")
+        return self._socket.send(data, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+def test_what_the_kernel_has_no_memory_for_now_is_written_by_a_thread(tasks: Any) -> None:
+    tasks._sender = Refusing(tasks._sender, errno.ENOMEM, errno.ENOBUFS)
+    tasks.put(1)
+    assert tasks.get(timeout=wl.BOUND) == 1
+    thread = tasks._thread
+    thread is None or thread.join(wl.BOUND)
+    tasks._sender = Refusing(tasks._sender, errno.EPERM)
+    with pytest.raises(PermissionError):
+        tasks.put(2)
 
 
 def test_no_thread_can_be_started(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

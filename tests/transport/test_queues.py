@@ -182,7 +182,9 @@ def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: Any) -> None:
     assert not pipe.jammed()
     assert not pipe.jammed()  # it has let go of what it took
     pipe._wlock.acquire()
+    reading, pipe._incoming._poll = pipe._incoming._poll, None  # another thread polls with it, and no two may
     assert pipe.jammed()
+    pipe._incoming._poll = reading
     write(pipe, framed("I was only slow"))
     assert not pipe.jammed()
     pipe._wlock.release()
@@ -213,7 +215,9 @@ def test_queues_and_flags_between_processes(method: str) -> None:
 
 
 def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: Any) -> None:
-    pipe._rlock.acquire()
+    reader = threading.Thread(target=pipe._rlock.acquire)
+    reader.start()
+    reader.join()
     try:
         for options in ({"timeout": 0.01}, {"block": False}):
             with pytest.raises(queue.Empty):
