@@ -171,27 +171,27 @@ def default_collate(batch: Any) -> Any:
 
 def ours(collate_fn: CollateFn) -> CollateFn:
     """`collate_fn`, or if it is one of torch's two defaults, ours of the same name, which records and can be read."""
-    if collate_fn is torch.utils.data.default_collate:
+    if collate_fn is _TORCHS_COLLATE:
         return default_collate
-    return default_convert if collate_fn is torch.utils.data.default_convert else collate_fn
+    return default_convert if collate_fn is _TORCHS_CONVERT else collate_fn
 
 
+_TORCHS_COLLATE, _TORCHS_CONVERT = torch_collate.default_collate, torch_collate.default_convert
+_TORCHS_MAP: CollateFnMap = dict(torch_collate.default_collate_fn_map)
 _DEFAULTS = dict(default_collate_fn_map)
+_OURS = {
+    getattr(torch_collate, name): function
+    for name, function in tuple(globals().items())
+    if name.startswith("collate_") and hasattr(torch_collate, name)
+}
+"""Each of torch's functions -> ours of the same name."""
 
 
 def _registered() -> CollateFnMap:
-    if torch_collate.default_collate_fn_map == _TORCHS_DEFAULTS and default_collate_fn_map == _DEFAULTS:
+    """The functions of both maps: torch's in its order, with ours in place of its own, then what is added to ours."""
+    theirs = torch_collate.default_collate_fn_map
+    if theirs == _TORCHS_MAP and default_collate_fn_map == _DEFAULTS:
         return default_collate_fn_map
-    theirs = _added_by_users(torch_collate.default_collate_fn_map, torch_collate.__name__)
-    return default_collate_fn_map | theirs | _added_by_users(default_collate_fn_map, __name__)
-
-
-def _added_by_users(fn_map: CollateFnMap, home: str) -> CollateFnMap:
-    return {kind: function for kind, function in fn_map.items() if getattr(function, "__module__", None) != home}
-
-
-_TORCHS_DEFAULTS = {
-    kind: function
-    for kind, function in torch_collate.default_collate_fn_map.items()
-    if function.__module__ == torch_collate.__name__
-}
+    added = {kind: fn for kind, fn in default_collate_fn_map.items() if _DEFAULTS.get(kind) is not fn}
+    removed = _DEFAULTS.keys() - default_collate_fn_map.keys()
+    return {kind: _OURS.get(fn, fn) for kind, fn in theirs.items() if kind not in removed} | added

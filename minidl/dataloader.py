@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 import torch
 import torch.multiprocessing
 import torch.utils.data
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data.dataset import IterableDataset
 from typing_extensions import Self
 
-from minidl import stateful
+from minidl import frameworks, stateful
 from minidl.fetch import _DatasetKind
 from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.live_repr import LiveRepr, counted
@@ -34,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 _FIXED_AFTER_INIT = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
 
-class _InfiniteConstantSampler(Sampler[None]):
+class _InfiniteConstantSampler(Sampler[None], torch.utils.data.dataloader._InfiniteConstantSampler):
     """Index None forever: an iterable dataset decides by itself when it ends."""
 
     def __iter__(self) -> Iterator[None]:
@@ -65,8 +67,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
 
-    state_every (not torch's): workers send the state of a dataset that has one along with every so many batches, so
-    that `load_state_dict` makes a worker fetch and drop fewer than these; None: never, and it drops all before.
+    state_every (not torch's): workers send the state of an iterable dataset that has one along with every so many
+    batches, so that `load_state_dict` makes a worker fetch and drop fewer than these; None: at the ends of epochs
+    alone, and it drops all before. The state of a map dataset that has one goes along with each batch.
 
     transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
     is used again (see `transport.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
@@ -138,9 +141,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.batch_sampler = batch_sampler
         self.generator = generator
         # Frameworks ask whether the function is torch's default. `collate.ours` puts ours in its place if it is called.
-        self.collate_fn = collate_fn or (
-            torch.utils.data.default_collate if self._auto_collation else torch.utils.data.default_convert
-        )
+        if collate_fn is None:
+            collate_fn = torch_collate.default_collate if self._auto_collation else torch_collate.default_convert
+        self.collate_fn = collate_fn
         self.persistent_workers = persistent_workers
         self.__initialized = True
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]  # torch's stub says None
@@ -158,6 +161,9 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         return RandomSampler(self.dataset, generator=generator) if shuffle else SequentialSampler(self.dataset)
 
     def _get_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        return self._make_iterator(host)
+
+    def _make_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
         iterator: _BaseDataLoaderIter
         if self.num_workers == 0:
             iterator = _SingleProcessDataLoaderIter(self)
@@ -181,6 +187,18 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         return iter(self)
 
     def _iterate(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        given, counted = frameworks.goes_on(self, self._given)
+        if given is not self._given:
+            self.load_state_dict(given or {})
+        iterator = self._iterator_for(host)
+        if counted:
+            next(iterator, None)  # its end, unless the framework ends epochs before
+            if not self.persistent_workers:
+                iterator.close()
+            iterator = self._iterator_for(host)
+        return iterator
+
+    def _iterator_for(self, host: Host | None) -> _BaseDataLoaderIter:
         # A subclass may have a _get_iterator that takes no host, as torch's.
         make = self._get_iterator if host is None else functools.partial(self._get_iterator, host)
         if not (self.persistent_workers and self.num_workers > 0):
@@ -225,7 +243,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.
 
-        In an epoch: the place after the last batch. Before the first epoch and after one: the beginning of the next.
+        In an epoch: the place after the last batch; no batches follow it if that was the epoch's last. Before the first
+        epoch, and after StopIteration: the beginning of the next. Lightning's own counters go before: see `frameworks`.
         A batch counts when next() returns it: after a Ctrl-C inside next() it comes again.
         """
         return copy.deepcopy(self._given) if self._given is not None else stateful.saved(self)
@@ -235,8 +254,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
 
         That iter() sets torch's global random state, and the generators of loader and sampler, to what they were when
         the state was taken. It raises ValueError if the loader has another number of workers or ranks, another batch
-        size or kind of dataset; a map dataset without a state of its own may have another number of workers.
-        Raises TypeError or ValueError for what is no state of a loader.
+        size or kind of dataset, which is an AssertionError, too, as torchdata's; a map dataset without a state of its
+        own may have another number of workers. Raises TypeError or ValueError for what is no state of a loader.
         """
         self._given = stateful.checked(state_dict) if state_dict else None
         self._record = None
@@ -334,7 +353,7 @@ class LoaderWithoutState(DataLoader[T_co]):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if value is None and name in ("state_dict", "load_state_dict"):
-            kind = "DataLoader" if type(self) is LoaderWithoutState else type(self).__name__
+            kind = "DataLoader" if type(self).__module__.startswith("minidl.") else type(self).__name__
             raise AttributeError(
                 f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
                 "`from minidl import DataLoader` has one"
@@ -399,7 +418,7 @@ def _checked_state_every(state_every: int | None) -> int | None:
 
 def _kind_of(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> int:
     """The dataset's kind; ValueError for options that mean nothing for an iterable one."""
-    if not isinstance(dataset, torch.utils.data.IterableDataset):
+    if not isinstance(dataset, IterableDataset):
         return _DatasetKind.Map
     for name, value, absent in (
         ("shuffle", shuffle, shuffle in {False, None}),

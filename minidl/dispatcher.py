@@ -98,7 +98,7 @@ class Dispatcher(LiveRepr):
     send_idx: int = field(init=False)
     rcvd_idx: int = field(init=False)
     task_info: dict[int, TaskInfo] = field(init=False)
-    tasks_outstanding: int = field(init=False)  # always the number of tasks in task_info that are not fetched
+    tasks_outstanding: int = field(init=False)  # not answered: those in task_info that are not fetched, and _given_up
     workers_status: list[bool] = field(init=False)  # whether the worker still has work to do *in this epoch*
     workers_num_tasks: list[int] = field(init=False)  # tasks sent to the worker and not delivered yet
     _turn: int = field(init=False)  # the worker whose turn is next
@@ -211,6 +211,7 @@ class Dispatcher(LiveRepr):
         """The worker answered task `idx`: its iterable dataset has ended."""
         if self._outstanding(idx).worker_id != worker_id:
             raise DispatchError(f"task {idx} was sent to another worker than {worker_id}")
+        del self.task_info[idx]
         self.tasks_outstanding -= 1
         self.workers_status[worker_id] = False
 

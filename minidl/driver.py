@@ -18,14 +18,15 @@ A `Driver` owns the dispatcher (which task to whom) and the loader's lifecycle (
 
 An epoch begins with `begin` or `resume`; `next` asks for one batch; `close` begins the shutdown, at any time: also from
 the sampler or from a signal handler, between an effect and its answer. That answer then returns END. If performing an
-effect raises, the actor calls `failed` (in an epoch) or `interrupted` (in the shutdown).
+effect raises, the actor calls `failed` (in an epoch) or `interrupted` (in the shutdown). If a signal's handler has
+raised before the answer, the actor may perform the effect `again`.
 
 What is decided (article 1 §2.4; article 4 §shutdown):
 
 1. An epoch begins with `capacity` draws. Each batch that is yielded is first replaced by one more task.
 2. A worker whose iterable has ended gets its sentinel, unless it is persistent, and one more task goes to the others.
-3. A sentinel is sent to each worker once, and counts as sent when `done` answers it. A persistent worker that was found
-   dead gets another one in the shutdown, as upstream; nothing reads it.
+3. A sentinel is sent to each worker once, and counts as sent when `done` answers it. Upstream's shutdown sends another
+   one to a persistent worker that was found dead; nothing reads it.
 4. The pin-memory thread is stopped before the workers are. Every join is bounded. A worker that is still alive then is
    terminated, and at last killed. After an interruption the shutdown skips to these last steps. A second `close` does
    nothing.
@@ -203,6 +204,7 @@ class Policy:
     bounded_joins: bool = True
     bounded_pin_join: bool = True
     killed_at_last: bool = True
+    epochs_told_apart: bool = True
 
 
 POLICY: Final = Policy()
@@ -230,7 +232,6 @@ class Driver(LiveRepr):
         self.persistent = persistent
         self.policy = policy
         self.get = Get(timeout or (MP_STATUS_CHECK_INTERVAL if policy.loader_timeout else None))
-        self.timed = timeout > 0
         self.pin = False  # whether there is a pin thread
         self.epoch = 0
         self.priming = 0  # draws that are left at the beginning of the epoch
@@ -280,16 +281,22 @@ class Driver(LiveRepr):
 
     def resume(self) -> Effect:
         """Begin the next epoch: a message to every worker, and wait until all have acknowledged it."""
+        if self.lifecycle.allows(LoaderEvent.RAISE):  # an exception has interrupted `failed`
+            self.lifecycle.handle(LoaderEvent.RAISE)
         self.lifecycle.handle(LoaderEvent.RESUME)
         self.epoch += 1
         self.dispatcher.reset()
-        self.delivering = None
+        self.delivering = None  # of a next() that was interrupted, and is not asked for again
         self.missing = self.dispatcher.num_workers
         return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.missing)), self.get)
 
     def _acknowledged(self, message: Any) -> Effect:
-        """Count acknowledgements of this epoch; every other message belongs to the last epoch."""
-        self.missing -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
+        """Count acknowledgements of this epoch; every other message belongs to an earlier epoch.
+
+        Also an acknowledgement may: of an epoch whose beginning was interrupted.
+        """
+        told_apart = self.policy.epochs_told_apart
+        self.missing -= isinstance(message, ResumeIteration) and (message.epoch == self.epoch or not told_apart)
         return self.get if self.missing else self._prime()
 
     def _prime(self) -> Effect:
@@ -307,6 +314,10 @@ class Driver(LiveRepr):
                 raise ProtocolError(_NEVER_BEGAN) from None
             raise
         return END if self.closed else self._step()
+
+    def again(self) -> None:
+        """The consumer asks for a batch again: the effect that was not answered is performed again."""
+        self.lifecycle.handle(LoaderEvent.NEXT)
 
     def _step(self) -> Effect:
         step = self.dispatcher.next_step()
@@ -372,9 +383,12 @@ class Driver(LiveRepr):
         """The consumer has the batch."""
         self.lifecycle.handle(LoaderEvent.YIELD)
 
-    def failed(self) -> None:
-        """An error goes to the consumer, raised by an effect or by what it delivered."""
-        if not self.closed:
+    def failed(self, *, again: bool = False) -> None:
+        """An error goes to the consumer, raised by an effect or by what it delivered.
+
+        again: the effect has no answer, and may be performed again.
+        """
+        if not (self.closed or again):
             self.delivering, self.plan = None, ()
         if self.lifecycle.allows(LoaderEvent.RAISE):
             self.lifecycle.handle(LoaderEvent.RAISE)
@@ -438,8 +452,8 @@ class Driver(LiveRepr):
         return self._follow(*steps, *self._leftovers())
 
     def interrupted(self) -> None:
-        """An error or a signal interrupted a step of the shutdown; the next `close` goes on with the leftovers."""
-        self.plan, self.abandoned = (), True
+        """An error or a signal interrupted the shutdown; unless it is over, the next `close` goes on with leftovers."""
+        self.plan, self.abandoned = (), not self.ended
 
     def _stop_pin(self) -> tuple[Any, ...]:
         """Set the thread's done event, wake it with a sentinel, join it for longer than its own timeout.
@@ -457,7 +471,7 @@ class Driver(LiveRepr):
         )
 
     def _signal(self) -> tuple[Any, ...]:
-        """Set the done event, then send a sentinel to each worker that has had none; if persistent, to every worker."""
+        """Set the done event, then send a sentinel to each worker that has had none."""
         if not self.told:
             return ()
         tell = range(len(self.told)) if self.policy.sentinel else ()

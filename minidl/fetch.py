@@ -90,7 +90,7 @@ class _IterableDatasetFetcher(_BaseDatasetFetcher):
             data = self._samples(possibly_batched_index)
             if not data or (self.drop_last and len(data) < len(possibly_batched_index)):
                 raise StopIteration
-            self.progress.collate(operator.length_hint(data, -1))
+            self.progress.collate(len(data))
         else:
             self.progress.sample(0, None)
             data = next(self.dataset_iter)

@@ -10,9 +10,13 @@ Everything that touches another process or thread comes from `ports`.
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import pickle
 import queue
+import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +29,7 @@ import torch.utils.data.dataloader
 from torch._C._profiler import _RecordFunctionFast
 from typing_extensions import Self
 
-from minidl import collate, liveness, ports, stateful
+from minidl import collate, frameworks, liveness, ports, signal_handling, stateful
 from minidl.dispatcher import Assignment, Deliver, Dispatcher
 from minidl.driver import (
     DRAW,
@@ -47,7 +51,7 @@ from minidl.live_repr import LiveRepr
 from minidl.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.progress import ProgressBoard
-from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle
+from minidl.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.resume import Course
 from minidl.shutdown import Crew
 from minidl.transport.arena import Host
@@ -82,6 +86,20 @@ def _labelled(name: str) -> AbstractContextManager[Any]:
     return _RecordFunctionFast(name)
 
 
+_DECIDING: Any = object()
+"""In place of the effect to perform: the driver decides, or the batch is handed over."""
+
+_INTERRUPTED = (
+    "next() on an iterator whose last next() was interrupted by an exception, for example Ctrl-C, while it stored a "
+    "batch: that batch may be lost, so the epoch can't go on. Call iter(loader) for a new epoch, or give a new loader "
+    "the state that was saved last"
+)
+
+_SAMPLER_ENDED = (
+    "the sampler has ended right after an exception that left it, as a generator does: for example, Ctrl-C came while "
+    "it drew an index. The indices that it had left are not in this epoch. Call iter(loader) for a new epoch"
+)
+
 _NOTHING: tuple[int, int] = (-1, -1)
 """In place of the task, and its worker, whose batch or error next() is about to give."""
 
@@ -111,6 +129,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._lifecycle = self._ports.decider(LoaderLifecycle)
         self._record = self._begin_record(loader)
         self._in_hand = _NOTHING
+        self._effect: Any = None  # what the driver has asked for and was not answered; None between two calls of next()
         if self._num_workers == 0 or self._record.at_once:
             self._record.restore_begin(loader)
         if self._num_workers == 0 and self._keeps_state:
@@ -133,7 +152,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
 
     def _begin_record(self, loader: Loader, *, again: bool = False) -> stateful.Record:
         """The record of a new epoch; of a resumed one, if the loader was given a state."""
-        return stateful.begin(loader, functools.partial(self._ports.decider, Course), again=again)
+        record = stateful.begin(loader, functools.partial(self._ports.decider, Course), again=again)
+        record.course.lag = frameworks.takes_ahead() if self._keeps_state else 0
+        return record
 
     def _open_sampler(self, draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         return self._ports.sampler_iter(self._index_sampler, draws)
@@ -172,12 +193,14 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
             length = self._IterableDataset_len_called  # None for a map-style dataset
             if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
+                self._effect = None
                 self._warn_beyond_length(length)
-            return data
+        self._effect = None
+        return data  # from here, it is the consumer's
 
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
-        if self._in_hand is _NOTHING:
+        if self._in_hand is _NOTHING or self._effect is not None:
             return
         if isinstance(error, Exception):
             self._record.course.fail(self._in_hand)
@@ -221,9 +244,16 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: it holds worker processes and queues")
 
 
-_USERS_LOOP = 7
-"""How far `for batch in loader` is from a warning in `_pinning`: two __init__, `_get_iterator`, `_iterate`, `__iter__`.
-"""
+def _users_level() -> int:
+    """The stacklevel of the program's own line for a warning of the function that calls this one."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 def _pinning(loader: Loader) -> tuple[bool, str | None]:
@@ -234,19 +264,19 @@ def _pinning(loader: Loader) -> tuple[bool, str | None]:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=_USERS_LOOP,
+            stacklevel=_users_level(),
         )
     device = accelerator_type()
     if device is None:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=_USERS_LOOP,
+            stacklevel=_users_level(),
         )
     elif device == "mps":
         warnings.warn(
             "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=_USERS_LOOP,
+            stacklevel=_users_level(),
         )
     return device not in (None, "mps"), device
 
@@ -264,6 +294,8 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         self._dataset_fetcher = stateful.opened(start, self._dataset, self._create_fetcher)
         self._keeper = stateful.keeper_of(self._dataset_fetcher, self._state_every, start.number)
         self._record.keep_fetcher(self._dataset_fetcher)
+        if self._record.fetcher is not None and self._record.course.lag and not self._record.resumed:
+            self._record.course.places[0].state = stateful.at_the_begin(self._dataset_fetcher)
         self._task = -1  # fetched last
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
             self._lifecycle.handle(event)
@@ -279,6 +311,8 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
         try:
+            if self._task < 0:
+                self._record.mark_first_draw(int(self._base_seed))
             index = self._next_index()
             self._task += 1
             self._in_hand = self._task, 0
@@ -319,6 +353,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             raise AssertionError(
                 "num_workers and prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
+        self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
+        self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
+        self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
         self._lifecycle.handle(LoaderEvent.START)
         self._dispatcher = self._ports.decider(Dispatcher, self._num_workers, self._prefetch_factor, self._in_order)
         self._driver = Driver(
@@ -362,11 +399,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             start = self._record.start_of(worker_id, loader)
             spec = self._worker_spec(worker_id, users, index_queue, context, start)
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
-            try:
-                _start(worker)
-            finally:
-                users.close()
-            self._crew.add_worker(worker, index_queue)
+            with signal_handling.put_off_all():
+                try:
+                    _start(worker)
+                finally:
+                    users.close()
+                self._crew.add_worker(worker, index_queue)
 
     def _worker_spec(
         self, worker_id: int, users: Parcel, index_queue: Any, context: Any, start: stateful.FetchStart
@@ -386,7 +424,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             ports=self._ports,
             manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
             start=start,
-            state_every=self._state_every if self._keeps_state else None,
+            state_every=(self._state_every or 0) if self._keeps_state else None,
         )
 
     def _start_pin_memory_thread(self) -> None:
@@ -403,9 +441,10 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                 self._ports.decider(PinLifecycle),
             )
         )
-        thread.start()
-        self._pin_memory_thread = thread
-        self._crew.add_pin_thread(thread, done_event)
+        with signal_handling.put_off_all():
+            thread.start()
+            self._pin_memory_thread = thread
+            self._crew.add_pin_thread(thread, done_event)
 
     def _phrases(self) -> Iterator[str]:
         yield from self._driver._phrases()
@@ -415,6 +454,10 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin an epoch: counts reset, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
+        self._effect = None
+        self._inbox.clear()
+        self._drawn.clear()
+        self._drawing = False
         effect = self._driver.begin() if first_iter else self._driver.resume()
         if not first_iter:
             self._record = self._begin_record(loader, again=True)
@@ -429,38 +472,72 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         try:
             self._perform(effect)
         except BaseException:
+            self._effect = None
             self._failed()
             raise
         self._begun(loader)
+        self._effect = None
 
     def _try_put_index(self) -> Effect:
-        """Send one task, if the sampler has one and a worker may take it. Article 1 §2.4.4."""
-        try:
-            index = self._next_index()
-        except StopIteration:
-            return self._driver.sampler_ended()
-        effect = self._driver.drawn(index)
-        if type(effect) is not Assignment:
-            return effect
-        task = Task(effect.idx, effect.worker_id, index)
+        """Draw an index, and send the task if there is one and a worker may take it. Article 1 §2.4.4."""
+        if not self._drawn:
+            failed, self._drawing = self._drawing, True
+            try:
+                self._drawn.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
+            except Exception:  # the sampler's own error is the answer to this next(), as upstream
+                self._drawing, self._effect = False, None
+                raise
+            if failed and not self._drawn:
+                raise RuntimeError(_SAMPLER_ENDED)
+        self._drawing = False
+        self._effect = _DECIDING
+        effect = self._driver.drawn(self._drawn[0]) if self._drawn else self._driver.sampler_ended()
+        self._drawn.clear()
+        return self._put_task(effect) if type(effect) is Assignment else effect
+
+    def _put_task(self, effect: Assignment) -> Effect:
+        """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
+        self._effect = effect
+        task = Task(effect.idx, effect.worker_id, self._dispatcher.task_info[effect.idx].index)
         self._crew.put(effect.worker_id, self._ports.envelope(task))
+        self._effect = _DECIDING
         return self._driver.done()
 
     def _next_data(self) -> Any:
-        """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7."""
+        """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7.
+
+        If an exception of a signal's handler has ended the last call, this one goes on with what it did: the batch is
+        not lost. It raises RuntimeError if that is not possible.
+        """
         self._in_hand = _NOTHING
-        effect = self._perform(self._driver.next())
+        effect = self._perform(self._next_effect())
+        self._effect = _DECIDING
         if type(effect) is not Deliver:
             if self._rcvd_idx == self._send_idx:  # not closed before
                 self._record.course.end()
+            self._effect = None
             raise StopIteration
         return self._process_data(effect)
+
+    def _next_effect(self) -> Effect:
+        if self._effect is None or self._driver.closed:
+            self._effect = _DECIDING
+            try:
+                return self._driver.next()
+            except ProtocolError:
+                self._effect = None
+                raise
+        if self._effect is _DECIDING:
+            raise RuntimeError(_INTERRUPTED)
+        self._driver.again()
+        return self._effect  # type: ignore[no-any-return]
 
     def _process_data(self, step: Deliver) -> Any:
         """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""
         data = step.data
         self._in_hand = step.idx, step.worker_id
         if isinstance(data, ExceptionWrapper):
+            self._effect = None
             data.reraise()
         self._driver.yielded()
         return data
@@ -474,23 +551,29 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             course.received(message.idx, message.worker_id, message.state)
 
     def _failed(self) -> None:
-        self._driver.failed()
+        self._driver.failed(again=self._effect is not None)
 
     def _perform(self, effect: Effect) -> Effect:
         """Perform effects up to the next one that is for the caller: a batch, END, or READY."""
         while True:
+            self._effect = effect
             if type(effect) is Get:
                 effect = self._get_data(effect.timeout)
             elif effect is DRAW:
                 effect = self._try_put_index()
             elif type(effect) is Deliver or effect is END or effect is READY:
                 return effect
+            elif type(effect) is Assignment:
+                effect = self._put_task(effect)
             else:
                 self._perform_rare(effect)
+                self._effect = _DECIDING
                 effect = self._driver.done()
 
     def _perform_rare(self, effect: Effect) -> None:
         match effect:
+            case Raise():
+                self._raise(effect, None)
             case PutResume(worker_id, epoch):
                 self._crew.put(worker_id, ResumeIteration(epoch, worker_id))
             case NoteDeath():
@@ -515,34 +598,43 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _try_get_data(self, timeout: float | None, started: float = 0.0) -> Effect:
         """Try once to read a message, for at most `timeout` seconds. started: when the user's timeout began."""
         try:
-            message = self._data_queue.get(timeout=timeout)
+            if not self._inbox:
+                self._data_queue.get(timeout=timeout, inbox=self._inbox)
         except Exception as error:
             effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
             if type(effect) is Get and not isinstance(error, queue.Empty):
+                self._effect = effect
                 if (lack := out_of_descriptors()) is not None:
                     raise lack from error
                 raise
             return effect
+        message = self._inbox[0]
         if self._crew.named:
             self._crew.forget_names()
         if type(message) is Result and type(message.data) is RebuildFailure:
             effect = self._explain(message, message.data.error)
         else:
+            self._effect = _DECIDING
             effect = self._driver.received(message)
         if message.state is not None:
             self._take_state(message)
+        self._inbox.clear()
         return effect
 
     def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
         """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
         timed_out = waited is not None and isinstance(error, queue.Empty)
-        effect = self._driver.nothing_came(liveness.evidence_of(self._crew, timed_out=timed_out))
+        evidence = liveness.evidence_of(self._crew, timed_out=timed_out)
+        self._effect = _DECIDING
+        effect = self._driver.nothing_came(evidence)
         return self._raise(effect, error, waited or 0.0)
 
     def _explain(self, result: Result, error: Exception) -> Effect:
         """A batch could not be rebuilt: because its worker, which holds its memory, died, or as its task's error."""
         liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
-        effect = self._driver.deaths(liveness.evidence_of(self._crew))
+        evidence = liveness.evidence_of(self._crew)
+        self._effect = _DECIDING
+        effect = self._driver.deaths(evidence)
         if effect is None:
             if isinstance(error, NotHandedOverError):
                 error = liveness.not_handed_over(self._crew, result, self._timeout, self._ports)
@@ -552,11 +644,20 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
         """Perform effects up to an error, and raise it; return the effect if it leads to none."""
         while isinstance(effect, (NoteDeath, PutSentinel)):
+            self._effect = effect
             self._perform_rare(effect)
+            self._effect = _DECIDING
             effect = self._driver.done()
         if type(effect) is Raise:
+            self._effect = effect
             failure = self._pin_memory_thread.failure if effect.why is Failure.PIN_THREAD_DIED else cause
-            raise liveness.error_of(self._crew, effect, self._timeout, waited, self._ports) from failure
+            error = liveness.error_of(self._crew, effect, self._timeout, waited, self._ports)
+            self._inbox.clear()
+            self._effect = None
+            try:
+                raise error from failure
+            finally:
+                del error  # whose traceback holds this frame: the iterator, and its workers, would live on in a cycle
         return effect
 
     def _shutdown_workers(self) -> None:
@@ -579,6 +680,13 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     _tasks_outstanding = property(attrgetter("_dispatcher.tasks_outstanding"))
     _workers_status = property(attrgetter("_dispatcher.workers_status"))
     _workers_num_tasks = property(attrgetter("_dispatcher.workers_num_tasks"))
+    _worker_pids_set = property(attrgetter("_crew.pids_set"))
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Iterator[int]:
+        """The workers in their turns, from the next one on: upstream's form, made on demand."""
+        turn = self._dispatcher._turn
+        return itertools.cycle([*range(turn, self._num_workers), *range(turn)])
 
     @property
     def _task_info(self) -> dict[int, tuple[Any, ...]]:

@@ -159,11 +159,15 @@ class Crew(LiveRepr):
         try:
             self._follow(self.driver.close())
         except BaseException:
-            try:
-                self._follow(self.driver.close())
-            finally:
-                self._leave_pin_sentinel()
+            self._end_leftovers()
             raise
+
+    def _end_leftovers(self) -> None:
+        """End what an interrupted shutdown has left. If this is interrupted too, the next `shut_down` does it."""
+        try:
+            self._follow(self.driver.close())
+        finally:
+            self._leave_pin_sentinel()
 
     def _leave_pin_sentinel(self) -> None:
         """Let Python exit though the pin thread's sentinel was not written.
@@ -175,13 +179,13 @@ class Crew(LiveRepr):
             self.result_queue.cancel_join_thread()
 
     def _follow(self, effect: Effect) -> None:
-        while effect is not END:
-            try:
+        try:
+            while effect is not END:
                 self.perform(effect)
-            except BaseException:
-                self.driver.interrupted()
-                raise
-            effect = self.driver.done()
+                effect = self.driver.done()
+        except BaseException:
+            self.driver.interrupted()
+            raise
         if self.driver.ended:
             _running.discard(self)
             remove_left([worker.pid for worker in self.workers])

@@ -5,15 +5,20 @@ pids (in C++, shared with torch's loader) whether one of them failed, and if so 
 or in a wait of the loader. In the middle of a step of the loader, an error would lose a message that is read and not
 yet stored, or a task that is assigned and not yet sent. There the handler puts the error off to the next wait.
 
+While a worker is started (`put_off_all`), every handler is put off: CPython prints what is raised while a process is
+forked, and drops it; and a worker that runs must be listed.
+
 In a worker, torch's C handlers for SIGBUS, SIGSEGV, SIGFPE and SIGTERM print what happened before the signal takes
 effect, since Python's own handlers would run too late. Article 4 §shutdown.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -59,6 +64,65 @@ def _in_a_step(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+"""The program's handlers, by their signals, as long as they are put off."""
+
+_came: list[tuple[int, int]] = []
+"""Signals that came meanwhile: the process, a forked child or this one, and the signal."""
+
+
+@contextmanager
+def put_off_all() -> Iterator[None]:
+    """In this block, handlers in Python are put off; they run at its end. Only the main thread runs any.
+
+    A mask would not do, since the kernel gives the signal to another thread then, and Python's handler runs all the
+    same; and programs that are executed would inherit it. A forked worker calls `run_again`.
+    """
+    if threading.current_thread() is not threading.main_thread() or _handlers:
+        yield
+        return
+    _came.clear()
+    try:
+        for signum in signal.valid_signals():
+            if callable(handler := signal.getsignal(signum)):
+                _handlers[signum] = handler
+                signal.signal(signum, _note)
+        yield
+    finally:
+        run_again()
+
+
+def _note(signum: int, frame: FrameType | None) -> None:
+    if (os.getpid(), signum) not in _came:  # as the kernel does
+        _came.append((os.getpid(), signum))
+
+
+def run_again() -> None:
+    """Install the handlers again, and run those whose signals came."""
+    _install_again()
+    _run_those_that_came()
+
+
+def _install_again() -> None:
+    try:
+        for signum, handler in tuple(_handlers.items()):
+            signal.signal(signum, handler)
+            del _handlers[signum]
+    except BaseException:  # by one that is installed again
+        _install_again()
+        raise
+
+
+def _run_those_that_came() -> None:
+    if _came:
+        pid, signum = _came.pop(0)
+        try:
+            if pid == os.getpid():
+                signal.raise_signal(signum)
+        finally:
+            _run_those_that_came()
 
 
 def _is_torchs(handler: Any) -> bool:

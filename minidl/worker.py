@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import queue
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import torch
 import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
 
-from minidl import worker_info
+from minidl import signal_handling, worker_info
 from minidl.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.errors import ExceptionWrapper
 from minidl.fetch import _BaseDatasetFetcher, _DatasetKind
@@ -30,7 +31,7 @@ from minidl.ports import FoundDead, Ports, WorkerEntered
 from minidl.progress import ProgressBoard
 from minidl.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.signal_handling import _set_worker_signal_handlers
-from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, opened, pack
+from minidl.stateful import FetchStart, Keeper, fetcher_state, keeper_of, no_state, opened, pack
 from minidl.transport.arguments import Parcel, SentParcel
 from minidl.transport.tensors import remove_unsized
 from minidl.worker_info import WorkerInfo
@@ -47,7 +48,7 @@ class Users(NamedTuple):
 @dataclass(frozen=True)
 class WorkerSpec:
     """A worker's arguments. users: holds a `Users`; manager_pid: the loader's process; None if a fork server starts the
-    worker."""
+    worker. state_every: as a Keeper's; None: no states."""
 
     worker_id: int
     num_workers: int
@@ -143,6 +144,7 @@ class _Worker:
         self.init_exception: ExceptionWrapper | None = None
         self.unusable: ExceptionWrapper | None = None  # why there is no dataset
         self.lacks = ""  # why there is no fetcher, once that was said
+        self.epoch, self.last = 0, -1  # the epoch, and the last task in it
         self.users = Users()
 
     def unpack(self) -> None:
@@ -223,9 +225,12 @@ class _Worker:
             try:
                 state = self.keeper.after(exhausted=isinstance(data, WorkerExhausted))
             except Exception as error:
-                self.keeper = None  # else the end of the dataset would never be told
-                if not isinstance(data, ExceptionWrapper):
-                    data = ExceptionWrapper(error, self.spec.where, f"Task {task.idx}: taking the state after it.")
+                if not self.spec.state_every:
+                    state = self.keeper.number, no_state(error)
+                else:
+                    self.keeper = None  # else the end of the dataset would never be told
+                    if not isinstance(data, ExceptionWrapper):
+                        data = ExceptionWrapper(error, self.spec.where, f"Task {task.idx}: taking the state after it.")
         exhausted = isinstance(data, WorkerExhausted)
         self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
         result = Result(task.idx, self.spec.worker_id, data, state)
@@ -240,13 +245,24 @@ class _Worker:
             try:
                 left = pack(fetcher_state(self.fetcher))
             except Exception as error:
-                failure = ExceptionWrapper(
-                    error, self.spec.where, f"Epoch {message.epoch}: taking the state before it."
-                )
+                left = no_state(error)
+                if self.spec.state_every:
+                    place = f"Epoch {message.epoch}: taking the state before it."
+                    failure = ExceptionWrapper(error, self.spec.where, place)
         self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id, left))
         self.make_fetcher()
         self.init_exception = self.init_exception or failure
         self.progress.waiting()
+
+    def has_come_before(self, message: Any) -> bool:
+        """Whether it was sent twice, because an exception has interrupted the loader while it sent it."""
+        if isinstance(message, ResumeIteration):
+            again, self.epoch, self.last = message.epoch <= self.epoch, message.epoch, -1
+        elif isinstance(message, Task):
+            again, self.last = message.idx <= self.last, message.idx
+        else:
+            return False
+        return again
 
     def event_of(self, message: Any) -> WorkerEvent:
         """What a message means, given the done event."""
@@ -274,6 +290,8 @@ class _Worker:
                 message = self.spec.index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
             except queue.Empty:
                 continue
+            if self.has_come_before(message):
+                continue
             action = self.lifecycle.decide(self.event_of(message))
             if action is Action.FETCH:
                 self.work(message)
@@ -282,13 +300,20 @@ class _Worker:
             del message  # otherwise the indices stay in memory until the next message comes
 
 
+def _hear_no_interrupt() -> None:
+    """From here the worker ends. What is left is short, and a Ctrl-C in it would only print a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _worker_loop(spec: WorkerSpec) -> None:
     """Run a worker to its end (upstream: `_worker_loop`; article 1 §2.4.5).
 
     A KeyboardInterrupt ends it without a traceback, because the loader's process gets the same signal and raises it.
     """
-    worker = _Worker(spec)
+    worker: _Worker | None = None
     try:
+        signal_handling.run_again()
+        worker = _Worker(spec)
         _set_worker_signal_handlers()
         torch.set_num_threads(1)
         torch.multiprocessing._set_thread_name("pt_data_worker")
@@ -299,8 +324,13 @@ def _worker_loop(spec: WorkerSpec) -> None:
         spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()
         worker.run()
+        _hear_no_interrupt()
     except KeyboardInterrupt:
-        worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
+        _hear_no_interrupt()
+        if worker is None:
+            return
+        if worker.lifecycle.allows(WorkerEvent.INTERRUPTED):  # it has not left yet
+            worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
     worker.progress.ended()
     if spec.done_event.is_set():
         # The loader reads no more, so waiting for the feeder thread to flush could last forever.

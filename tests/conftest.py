@@ -7,6 +7,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     The files that take longest have few tests: one process would be left with them at the end.
     """
     config.option.loadscopereorder = False  # xdist's option, if it is installed
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 
 
 TESTS = Path(__file__).parent

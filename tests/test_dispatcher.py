@@ -175,3 +175,29 @@ def test_a_copy_goes_its_own_way() -> None:
     twin.worker_unavailable(1)
     assert (dispatcher.rcvd_idx, dispatcher.workers_status) == (0, [True, True])
     assert not dispatcher.task_info[0].fetched
+
+
+def test_a_resumed_epoch_goes_on_in_turn() -> None:
+    dispatcher = Dispatcher(3, 1)
+    dispatcher.start_at(2)
+    assert [dispatcher.assign(index) for index in "ab"] == [Assignment(0, 2), Assignment(1, 0)]
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    dispatcher = Dispatcher(3, 2, in_order=False)
+    dispatcher.assign("a")
+    other = copy.copy(dispatcher)
+    assert other == dispatcher
+    assert other.assign("b") == Assignment(1, 1)
+    assert dispatcher.send_idx == 1
+
+
+def test_a_worker_whose_dataset_has_ended_holds_no_task_that_it_has_answered() -> None:
+    dispatcher = Dispatcher(1, 2)
+    dispatcher.assign("a")
+    dispatcher.assign("b")
+    dispatcher.exhausted(0, 0)
+    assert dispatcher.held_by(0) == [1]
+    assert dispatcher.tasks_outstanding == 1
+    with pytest.raises(DispatchError, match="task 0, which is unknown"):
+        dispatcher.receive(0, "again")

@@ -293,6 +293,9 @@ def test_a_state_is_an_epoch_and_a_position() -> None:
         assert other.state_dict() == state, "it was loaded and not iterated over"
         assert list(other) == whole[4:]
         assert list(other) == whole
+    fresh = sampler()
+    fresh.load_state_dict({"epoch": 5, "yielded": 0})
+    assert fresh.state_dict() == {"epoch": 5, "yielded": 0}
     for wrong in ({}, {"yielded": -1}, {"yielded": "4"}):
         with pytest.raises(ValueError, match="expected a number of indices as 'yielded', got"):
             sampler().load_state_dict(wrong)

@@ -94,6 +94,7 @@ def test_an_epoch_begins_with_as_many_tasks_as_may_be_outstanding() -> None:
     for idx in range(4):
         assert effect is DRAW
         assert driver.drawn(100 + idx) == Assignment(idx, idx % 2)
+        assert driver.dispatcher.task_info[idx].index == 100 + idx
         effect = driver.done()
     assert effect is READY
     assert driver.lifecycle.state is LoaderState.IDLE
@@ -122,6 +123,15 @@ def test_an_epoch_ends_when_the_last_task_is_yielded() -> None:
     assert driver.done() is END
     assert driver.lifecycle.state is LoaderState.CLOSED
     assert driver.next() is END
+
+
+def test_an_epoch_ends_also_where_no_shutdown_is_run() -> None:
+    """In a forked child, whose workers they are not."""
+    driver = made(workers=1)
+    assert driver.begin() is DRAW
+    assert driver.sampler_ended() is READY
+    assert driver.next() is SHUT_DOWN
+    assert driver.done() is END
 
 
 def test_persistent_workers_stay_at_the_end_of_an_epoch() -> None:
@@ -164,6 +174,19 @@ def test_an_error_frees_the_driver_for_the_next_batch() -> None:
     assert driver.received(Result(0, 0, "error")) is DRAW
     driver.failed()  # the sampler raised: the batch is lost, as it is upstream
     assert driver.next() == GET
+    assert driver.received(Result(1, 1, WorkerExhausted(1))) == PutSentinel(1)
+    assert driver.done() is DRAW
+    assert driver.drawn(102) == Assignment(2, 0)
+    assert driver.done() == GET, "the lost batch is not yielded in place of what the exhausted worker owed"
+
+
+def test_an_error_changes_nothing_in_a_shutdown_that_has_begun() -> None:
+    """A signal's handler has closed the iterator and not come to the end, and then raised."""
+    driver = begun()
+    driver.next()
+    assert driver.close() is Simple.SET_WORKERS_DONE
+    driver.failed()
+    assert driver.done() == PutSentinel(0)
 
 
 # --- Resuming ---------------------------------------------------------------------------------------------------------
@@ -184,6 +207,23 @@ def test_an_acknowledgement_in_the_middle_of_an_epoch_is_an_error() -> None:
     driver.next()
     with pytest.raises(DispatchError, match="in the middle of epoch 0"):
         driver.received(ResumeIteration(0, 0))
+
+
+def test_a_batch_whose_next_was_interrupted_is_not_of_the_next_epoch() -> None:
+    driver = begun(persistent=True)
+    driver.next()
+    assert driver.received(Result(0, 0, "a")) is DRAW
+    driver.failed(again=True)
+    steps_of(driver, driver.resume())
+    assert driver.received(ResumeIteration(1, 0)) == GET
+    prime(driver, driver.received(ResumeIteration(1, 1)))
+    assert driver.next() == GET
+
+
+def test_resuming_goes_on_where_nothing_was_said_of_an_interrupted_next() -> None:
+    driver = begun(persistent=True)
+    driver.next()
+    assert steps_of(driver, driver.resume()) == [PutResume(0, 1), PutResume(1, 1), GET]
 
 
 def test_resuming_may_be_tried_again() -> None:
@@ -221,6 +261,14 @@ def test_a_worker_that_died_with_work_to_do_is_named() -> None:
     assert PutSentinel(1) not in steps_of(driver, driver.close())
 
 
+def test_a_persistent_worker_that_died_gets_another_one_in_the_shutdown_as_upstream() -> None:
+    driver = begun(persistent=True)
+    driver.next()
+    assert steps_of(driver, driver.nothing_came(Evidence({1: -9}))).count(PutSentinel(1)) == 1
+    driver.failed()
+    assert PutSentinel(1) in steps_of(driver, driver.close())
+
+
 def test_a_worker_that_left_is_suspected_only_if_the_lock_of_the_result_queue_is_jammed() -> None:
     asked: list[bool] = []
 
@@ -251,6 +299,12 @@ def test_a_timeout_names_the_worker_that_is_waited_for() -> None:
     driver = begun(timeout=0.5)
     assert driver.next() == Get(0.5)
     assert driver.nothing_came(Evidence({}, timed_out=True)) == Raise(Failure.TIMED_OUT, (0,))
+
+
+def test_a_timeout_while_an_epoch_begins_names_no_worker() -> None:
+    driver = begun(timeout=0.5, persistent=True)
+    assert steps_of(driver, driver.resume())[-1] == Get(0.5)
+    assert driver.nothing_came(Evidence({}, timed_out=True)) == Raise(Failure.TIMED_OUT)
 
 
 def test_a_death_comes_before_a_timeout() -> None:
@@ -330,6 +384,36 @@ def test_an_interrupted_shutdown_goes_on_with_its_leftovers(performed: int) -> N
     assert steps_of(driver, driver.close()) == [*tell_pin, *LEFTOVERS]
     assert driver.lifecycle.state is LoaderState.CLOSED
     assert effect is not END
+    assert driver.close() is END
+
+
+def test_an_interruption_after_the_end_of_the_shutdown_leaves_nothing_to_do() -> None:
+    driver = begun()
+    assert steps_of(driver, driver.close())[-1] is END
+    driver.interrupted()
+    assert driver.close() is END
+
+
+WAITS = ("of the first", "missing", "yielded next")
+
+
+@pytest.mark.parametrize("begin", ["resume", "next", "begin"])
+def test_a_loader_that_closes_waits_for_nothing_else(begin: str) -> None:
+    """Its repr names no draw, no acknowledgement and no batch that is still to come."""
+    driver = made(persistent=True) if begin == "begin" else begun(persistent=True)
+    effect = getattr(driver, begin)()
+    if begin == "next":
+        assert driver.received(Result(0, 0, "a")) is DRAW
+    before = list(driver._phrases())
+    assert any(word in phrase for phrase in before for word in WAITS), effect
+    assert driver.close() is Simple.SET_WORKERS_DONE
+    after = " ".join(driver._phrases())
+    assert not any(word in after for word in WAITS)
+    assert "after this step PutSentinel(worker_id=0)" in after
+    driver = begun(pin=True)
+    driver.close()
+    assert "after this step WAKE_PIN" in list(driver._phrases())
+    assert not any(word in phrase for phrase in made()._phrases() for word in WAITS)
 
 
 def test_leftovers_that_are_interrupted_can_be_tried_again() -> None:
@@ -351,6 +435,9 @@ def test_after_close_no_death_is_looked_for() -> None:
 # --- What the explorer needs ------------------------------------------------------------------------------------------
 def test_a_frozen_state_is_hashable_and_complete() -> None:
     driver, other = begun(pin=True), made(pin=True)
+    other.thaw(driver.freeze())
+    assert other.freeze() == driver.freeze()
+    assert other.delivering is None
     driver.next()
     driver.received(Result(0, 0, "a"))
     hash(driver.freeze())
@@ -378,6 +465,30 @@ def test_a_frozen_state_is_hashable_and_complete() -> None:
 def test_a_guard_that_is_taken_away_takes_its_effects_along(guard: str, effects: set[Effect]) -> None:
     whole, without = begun(pin=True), begun(pin=True, policy=Policy(**{guard: False}))
     assert set(steps_of(whole, whole.close())) - set(steps_of(without, without.close())) == effects
+
+
+def test_without_its_sentinel_an_exhausted_worker_counts_as_told() -> None:
+    driver = begun(policy=Policy(exhausted_sentinel=False))
+    driver.next()
+    assert driver.received(Result(0, 0, WorkerExhausted(0))) is DRAW
+    assert driver.told == [True, False]
+    assert driver.dispatcher.workers_status == [False, True]
+
+
+def test_without_the_liveness_check_nobody_is_found_dead() -> None:
+    driver = begun(policy=Policy(liveness_check=False))
+    driver.next()
+    assert driver.nothing_came(Evidence({1: -9})) == GET
+
+
+def test_without_the_loaders_timeout_a_wait_has_no_bound() -> None:
+    assert begun(policy=Policy(loader_timeout=False)).next() == Get(None)
+
+
+def test_without_the_epoch_in_it_any_acknowledgement_counts() -> None:
+    driver = begun(persistent=True, workers=1, policy=Policy(epochs_told_apart=False))
+    steps_of(driver, driver.resume())
+    assert driver.received(ResumeIteration(0, 0)) is DRAW
 
 
 def test_without_pin_first_the_workers_end_before_the_pin_thread() -> None:

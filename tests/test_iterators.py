@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import exceptions_everywhere
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,21 @@ def length(loader: Any) -> Any:
         return len(loader)
     except TypeError as error:
         return str(error)
+
+
+@pytest.mark.live
+def test_the_workers_turns_are_found_under_torchs_name() -> None:
+    def program(lib: Any) -> Any:
+        iterator = iter(lib.DataLoader(wl.Numbers(9), num_workers=2, prefetch_factor=1))
+        seen = []
+        for _ in range(3):
+            next(iterator)
+            turns = iterator._worker_queue_idx_cycle
+            seen.append(list(itertools.islice(copy.copy(turns), 4)))
+        iterator._shutdown_workers()
+        return seen
+
+    agree(program)
 
 
 @pytest.mark.live
@@ -371,3 +388,30 @@ def test_on_mps_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="not supported on MPS now"):
         (iterator,) = (iter(minidl.DataLoader(wl.Numbers(1), pin_memory=True)) for _ in range(1))
     assert not iterator._pin_memory
+
+
+# --- Exceptions of signals' handlers ----------------------------------------------------------------------------------
+def swept(name: str, steps: str, stride: int, first: int) -> set[str]:
+    runs = list(exceptions_everywhere.sweep(exceptions_everywhere.LOADERS[name], steps, stride, first))
+    wrong = [run for run in runs if run[0] not in ("again", "error", "return data")]
+    assert not wrong
+    assert len(runs) > 40 // stride
+    return {what for what, _ in runs}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("name", ["arena", "upstream, pinned"])
+def test_an_interrupted_next_gives_its_batch_the_next_time_or_an_error(
+    name: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    assert {"again", "error"} <= swept(name, "line", 8, first)
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.parametrize("name", exceptions_everywhere.LOADERS)
+def test_an_exception_at_any_line_of_next_loses_no_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    swept(name, "line", 1, 1)

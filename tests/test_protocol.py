@@ -406,3 +406,20 @@ def test_no_order_of_acts_stops_the_workers_before_the_pin_thread(acts: list[tup
              Act.TERMINATE, Act.KILL, Act.CLOSE]  # fmt: skip
     first = [done.index(act) if act in done else len(done) for act in order]
     assert first == sorted(first)
+
+
+def test_a_joint_state_tells_what_holds_for_one_worker() -> None:
+    state = JointState(Fact.PIN_DONE)
+    state.add(Fact.TOLD, 1)
+    assert state.describe(1) == "the pin thread's done event is set, its sentinel is sent"
+    assert state.describe(0) == state.describe() == "the pin thread's done event is set"
+    state.remove(Fact.TOLD, 1)
+    state.remove(Fact.PIN_DONE)
+    assert state.describe(1) == "nothing holds"
+    state.add(Fact.TOLD, 1)
+    with pytest.raises(ProtocolError, match=r"SEND_TASK is impossible.*; now its sentinel is sent; otherwise"):
+        state.do(Role.LOADER, Act.SEND_TASK, 1)
+
+
+def test_a_workers_lifecycle_knows_its_number() -> None:
+    assert WorkerLifecycle(3).worker_id == 3

@@ -22,11 +22,14 @@ from torch._C import _error_if_any_worker_fails
 
 import minidl
 from minidl import iterators, shutdown
+from minidl import worker as worker_module
 from minidl.check import examine
 from minidl.driver import END, JoinPin
+from minidl.progress import WorkerProgress
 from minidl.protocol import LoaderState
 from minidl.shutdown import Crew
 from minidl.tracefile.reader import read_trace
+from minidl.worker import _Worker
 
 pytestmark = pytest.mark.live
 
@@ -294,6 +297,41 @@ def interrupt(crew: Any, timeout: float) -> None:
     raise KeyboardInterrupt
 
 
+def left(worker: Any, plain: Any = _Worker.run) -> None:
+    plain(worker)
+    signal.raise_signal(signal.SIGINT)
+
+
+def about_to_leave(writer: Any, plain: Any = WorkerProgress.ended) -> None:
+    signal.raise_signal(signal.SIGINT)
+    plain(writer)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "function"), [(_Worker, "run", left), (WorkerProgress, "ended", about_to_leave)]
+)
+def test_an_interrupt_of_a_worker_that_leaves_says_nothing(
+    owner: Any, name: str, function: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(owner, name, function)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(4), num_workers=1))
+    assert len(list(iterator)) == 4
+    assert [worker.exitcode for worker in iterator._workers] == [0]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_of_a_worker_that_has_not_begun_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_module.signal_handling, "run_again", interrupted)
+    monkeypatch.setattr(worker_module, "_hear_no_interrupt", lambda: heard.append("no more"))
+    worker_module._worker_loop(None)  # type: ignore[arg-type]
+    assert heard == ["no more"]
+
+
 # --- The program's end ------------------------------------------------------------------------------------------------
 INTERRUPTED = """
 import minidl, workloads as wl
@@ -549,7 +587,7 @@ def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(monkeypa
 
     def notify_and_close() -> None:
         if not held:
-            held.append(ready._is_owned())
+            held.append(ready._lock._is_owned())
             signal.raise_signal(signal.SIGUSR1)
         notify()
 

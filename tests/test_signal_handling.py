@@ -179,3 +179,112 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
         queue._wait(0)
     assert queue.get() == "the next"
     signal_handling.raise_now()
+
+
+# --- While a worker is started ----------------------------------------------------------------------------------------
+class Signals:
+    """Item: the signals that a worker does not hear, or hears by another handler than the program's."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> list[int]:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return [*blocked, *(number for number in NUMBERS if signal.getsignal(number) is signal_handling._note)]
+
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
+
+in_the_next_fork: list[Callable[[], None]] = []
+os.register_at_fork(before=lambda: in_the_next_fork.pop()() if in_the_next_fork else None)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_an_interrupt_while_a_worker_is_started_comes_once_it_is_listed(
+    context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, crews, workers = iterators._start, [], []
+
+    def start(worker: Any) -> None:
+        plain(worker)
+        workers.append(worker)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(iterators, "_start", start)
+    monkeypatch.setattr(iterators, "Crew", lambda *args: crews.append(Crew(*args)) or crews[-1])
+    with pytest.raises(KeyboardInterrupt):
+        iter(minidl.DataLoader(wl.Numbers(4), num_workers=2, multiprocessing_context=context))
+    assert crews[0].workers == workers
+    assert len(workers) == 1
+    crews[0].shut_down()
+    assert not workers[0].is_alive()
+
+
+def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
+    """CPython prints what is raised there, and goes on."""
+    in_the_next_fork.append(lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        iter(minidl.DataLoader(wl.Numbers(4), num_workers=1, multiprocessing_context="fork"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("context", "transport"), [("fork", "upstream"), ("fork", "arena"), ("spawn", "arena")])
+def test_a_worker_hears_all_signals_as_the_program_does(context: str, transport: Any) -> None:
+    before = signal.signal(signal.SIGALRM, print)
+    try:
+        loader = minidl.DataLoader(Signals(), None, num_workers=1, multiprocessing_context=context, transport=transport)
+        assert list(loader) == [[]] * 4
+        assert signal.getsignal(signal.SIGALRM) is print
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_all_signals_that_came_are_heard_though_a_handler_raises() -> None:
+    heard: list[int] = []
+
+    def alarm(signum: int, frame: Any) -> None:
+        heard.append(signum)
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with pytest.raises(BaseException) as raised, signal_handling.put_off_all():  # noqa: PT012
+            with signal_handling.put_off_all():  # nothing ends here
+                for number in (signal.SIGALRM, signal.SIGINT, signal.SIGALRM):
+                    signal.raise_signal(number)
+            assert heard == []
+        assert heard == [signal.SIGALRM]
+        assert {type(raised.value), type(raised.value.__context__)} == {KeyboardInterrupt, TimeoutError}
+        assert signal.getsignal(signal.SIGALRM) is alarm
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_raises_while_they_are_installed_again_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, raises = signal.signal, [KeyboardInterrupt]
+
+    def install(signum: int, handler: Any) -> Any:
+        before = plain(signum, handler)
+        if handler is signal.default_int_handler and raises:
+            raise raises.pop()
+        return before
+
+    with pytest.raises(KeyboardInterrupt), signal_handling.put_off_all():
+        monkeypatch.setattr(signal, "signal", install)
+    assert not raises
+    assert all(signal.getsignal(number) is not signal_handling._note for number in signal.valid_signals())
+
+
+def test_in_another_thread_nothing_is_put_off() -> None:
+    seen: list[Any] = []
+
+    def work() -> None:
+        with signal_handling.put_off_all():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

@@ -208,7 +208,7 @@ class Player:
 
     def exhaust(self, idx: int, task: Task) -> None:
         self.dispatcher.exhausted(idx, task.worker)
-        task.answered = True
+        task.answered, task.state = True, "lost"
         self.books.lose(task.worker)
         self.agree("exhausted")
         self.send()
