@@ -10,6 +10,8 @@ again. Two kinds of dataset need two kinds of position:
 
 A state comes with a batch and counts from the moment when this batch is yielded; until then it waits in `arrived`.
 `defer` delays the counting: a device stage takes batches before its own consumer does, and releases them one by one.
+`lag` keeps the last ones back for `settle_but`: a framework may take some ahead of its training, and say so only when
+it asks for the state.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Course:
 
     places: one for each worker, or one for the loader's own process. indexed: whether tasks are draws from a sampler.
     batches: yielded without an error. turn: the worker whose turn is next. drawn: (draws, state) of the sampler.
+    lag: so many of the last batches are not counted before the state is asked for.
     """
 
     places: list[Position]
@@ -65,6 +68,8 @@ class Course:
     log: deque[Any] = field(default_factory=deque)  # (task, worker) that were handed out and are not counted yet
     settled: int = 0  # entries of the log that are counted
     patience: int = LAZY  # so many entries are counted at once
+    lag: int = 0
+    released: int = 0  # entries, if they are deferred
     gaps: list[int] = field(init=False)  # draws below the highest in `ahead` that were not yielded: the first tasks
     beyond: int = field(init=False)  # draw number of the task after them
 
@@ -109,8 +114,8 @@ class Course:
     def hand_out(self, task_and_worker: tuple[int, int]) -> None:
         """The consumer gets a task's batch. Called for each batch, so the counting is left for later."""
         self.log.append(task_and_worker)
-        if len(self.log) >= self.patience:
-            if self.patience > 1 and self.indexed:
+        if len(self.log) >= self.patience + self.lag:
+            if self.patience > 1 and self.indexed and not self.lag:
                 self._settle_at_once()
             self.settle()
 
@@ -135,15 +140,23 @@ class Course:
         self.patience = DEFERRED
 
     def release(self, until: int) -> None:
-        """Count what is deferred, as far as `counted` was `until`."""
-        self._count(until - self.settled)
+        """Count what is deferred, as far as `counted` was `until`, but for the lag."""
+        self.released = max(self.released, until)
+        self._count(self.released - self.lag - self.settled)
 
     def settle(self) -> None:
-        """Count what was handed out, if it is not deferred."""
+        """Count what was handed out, if it is not deferred, but for the lag."""
         if self.patience != DEFERRED:
-            self._count(len(self.log))
+            self._count(len(self.log) - self.lag)
             waits = len(self.drawn) > 1 or any(place.arrived for place in self.places)
             self.patience = 1 if waits else LAZY
+
+    def settle_but(self, ahead: int | None) -> None:
+        """Count what was handed out or released; but for the last `ahead` batches, and the end, if it is a number."""
+        over = min(len(self.log), (self.released if self.patience == DEFERRED else self.counted) - self.settled)
+        if ahead is not None:
+            over -= ahead + (over > 0 and self.log[over - 1] is END)
+        self._count(over)
 
     def _settle_at_once(self) -> None:
         """Count draws in a row: the same as `_count`, at a sixth of the time."""

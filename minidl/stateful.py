@@ -8,7 +8,8 @@ A state is plain data: it can be written as JSON if the states of these objects 
 state twice: as it was when the epoch began, so that the same order is drawn again, and as it is now. The iterator of
 a resumed loader restores both, one before and one after its draws, so later epochs are those of the run that was saved.
 The generators of `random`, NumPy and the workers are not in it, as upstream: workers have drawn for batches that were
-not yielded, and another worker may fetch the next one. README shows how to augment a sample by epoch and index instead.
+not yielded, and another worker may fetch the next one. A map dataset may have them in its own state, and then the
+number of workers must be the same. README shows how to augment a sample by epoch and index instead.
 Upstream: torchdata's StatefulDataLoader.
 """
 
@@ -28,6 +29,8 @@ import torch.distributed
 import torch.utils.data
 from torch import Tensor
 
+from minidl import frameworks
+from minidl.errors import StateMismatchError
 from minidl.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
 from minidl.resume import Course, Position, fast_forward
 from minidl.sampler import BatchSampler
@@ -70,9 +73,9 @@ def _generators(loader: Loader) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def _random_states(loader: Loader) -> list[Tensor]:
+def _random_states(generators: list[torch.Generator]) -> list[Tensor]:
     """The global state, then those of the loader's and its samplers' generators."""
-    return [torch.get_rng_state(), *(generator.get_state() for generator in _generators(loader))]
+    return [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
 
 
 def _restore(loader: Loader, states: list[Tensor]) -> None:
@@ -150,9 +153,10 @@ def _load(what: str, thing: Any, state: Any) -> None:
 
 
 class Keeper:
-    """Takes a fetcher's state after each `every`-th batch, beginning with the first; of a map dataset after each.
+    """Takes a fetcher's state after each `every`-th batch, beginning with the first, and at the epoch's end.
 
-    number: batches before. A map dataset's cannot be skipped, because its samples are not fetched again.
+    every: 0 = at the end alone; of a map dataset after each batch, because its samples are not fetched again, which
+    would bring the state about. number: batches before.
     """
 
     def __init__(self, fetcher: Any, every: int, number: int) -> None:
@@ -163,14 +167,27 @@ class Keeper:
     def after(self, *, exhausted: bool) -> tuple[int, bytes] | None:
         """The number of the batch just fetched and the state after it; None if this one is left out."""
         self.number += not exhausted
-        if exhausted or (self.number - 1) % self.every == 0:
+        if exhausted or (self.every and (self.number - 1) % self.every == 0):
             return self.number, pack(fetcher_state(self.fetcher, exhausted))
         return None
 
 
+def at_the_begin(fetcher: Any) -> bytes:
+    """The state with which an epoch begins in this process, for who fetches its batches again."""
+    try:
+        return pack(fetcher_state(fetcher))
+    except Exception as error:
+        return no_state(error)
+
+
+def no_state(error: Exception) -> bytes:
+    """In place of a state that the dataset failed to give, and that nobody has asked for yet."""
+    return pack({"failed": f"{type(error).__name__}: {error}"})
+
+
 def keeper_of(fetcher: Any, every: int | None, number: int = 0) -> Keeper | None:
     """What takes the fetcher's states; None if none are wanted or there is none."""
-    return Keeper(fetcher, every, number) if every and fetcher_has_state(fetcher) else None
+    return Keeper(fetcher, every, number) if every is not None and fetcher_has_state(fetcher) else None
 
 
 # --- Samplers ---------------------------------------------------------------------------------------------------------
@@ -255,6 +272,7 @@ class Record:
     base_seed: int | None = None
     fetcher: Any = None
     drawing: Drawing | None = None
+    generators: list[torch.Generator] = field(default_factory=list)
 
     @property
     def at_once(self) -> bool:
@@ -283,7 +301,13 @@ class Record:
 
     def mark_begin(self, loader: Loader) -> None:
         """Note the random states of the epoch's begin."""
-        self.begin = _random_states(loader)
+        self.generators = _generators(loader)
+        self.begin = _random_states(self.generators)
+
+    def mark_first_draw(self, base_seed: int) -> None:
+        """Note them again: samplers of this process draw at the first next(), and the program may have drawn before."""
+        if not self.resumed and self.begin:
+            self.begin, self.base_seed = _random_states(self.generators), base_seed
 
     def draws(self, index_sampler: Any, every: int | None) -> Iterator[Any]:
         """The index sampler's iterator, from where the epoch goes on."""
@@ -309,14 +333,14 @@ class Record:
 def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = False) -> Record:
     """Begin an epoch where the state that the loader was given says. again: of a persistent iterator, at its begin.
 
-    Raises ValueError if that state is of another loader.
+    Raises StateMismatchError if that state is of another loader.
     """
     given: State | None = None if again else loader._given
     indexed = loader._dataset_kind == _DatasetKind.Map
     places = [Position() for _ in range(max(1, loader.num_workers))]
     if given is None:
         return Record(make_course(places, indexed))
-    given = _fitting(given, loader)
+    given = _fitting(_of_this_rank(given, loader), loader)
     for place, saved in zip(places, given["workers"], strict=False):
         place.yielded, place.at, place.over = saved["yielded"], saved["at"], saved["over"]
         place.state = None if saved["state"] is None else pack(saved["state"])
@@ -339,20 +363,23 @@ def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = F
 def saved(loader: Loader) -> State:
     """The state of a loader: what its consumer was given."""
     record: Record = loader._record or Record(Course([Position() for _ in range(max(1, loader.num_workers))], True))
-    record.course.settle()
+    saving = frameworks.saving()
+    record.course.settle_but(None if saving is None else saving.ahead)
     record.course.taken()
-    course, now = record.course, list(map(_to_text, _random_states(loader)))
+    course, now = record.course, list(map(_to_text, _random_states(_generators(loader))))
     ended = course.ended or loader._record is None
     stays = ended and loader._iterator is not None  # the same workers go on
     rank, ranks = _place_of(loader)
     # At an epoch's end, the program tells such a sampler the next one; a state that is loaded later would undo that.
     sampler = None if ended and callable(getattr(_told(loader), "set_epoch", None)) else course.sampler_state()
-    return {
+    state = {
         "minidl": VERSION,
         **_traits(loader),
         "rank": rank,
         "ranks": ranks,
         "ended": ended,
+        "epoch": None if saving is None else saving.epoch,
+        "finished": saving is not None and saving.finished,
         "batches": course.batches,
         "yielded": course.low,
         "ahead": sorted(course.ahead),
@@ -362,6 +389,17 @@ def saved(loader: Loader) -> State:
         "sampler": None if sampler is None else {"at": sampler[0], "state": unpack(sampler[1])},
         "workers": [_saved_place(place, loader, record, ended, stays) for place in course.places],
     }
+    return state if saving is None else state | {"others": _of_all_ranks(state, loader)}
+
+
+def _of_all_ranks(state: State, loader: Loader) -> list[State]:
+    """The states of all ranks, if another one's will not do; for a framework that keeps only that of rank 0."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or (state["kind"] == "map" and not has_state(loader.dataset)):
+        return []
+    states: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(states, state)
+    return states
 
 
 def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
@@ -373,6 +411,8 @@ def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, s
             state = {"dataset": copy.deepcopy(loader.dataset.state_dict()), "iterator": None, "ended": False}
     elif ended and not stays:  # the next epoch's workers begin anew
         state = None
+    if state is not None and "failed" in state:
+        raise RuntimeError(f"DataLoader.state_dict: a worker's dataset has failed to give its state: {state['failed']}")
     if ended:
         number, at, over = 0, 0, state is not None
     return {"yielded": number, "at": at, "over": over, "state": state}
@@ -418,11 +458,19 @@ def checked(state: Any) -> State:
     return copy.deepcopy(dict(state))
 
 
+def _of_this_rank(state: State, loader: Loader) -> State:
+    rank, ranks = _place_of(loader)
+    others = state.get("others") or []
+    return others[rank] if rank != state["rank"] and ranks == len(others) else state
+
+
 def _fitting(state: State, loader: Loader) -> State:
     """The state, if it can be resumed with this loader; that of another rank without what only that rank has."""
     rank, ranks = _place_of(loader)
     mine = _traits(loader) | {"ranks": ranks}
-    spread = all(worker["state"] is None for worker in state["workers"])  # nothing in it belongs to one worker
+    # Whether nothing in it belongs to one worker. States of a map dataset may still be on their way from the workers.
+    spread = all(worker["state"] is None for worker in state["workers"])
+    spread = spread and (state["ended"] or state["kind"] == "iterable" or not has_state(loader.dataset))
     free = {"num_workers"} if spread and (state["kind"] == "map" or state["ended"]) else set()
     free |= {"sampler_seed"} if state["ended"] else set()
     wrong = [name for name, value in mine.items() if state.get(name, value) != value and name not in free]
@@ -430,7 +478,7 @@ def _fitting(state: State, loader: Loader) -> State:
         mine["rank"], wrong = rank, ["rank"]
     if wrong:
         saved_as, now = (", ".join(f"{name} {having[name]!r}" for name in wrong) for having in (state, mine))
-        raise ValueError(
+        raise StateMismatchError(
             f"DataLoader: the state to resume from was saved with {saved_as}, and this loader has {now}: "
             "use the same, or begin a new epoch with load_state_dict({})"
         )

@@ -1,8 +1,10 @@
 """Kill trainings at random moments, resume them, and count the samples that are lost or repeated.
 
     python tests/check_resume.py --kills 5 --seed 1     # of each loader; prints a table, fails if a number is not 0
+    python tests/check_resume.py --frameworks           # of trainings of Lightning's, Accelerate's, ...
 
-Each training runs two epochs and is killed with its workers, by SIGKILL; `tests/support/kill_resume.py` says how.
+Each training runs two or three epochs and is killed with its workers, by SIGKILL; `tests/support/kill_resume.py` and
+`kill_frameworks.py` say how.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+import kill_frameworks
 from kill_resume import Case, lost_and_repeated, run, whole
 
 CASES = [
@@ -36,7 +39,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=5, help="of each training and rank")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--frameworks", action="store_true", help="kill trainings of frameworks")
     arguments = parser.parse_args()
+    if arguments.frameworks:
+        return of_frameworks(arguments.kills, random.Random(arguments.seed))
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     dice, wrong, kills, start = random.Random(arguments.seed), 0, 0, time.monotonic()
     print(f"{'loader':<62} {'kills':>5} {'lost':>5} {'repeated':>8}  order")
@@ -50,6 +56,19 @@ def main() -> int:
         print(f"{case.name():<62} {count:>5} {lost:>5} {repeated:>8}  {order}", flush=True)
         kills, wrong = kills + count, wrong + lost + repeated + (not same)
     print(f"{kills} kills in {time.monotonic() - start:.0f} s; samples lost or repeated, and other orders: {wrong}")
+    return 1 if wrong else 0
+
+
+def of_frameworks(kills: int, dice: random.Random) -> int:
+    wrong = total = 0
+    print(f"{'framework':<12} {'training':<80} {'kills':>5} {'lost':>5} {'repeated':>8}  error")
+    for case in kill_frameworks.CASES:
+        kill_frameworks.prepare(case.framework)
+        done = kill_frameworks.train(case, kill_frameworks.chosen(case, kills, dice))
+        error = done.error.splitlines()[0] if done.error else ""
+        print(f"{case.framework:<12} {case.name():<80} {done.kills:>5} {done.lost:>5} {done.repeated:>8}  {error}")
+        wrong, total = wrong + done.lost + done.repeated + bool(done.error), total + done.kills
+    print(f"{total} kills; samples lost or repeated, and errors: {wrong}")
     return 1 if wrong else 0
 
 

@@ -68,6 +68,28 @@ def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
     one.settle()
     assert one.sampler_state() == (3, b"\x03")
     assert len(one.drawn) == 2
+    one.settle()
+    one.hand_out((4, 0))
+    assert one.low == 5, "while states wait, each batch is counted at once"
+    assert one.sampler_state() == (5, b"\x05"), "it counts as soon as all that was drawn before it is yielded"
+    assert len(one.drawn) == 1
+
+
+def test_a_state_that_counts_is_told_with_its_task_and_worker() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Told(Course):
+        def keep(self, task: int, worker: int) -> None:
+            told.append((task, worker))
+
+    one = Told([Position(), Position(over=True)], indexed=False)
+    one.received(1, 1, (1, b"first"))
+    assert told == []
+    one.hand_out((1, 1))
+    assert told == [(1, 1)]
+    assert not one.places[1].over
+    one.received(3, 1, (1, b"exhausted"))
+    assert told == [(1, 1), (3, 1)]
 
 
 def test_what_is_deferred_counts_when_it_is_released() -> None:
@@ -109,6 +131,28 @@ def test_counted_at_once_or_one_by_one_it_is_the_same(begin: dict[str, Any], swa
     assert ours.low == 2 * LAZY + begin.get("low", 0) + len(begin.get("ahead", ()))
 
 
+@pytest.mark.parametrize("late", [0, 100, LAZY - 1])
+def test_a_batch_that_comes_after_all_others_is_missing_until_then(late: int) -> None:
+    """Tasks in a row without one of them are not all tasks up to the last."""
+    one = course(3)
+    for task in (task for task in range(3 * LAZY + 1) if task != late):
+        one.hand_out((task, task % 3))
+    one.settle()
+    assert (one.low, one.ahead) == (late, set(range(late + 1, 3 * LAZY + 1)))
+    one.hand_out((late, 0))
+    one.settle()
+    assert (one.low, one.ahead, one.turn) == (3 * LAZY + 1, set(), 1)
+
+
+def test_batches_of_streams_are_no_draws() -> None:
+    one = course(indexed=False)
+    for task in range(2 * LAZY):
+        one.hand_out((task, task % 2))
+    assert one.low == 0
+    assert [place.yielded for place in one.places] == [LAZY, LAZY]
+    assert one.batches == 2 * LAZY
+
+
 def test_the_end_counts_at_once_if_nothing_is_deferred() -> None:
     one = course()
     one.end()
@@ -123,7 +167,9 @@ def test_fast_forwarding_draws_no_more_than_it_must() -> None:
             drawn.append(number)
             yield number
 
-    assert next(fast_forward(draws(), 0, 5, ())) == 5  # type: ignore[arg-type]
+    left = fast_forward(draws(), 0, 5, ())  # type: ignore[arg-type]
+    assert drawn == list(range(5))
+    assert next(left) == 5
     assert list(islice(fast_forward(iter(range(3, 100)), 3, 5, {7}), 4)) == [5, 6, 8, 9]
     assert drawn == list(range(6))
 
@@ -131,3 +177,24 @@ def test_fast_forwarding_draws_no_more_than_it_must() -> None:
 def test_a_sampler_that_ends_too_early_is_an_error() -> None:
     with pytest.raises(ValueError, match="after 5 draws from the sampler, which now gives 3: load it into"):
         fast_forward(iter(range(3)), 0, 5, ())
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: bool) -> None:
+    """It says how many batches it holds when it asks for the state; the lag keeps as many back until then."""
+    one = course(lag=2)
+    if deferred:
+        one.defer()
+    for task in range(LAZY + 3):
+        one.hand_out((task, task % 2))
+    one.release(LAZY + 3)
+    one.settle()
+    assert (one.low, one.deferred_batches) == (LAZY + 1, 2)
+    one.settle_but(1)
+    assert (one.low, one.deferred_batches) == (LAZY + 2, 1)
+    one.end()
+    one.release(one.counted)
+    one.settle_but(0)
+    assert (one.low, one.ended) == (LAZY + 3, False)
+    one.settle_but(None)
+    assert one.ended

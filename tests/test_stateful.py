@@ -115,6 +115,20 @@ def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
 
 
 # --- Where it is used in other ways -----------------------------------------------------------------------------------
+def test_what_the_program_draws_before_the_first_next_changes_the_order_and_the_state_knows_it() -> None:
+    """As frameworks do, which make the iterators of training and validation first, and then begin."""
+    loader: Any = minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list)
+    iterator = iter(loader)
+    torch.rand(3)
+    next(iterator)
+    state = loader.state_dict()
+    left, second = list(iterator), list(loader)
+    other: Any = minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list)
+    other.load_state_dict(state)
+    assert list(other) == left
+    assert list(other) == second
+
+
 def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
     loader = minidl.DataLoader(range(8), batch_size=2, collate_fn=list)
     for _ in loader:
@@ -408,6 +422,94 @@ def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbin
     other = loader()
     other.load_state_dict(state)
     assert list(other) == second
+
+
+class Dicey(minidl.Dataset[float]):
+    """Draws from torch's generator, whose state is the dataset's."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+
+
+class Epochs(minidl.IterableDataset[tuple[int, int]]):
+    """Counts its epochs, and gives the count along with each of nine numbers."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at, self.go_on = 0, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.at, self.go_on = self.go_on, 0
+        while self.at < 9:
+            self.at += 1
+            yield self.epoch, self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("dataset", [Dicey, Epochs])
+def test_the_state_of_a_dataset_in_workers_is_kept_at_the_ends_of_epochs_and_between(
+    dataset: type[Any], every: int | None
+) -> None:
+    """Of each worker, with and without state_every. torchdata's does the same: tests/clients/test_state.py."""
+
+    def loader() -> Any:
+        return minidl.DataLoader(
+            dataset(), 2, num_workers=2, persistent_workers=True, state_every=every, collate_fn=list
+        )
+
+    with loader() as first:
+        list(first)
+        at_the_end, second = first.state_dict(), list(first)
+        third = iter(first)
+        for _ in range(3):
+            next(third)
+        between, rest, fourth = first.state_dict(), list(third), list(first)
+    for state, expected in ((at_the_end, [second]), (between, [rest, fourth])):
+        with loader() as other:
+            other.load_state_dict(state)
+            assert [list(other) for _ in expected] == expected
+
+
+@pytest.mark.live
+def test_a_map_dataset_with_a_state_needs_the_same_number_of_workers() -> None:
+    """The error is what torchdata raises, too; after an epoch's end, the workers begin anew."""
+    for before, after in ((0, 2), (2, 0)):
+        with minidl.DataLoader(Dicey(), num_workers=before) as loader:
+            iter(loader)
+            state = loader.state_dict()
+        other = minidl.DataLoader(Dicey(), num_workers=after)
+        other.load_state_dict(state)
+        with pytest.raises(AssertionError, match=f"saved with num_workers {before}, and this loader has") as caught:
+            iter(other)
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.live
+def test_a_dataset_that_fails_to_give_its_state_breaks_nothing_before_the_state_is_asked_for() -> None:
+    class Refusing(Dicey):
+        def state_dict(self) -> dict[str, Any]:
+            raise ValueError("no state today")
+
+    with minidl.DataLoader(Refusing(), 6, num_workers=1, persistent_workers=True, collate_fn=len) as loader:
+        assert list(loader) == list(loader) == [6, 6]
+        with pytest.raises(RuntimeError, match="has failed to give its state: ValueError: no state today"):
+            loader.state_dict()
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])

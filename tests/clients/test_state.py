@@ -1,12 +1,19 @@
-"""Lightning saves and loads the state of `minidl.DataLoader`, as of any loader that has one."""
+"""Frameworks save and load the state of `minidl.DataLoader`; torchdata's loader keeps the same in its own."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import client_runs
 import pytest
+import torch
 from client_runs import Client
+
+import minidl
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -14,14 +21,105 @@ LIGHTNING = Client("Lightning", "lightning", "lightning", "lightning_resume.py",
 
 
 def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    """It takes one batch ahead of a stream without a length, and has the loader count it."""
+    """Also with a stream without a length, of which it takes one batch ahead."""
     client_runs.require(LIGHTNING)
     done = client_runs.run(LIGHTNING, "direct", tmp_path)
     assert done.code == 0, done.output[-3000:]
     resumed = done.ranks[0]["facts"]["resumed"]
-    for name in ("map", "sized stream"):
-        left, seen = resumed[name]
+    for name, (left, seen) in resumed.items():
         assert seen == left, name
         assert len(left) == 20 - 7 + 20
-    left, seen = resumed["stream"]
-    assert seen[:12] == left[1:13]
+
+
+@pytest.mark.slow
+def test_lightning_is_killed_and_resumed_and_each_step_counts_once() -> None:
+    """At the moments at which it has lost an epoch, or repeated one: 6 steps an epoch, a checkpoint at the last."""
+    client_runs.require(LIGHTNING)
+    code = (
+        "import lightning; from kill_frameworks import Case, Reaper, train\n"
+        "moments = {'map': [[15], [4, 18, 27]], 'stream': [[17, 0, 12]]}\n"
+        "for kind, plans in moments.items():\n"
+        "    for plan in plans:\n"
+        "        done = train(Case('lightning', kind), [Reaper(at) for at in plan])\n"
+        "        assert (done.lost, done.repeated, done.error) == (0, 0, ''), (kind, plan, done)\n"
+        "        assert done.kills\n"
+    )
+    support = Path(client_runs.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=support, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+class Dicey(torch.utils.data.Dataset[float]):
+    """Draws from torch's generator, whose state is the dataset's."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+
+
+class Epochs(torch.utils.data.IterableDataset[tuple[int, int]]):
+    """Counts its epochs, and gives the count along with each of nine numbers."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at, self.go_on = 0, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.at, self.go_on = self.go_on, 0
+        while self.at < 9:
+            self.at += 1
+            yield self.epoch, self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize(("dataset", "persistent"), [(Dicey, True), (Epochs, False), (Epochs, True)])
+def test_the_state_holds_of_a_dataset_what_torchdatas_holds(dataset: type[Any], persistent: bool) -> None:
+    """A resumed loader, of either kind, gives what the one that was saved gives: minidl's without state_every, too."""
+    stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+    given = []
+    for make in (stateful_dataloader.StatefulDataLoader, minidl.DataLoader):
+        torch.manual_seed(3)
+        options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": list}
+        first = make(dataset(), 2, **options)
+        epochs, states = [list(first)], [first.state_dict()]
+        iterator = iter(first)
+        epochs.append([next(iterator) for _ in range(3)])
+        states.append(first.state_dict())
+        epochs[1] += list(iterator)
+        for state, left in zip(states, (epochs[1], epochs[1][3:]), strict=True):
+            other = make(dataset(), 2, **options)
+            other.load_state_dict(state)
+            assert list(other) == left, make
+        given.append(epochs)
+    assert dataset is Dicey or given[0] == given[1]
+    assert [[len(batch) for batch in epoch] for epoch in given[0]] == [[len(b) for b in epoch] for epoch in given[1]]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("make", ["torchdata", "minidl"])
+def test_another_number_of_workers_is_an_assertion_error(make: str) -> None:
+    stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+    loader_class: Any = stateful_dataloader.StatefulDataLoader if make == "torchdata" else minidl.DataLoader
+    for before, after in ((2, 0), (0, 2)):
+        loader = loader_class(Dicey(), num_workers=before)
+        iterator = iter(loader)
+        state = loader.state_dict()
+        del iterator
+        other = loader_class(Dicey(), num_workers=after)
+        other.load_state_dict(state)
+        with pytest.raises(AssertionError):
+            iter(other)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,3 +36,40 @@ def python(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedPro
         text=True,
         timeout=110,
     )
+
+
+NOBODY = 65534
+"""The user that runs what root would not fail at: limits of a user, permissions, what needs a capability."""
+
+
+_AS_NOBODY = (
+    "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+)  # fmt: skip
+
+
+@functools.cache
+def _others_run_python() -> bool:
+    probe = f"import numpy, os; os.stat({str(ROOT / 'minidl' / '__init__.py')!r})"
+    return (
+        shutil.which("setpriv") is not None
+        and not subprocess.run(
+            [*_AS_NOBODY, sys.executable, "-c", probe], cwd="/", capture_output=True, timeout=60
+        ).returncode
+    )
+
+
+def unprivileged(program: str, *arguments: object, seconds: float = 110) -> subprocess.CompletedProcess[str]:
+    """Run a program as another user without capabilities, or as this one, if that is not root already.
+
+    Skips the test if the user can't read this Python, or the package, where they are. The program may fork, but it may
+    find no Python that it could execute.
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    if os.geteuid() == 0:
+        if not _others_run_python():
+            pytest.skip("setpriv is not installed, or no other user can read this Python or this folder")
+        command = [*_AS_NOBODY, *command]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    env = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
+    env |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": "/nonexistent"}
+    return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=seconds)
