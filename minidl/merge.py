@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minidl.tracefile.attachments import SUFFIX, Attachment, free_name
-from minidl.tracefile.files import whole
 from minidl.tracefile.format import MANIFEST, PACKED_SUFFIX, TraceError
 from minidl.tracefile.join import join
+from minidl.tracefile.packs import whole
 from minidl.tracefile.profile import GZIP, profile
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import counted

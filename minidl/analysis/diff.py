@@ -122,7 +122,7 @@ class Change:
     def verdict(self) -> Comparison:
         if not self.seen:
             return Comparison.UNSEEN
-        if min(figures.count for figures in (self.a, self.b) if figures) < FEWEST:
+        if min((figures.count for figures in (self.a, self.b) if figures), default=0) < FEWEST:
             return Comparison.FEW
         if self.a is None or self.b is None:
             return Comparison.ONLY_B if self.a is None else Comparison.ONLY_A
@@ -291,7 +291,7 @@ class Diff:
     def _of_throughput(self, cycle: Change) -> str:
         assert cycle.a is not None
         assert cycle.b is not None
-        a, b = 1e9 / cycle.a.mean, 1e9 / cycle.b.mean
+        a, b = (1e9 / max(side.mean, 1e-9) for side in (cycle.a, cycle.b))
         if not cycle.is_clear:
             return f"throughput, {a:.3g} and {b:.3g} batches/s, differs by no more than its spread"
         how = "fell" if cycle.verdict is Comparison.SLOWER else "rose"

@@ -10,7 +10,6 @@ call, so no call costs more because the trace is long. Nothing is sent to the pr
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -19,14 +18,16 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl.process_stat import ENDED, stat_fields
+from minidl.process_stat import ENDED, born, stat_fields
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.files import Files, no_trace_in
+from minidl.tracefile.facts import read_facts
+from minidl.tracefile.files import Files, members_in, no_trace_in
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
     HEADER_BYTES,
     MANIFEST,
+    PACKED_SUFFIX,
     SIDE_SUFFIX,
     SLOT_BYTES,
     Header,
@@ -36,6 +37,7 @@ from minidl.tracefile.format import (
     parts_of,
     records,
 )
+from minidl.tracefile.packs import unpacked_bytes
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.tail import tail
@@ -81,21 +83,24 @@ class LiveTrace:
         """
         begun = time.monotonic_ns()
         try:
-            names = sorted(os.listdir(self.directory))
+            files = Files(part=True)
+            names = [name for name, _ in members_in(self.directory, files.problems)]
             if MANIFEST not in names:
-                raise TraceError(no_trace_in(self.directory, names))
-            manifest = (self.directory / MANIFEST).read_bytes()
+                raise TraceError(no_trace_in(self.directory, sorted(os.listdir(self.directory))))
+            files.manifest = manifest = (self.directory / MANIFEST).read_bytes()
         except OSError as error:
             raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
-        files = Files(manifest=manifest, part=True)
         for name in names:
             if name.endswith(SIDE_SUFFIX):
                 with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
                     files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
-        until = begun if is_here(_parsed(manifest)) else None
+        until = begun if is_here(_said(manifest)) else None
         lives = {stem: life(*parts_of(stem)) for stem in files.side}
-        for stem in files.side:
+        for stem in tuple(files.side):
             files.events[stem] = self._new_events(stem, lives[stem], until)
+            if not files.events[stem] and not (self.directory / (stem + SIDE_SUFFIX)).exists():
+                del files.side[stem], files.events[stem], lives[stem]  # it has ended, and was folded at this moment
+                continue
             if self._was_truncated(stem):
                 files.problems.append(f"{stem}{EVENTS_SUFFIX} was truncated while it was followed: new events are lost")
         trace = Trace(self.directory, files)
@@ -175,7 +180,8 @@ class LiveTrace:
 
 def is_small(directory: Path) -> bool:
     """Whether a trace is read in a few seconds."""
-    return sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}")) <= SMALL
+    plain = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
+    return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= SMALL
 
 
 def life(pid: int, start_ns: int) -> ProcessLife:
@@ -186,19 +192,16 @@ def life(pid: int, start_ns: int) -> ProcessLife:
         return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
     except OSError:
         return ProcessLife.UNKNOWN
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    born = int(rest[18]) / os.sysconf("SC_CLK_TCK") - asleep
-    if born > start_ns / 1e9 + 1 or state in ENDED:
+    if born([state, *rest]) > start_ns / 1e9 + 1 or state in ENDED:
         return ProcessLife.GONE
     return {"T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK}.get(state, ProcessLife.ALIVE)
 
 
-def _parsed(manifest: bytes) -> dict[str, object]:
+def _said(manifest: bytes) -> dict[str, object]:
     try:
-        found = json.loads(manifest)
+        return read_facts(manifest).said
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_here(manifest: Mapping[str, object]) -> bool:

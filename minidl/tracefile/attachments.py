@@ -13,7 +13,6 @@ sense, and reading executes nothing. It is read when asked for, since it may be 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.facts import LATEST, is_long, loads
 from minidl.tracefile.words import plain
 
 FORMAT: Final = 1
@@ -33,8 +33,6 @@ MOST_PACKED: Final = 64 << 20
 """Bytes of attachments, before compression, that a packed trace takes along, smaller ones first."""
 
 LONGEST_DESCRIPTION: Final = 1 << 16
-
-LATEST: Final = 1 << 62
 
 SLICE = np.dtype([("begin", "<i8"), ("end", "<i8"), ("track", "<i8"), ("name", "<i8")])
 """One slice: from when to when (ns, CLOCK_MONOTONIC), and its places in `Slices.tracks` and `Slices.names`."""
@@ -126,7 +124,7 @@ class Attachment:
 
     def _describe(self) -> dict[str, Any]:
         try:
-            about = _loads(self._head())
+            about = loads(self._head())
         except OSError as error:
             self._first_problem = f"cannot be read: {error.strerror}"
             return {}
@@ -243,7 +241,7 @@ class _Reader:
     def _take(self, text: bytes) -> bool:
         """Take in one line; return False if it is damaged."""
         try:
-            content = _loads(text)
+            content = loads(text)
             if "begin" in content:
                 self._take_slices(content)
             elif "arrows" in content:
@@ -284,19 +282,11 @@ class _Reader:
         return self.out
 
 
-def _loads(text: bytes) -> Any:
-    """Parse JSON; NaN and Infinity, which strict parsers in viewers refuse, stay texts."""
-    return json.loads(text, parse_constant=str, parse_float=_finite)
-
-
-def _finite(digits: str) -> float | str:
-    number = float(digits)
-    return number if math.isfinite(number) else digits
-
-
 def _shallow(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace lists and objects by their JSON text: values can be written again unchanged."""
-    return {key: json.dumps(one) if isinstance(one, (list, dict)) else one for key, one in values.items()}
+    """Replace lists, objects and numbers of more than 64 bits by their JSON text: any viewer can be given that."""
+    return {
+        key: json.dumps(one) if isinstance(one, (list, dict)) or is_long(one) else one for key, one in values.items()
+    }
 
 
 def places(known: dict[Any, int], own: list[Any]) -> Ints:

@@ -233,7 +233,8 @@ SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
-    "iterators:_next_index", "dataloader:_next_index", "1 §2.4.4", stage="sampling")  # fmt: skip
+    "iterators:_next_index, iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
+    stage="sampling")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
@@ -540,7 +541,7 @@ SLAB_MAP = _instant(
 SLAB_RELEASE = _instant(
     154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
     "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
-    "transport.arena:_set", "", "3 §storage")  # fmt: skip
+    "transport.arena:_set, record.slabs:_gone", "", "3 §storage")  # fmt: skip
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
     "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",

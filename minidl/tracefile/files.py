@@ -1,26 +1,23 @@
-"""A trace's files as bytes: read from a directory or a packed file, and packed.
+"""A trace's files as bytes: read from a directory, with the packs of workers that have ended, or from a packed file.
 
-Interface: `read_files(path)` -> `Files`, `write_packed(path, members)`. What cannot be read of a trace that is there
-is left out and said in `Files.problems`; TraceError is for a path that holds no trace. Names inside a packed file are
-never used as paths. A live file is read twice, and a slot counts if both readings agree.
+Interface: `read_files(path)` -> `Files`. What cannot be read of a trace that is there is left out and said in
+`Files.problems`; TraceError is for a path that holds no trace, or a packed file of too large contents. Names inside a
+packed file are never used as paths, and links are not followed. A live file is read twice, and a slot counts if both
+readings agree.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import gzip
-import io
 import os
 import re
-import tarfile
-import zlib
-from collections.abc import Iterable, Iterator
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from minidl.tracefile.attachments import NAME, Attachment
+from minidl.tracefile.folded import left_out, packs_of
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
     HEADER_BYTES,
@@ -31,6 +28,8 @@ from minidl.tracefile.format import (
     TraceError,
     records,
 )
+from minidl.tracefile.packs import ZIPPED, Unzipped, members
+from minidl.tracefile.words import counted
 
 _MEMBER = re.compile(
     rf"manifest\.json|([0-9]{{1,9}}-[0-9]{{1,19}})(\.events|\.meta\.jsonl)|(?P<attachment>{NAME.pattern})"
@@ -62,15 +61,30 @@ def read_files(place: Path) -> Files:
         ) from error
 
 
+TRIES: Final = 5
+"""How often a directory is read at most while files in it are folded."""
+
+
 def _read_directory(place: Path) -> Files:
-    names = sorted(os.listdir(place))
-    if not any(_MEMBER.fullmatch(name) for name in names):
-        raise TraceError(no_trace_in(place, names))
+    for _ in range(TRIES):
+        packs = _packs_in(place)
+        files = _read_once(place, packs)
+        if packs == _packs_in(place):
+            break  # else a file that was there no more when it was read may be in a pack that was not
+    return files
+
+
+def _packs_in(place: Path) -> list[tuple[int, int, str]]:
+    return packs_of(os.listdir(place))
+
+
+def _read_once(place: Path, packs: list[tuple[int, int, str]]) -> Files:
     files = Files()
-    for name in names:
-        match = _MEMBER.fullmatch(name)
-        if match is None or not (place / name).is_file():
-            continue
+    if gone := left_out(packs):
+        files.problems.append(f"the files of the {counted(gone, 'worker')} that ended first (--full keeps all)")
+    for _, _, name in packs:
+        _take_pack(files, place / name)
+    for name, match in members_in(place, files.problems):
         if match["attachment"]:
             files.attachments.append(Attachment(name, place / name))
             continue
@@ -79,10 +93,30 @@ def _read_directory(place: Path) -> Files:
             if match[2] == EVENTS_SUFFIX:
                 data = _agreed(data, (place / name).read_bytes())
         except OSError as error:
-            files.problems.append(f"{name}: {error.strerror}")
+            if match[1] not in files.side:  # it was folded at this moment
+                files.problems.append(f"{name}: {error.strerror}")
             continue
         _file(files, match, data)
     return files
+
+
+def members_in(place: Path, problems: list[str]) -> list[tuple[str, re.Match[str]]]:
+    """The names of a trace's files in a directory, each with its match. Raises TraceError if there is none.
+
+    A link could bring any file of this machine into what is packed and given away: it is left out and said.
+    """
+    names = sorted(os.listdir(place))
+    found = [(name, match) for name in names if (match := _MEMBER.fullmatch(name))]
+    if not found:
+        raise TraceError(no_trace_in(place, names))
+    out = []
+    for name, match in found:
+        with contextlib.suppress(FileNotFoundError):  # it was deleted just now
+            if stat.S_ISREG((place / name).lstat().st_mode):
+                out.append((name, match))
+            else:
+                problems.append(f"{name} is a link, a directory or a device, and no file of the trace: left out")
+    return out
 
 
 def _agreed(first: bytes, second: bytes) -> bytes:
@@ -120,23 +154,48 @@ def no_trace_in(place: Path, names: list[str]) -> str:
     return f"{place} is not a trace: it has no {MANIFEST}, only {', '.join(names[:4])}"
 
 
+def _take_pack(files: Files, place: Path) -> None:
+    """Take in a pack of workers that have ended, as far as it can be read."""
+    try:
+        if not stat.S_ISREG(place.lstat().st_mode):
+            files.problems.append(f"{place.name} is a link, a directory or a device, and is left out")
+        else:
+            _take_packed(files, place)
+    except FileNotFoundError:  # it is in a larger one by now
+        return
+    except TraceError as error:
+        files.problems.append(str(error))
+
+
 def _read_packed(place: Path) -> Files:
     with place.open("rb") as file:
         start = file.read(512)
-        if start[:2] != b"\x1f\x8b":
-            raise TraceError(_foreign(place, start))
-        file.seek(0)
-        plain, problem = _unzip(file)
-    files = Files(problems=[f"{place.name}: {problem}"] if problem else [])
-    for name, data in _members(plain, files.problems):
-        match = _MEMBER.fullmatch(name)
-        if match is None:
-            files.problems.append(f"{place.name}: a member named {name[:80]!r} is no part of a trace and was left out")
-        else:
-            _file(files, match, data)
+    if not start.startswith(ZIPPED):
+        raise TraceError(_foreign(place, start))
+    files = Files()
+    _take_packed(files, place)
     if files.manifest is None and not files.side and not files.events:
         raise TraceError(f"{place} is compressed by gzip, but holds no minidl trace")
     return files
+
+
+def _take_packed(files: Files, place: Path) -> None:
+    """Take in the members of a packed file. Raises TraceError if its contents are too large."""
+    seen = set[str]()
+    with place.open("rb") as file:
+        plain = Unzipped(place, file)
+        for name, data in members(plain, files.problems):
+            match = _MEMBER.fullmatch(name)
+            if match is None or name in seen:
+                what = "is there already" if match else "is no part of a trace"
+                files.problems.append(f"{place.name}: a member named {name[:80]!r} {what} and was left out")
+            else:
+                seen.add(name)
+                _file(files, match, data)
+        for _ in plain.rest():
+            pass
+    if plain.problem:
+        files.problems.insert(0, f"{place.name}: {plain.problem}")
 
 
 def _foreign(place: Path, start: bytes) -> str:
@@ -144,87 +203,3 @@ def _foreign(place: Path, start: bytes) -> str:
         return f"{place} is one file of a trace: give the directory that it is in: {place.absolute().parent}"
     found = "an empty file" if not start else f"a file that starts with {start[:16]!r}"
     return f"{place} is {found}, not a packed trace: give a file made by minidl pack, or a trace's directory"
-
-
-def _unzip(file: Any) -> tuple[bytes, str]:
-    """All that a gzip file, perhaps cut short or damaged, still yields; and what is wrong with it, or ""."""
-    unzip = zlib.decompressobj(wbits=31)
-    parts = []
-    try:
-        while not unzip.eof and (piece := file.read(4096)):
-            parts.append(unzip.decompress(piece))
-    except zlib.error as error:
-        return b"".join(parts), f"damaged ({error}): what comes before the damage was read"
-    return b"".join(parts), "" if unzip.eof else "truncated: what is there was read"
-
-
-def _members(plain: bytes, problems: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each plain member of a tar file, the last one perhaps cut short.
-
-    Headers are taken one by one, and tarfile's own walk is not used: its extensions can lead it back and forth in a
-    file made for that.
-    """
-    at = 0
-    while any(block := plain[at : at + tarfile.BLOCKSIZE]) and len(block) == tarfile.BLOCKSIZE:
-        try:
-            member = tarfile.TarInfo.frombuf(block, "ascii", "replace")
-        except tarfile.HeaderError as error:
-            problems.append(f"the packed file is damaged behind its first {at} bytes ({error})")
-            return
-        at += tarfile.BLOCKSIZE
-        size = max(0, member.size)
-        if member.type == tarfile.REGTYPE:
-            yield member.name, plain[at : at + size]
-        else:
-            problems.append(f"a member named {member.name[:80]!r} is no plain file and was left out")
-        at += size + -size % tarfile.BLOCKSIZE
-
-
-_REMEDIES = {
-    errno.ENOENT: "its directory does not exist: create that first, or give another path",
-    errno.EISDIR: "this is a directory: give the path of a file",
-}
-"""What the user can do if a file cannot be written."""
-
-
-@contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """Give the path of a draft beside `target`, with its suffix; it takes the target's place if the block succeeds.
-
-    What was there before is kept until then, also after Ctrl-C or on a full disk. Raises OSError as `open` does, about
-    the target and not about the draft.
-    """
-    draft = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
-        yield draft
-        draft.replace(target)
-    except OSError as error:
-        if str(error.filename) != str(draft):
-            raise
-        raise OSError(error.errno, _REMEDIES.get(error.errno or 0, error.strerror), str(target)) from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def write_packed(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
-    """Write the named files as one packed trace and return its path, with its suffix added if it is missing.
-
-    A file that is there is replaced once the new one is whole. Only its owner can read it. The same members give the
-    same bytes.
-    """
-    target = path if path.suffix == PACKED_SUFFIX else path.with_name(path.name + PACKED_SUFFIX)
-    with (
-        whole(target) as draft,
-        open(draft, "wb", opener=_private) as file,
-        gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return target
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -2,7 +2,8 @@
 
 A trace is a directory. It holds `manifest.json`; for each process `<pid>-<start>.events`, a header page and then one
 slot an event, and `<pid>-<start>.meta.jsonl`, a line of JSON for each fact that needs words; and attachments. Packed,
-the same files are the members of one gzipped tar file, `*.minidl`.
+the same files are the members of one gzipped tar file, `*.minidl`; those of workers that have ended may be so within
+the directory (`folded`).
 
 Interface: `PACK` and `RECORD` (a slot as `struct` writes it and as NumPy reads it), `Header` (the header page),
 `records` (the slots of a file), `events_file` and `side_line` (to write them), `stem_of` and `parts_of` (file names).
@@ -28,12 +29,17 @@ MANIFEST: Final = "manifest.json"
 EVENTS_SUFFIX: Final = ".events"
 SIDE_SUFFIX: Final = ".meta.jsonl"
 PACKED_SUFFIX: Final = ".minidl"
+STACKS_SUFFIX: Final = ".stacks"
+"""Of the file that a process writes its stacks to when the watchdog asks; no part of a packed trace."""
+
 LOADERS: Final = "loaders"
 """A file that grows by a byte for each iterator's number that was handed out; no part of a packed trace."""
 
 PACK: Final = struct.Struct("<qHHIqqqqqQ")
 """time, code, loader, tid, task, worker, x, y, z, seq. The sequence number (counted from 1) comes last: `pack_into`
-zeroes the slot first and writes in order, so a slot torn by a kill reads as empty and not as a record."""
+zeroes the slot first and writes in order, so a slot torn by a kill reads as empty and not as a record: on any CPU a
+process is killed between two instructions, of which the first are done. Who reads while the process writes may see the
+writes in another order on aarch64; `tail` therefore reads twice."""
 
 RECORD: Final = np.dtype(
     [

@@ -40,7 +40,6 @@ from minidl.tracefile.format import (
     records,
     stem_of,
 )
-from minidl.tracefile.ranks import MOST_RANKS
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration, listed
 
@@ -136,7 +135,7 @@ def rank_of(trace: Trace) -> int | None:
 def told(trace: Trace, name: str) -> Iterator[int]:
     """Yield each number of this name, "rank" or "world_size", that environment, process group and iterators give."""
     for facts in (trace.manifest, *trace.described("clock"), *trace.loaders.values()):
-        if type(number := facts.get(name)) is int and number <= MOST_RANKS:
+        if type(number := facts.get(name)) is int:
             yield number
 
 

@@ -8,9 +8,7 @@ refused: another host's, another process's, another time's.
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,8 +19,10 @@ import numpy as np
 
 from minidl.tracefile import attachments
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.attachments import LATEST, SLICE, Attachment, Name, SliceTrack
+from minidl.tracefile.attachments import SLICE, Attachment, Name, SliceTrack
+from minidl.tracefile.facts import LATEST
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.packs import Unzipped
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration
 
@@ -72,11 +72,13 @@ def profile(path: Path, trace: Trace, others: Sequence[Attachment] = ()) -> byte
 def _parsed(path: Path) -> dict[str, Any]:
     """The document, its fractions as Decimal: microseconds since 1970 with three decimals are too fine for a float."""
     data = path.read_bytes()
-    try:
-        if data.startswith(GZIP):
-            data = gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
-        raise TraceError(f"{path} is cut short or damaged ({error}): export or copy the profile again") from error
+    if data.startswith(GZIP):
+        with path.open("rb") as file:
+            plain = Unzipped(path, file)
+            data = b"".join(plain.rest())
+        if plain.problem:
+            why = plain.problem.partition(":")[0]
+            raise TraceError(f"{path} is cut short or damaged ({why}): export or copy the profile again")
     try:
         document = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

@@ -6,16 +6,13 @@ directory without its events; a `Trace` has them as `manifest` and `lines`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from minidl.tracefile.facts import read_facts
 from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX
 from minidl.tracefile.words import listed
-
-MOST_RANKS: Final = 1 << 20
-"""A number of ranks beyond it is a damaged record."""
 
 Line = Mapping[str, Any]
 """A line of a side file, with "process" added: which process wrote it."""
@@ -24,8 +21,8 @@ Line = Mapping[str, Any]
 def words_of(directory: Path) -> tuple[dict[str, Any], list[Line]]:
     """The manifest and the side files' lines of the trace in a directory. Lines that make no sense are left out."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        manifest = read_facts((directory / MANIFEST).read_bytes()).said
+    except (OSError, ValueError, RecursionError):
         manifest = {}
     return manifest, [line for path in sorted(directory.glob(f"*{SIDE_SUFFIX}")) for line in _lines_of(path)]
 
@@ -33,8 +30,8 @@ def words_of(directory: Path) -> tuple[dict[str, Any], list[Line]]:
 def _lines_of(path: Path) -> Iterator[Line]:
     for text in path.read_bytes().splitlines():
         try:
-            yield {**json.loads(text), "process": path.name}
-        except (ValueError, TypeError):
+            yield {**read_facts(text).said, "process": path.name}
+        except (ValueError, RecursionError):
             continue
 
 
@@ -73,7 +70,7 @@ def _without_ranks(lines: list[Line]) -> Iterator[str]:
     _, places = last_start(lines)
     ranks = {line["process"]: line["rank"] for line in places}
     sizes = (line["world_size"] for line in places if type(line.get("world_size")) is int)
-    size = max((number for number in sizes if number <= MOST_RANKS), default=0)
+    size = max(sizes, default=0)
     loaders = {line["process"] for line in lines if line.get("kind") == "loader"}
     recorded = {rank for process, rank in ranks.items() if process in loaders}
     missing = sorted(set(range(size)) - recorded)

@@ -11,7 +11,6 @@ agree.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ from minidl.tracefile import watched
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
-from minidl.tracefile.files import Files, read_files, write_packed
+from minidl.tracefile.facts import LATEST, MOST_TASKS, MOST_WORKERS, read_facts
+from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
     FORMAT_VERSION,
@@ -44,6 +44,7 @@ from minidl.tracefile.format import (
     slots_of,
 )
 from minidl.tracefile.order import Order
+from minidl.tracefile.packs import write_packed
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
 from minidl.tracefile.watched import Watched
@@ -117,10 +118,8 @@ class Trace:
             self.problems.append(f"there is no {MANIFEST}: the run's versions, machine and command are unknown")
             return {}
         try:
-            manifest = json.loads(data)
+            manifest, unsound = read_facts(data)
         except (ValueError, RecursionError):
-            manifest = None
-        if not isinstance(manifest, dict):
             self.problems.append(f"{MANIFEST} cannot be read: the run's versions, machine and command are unknown")
             return {}
         version = manifest.get("format")
@@ -131,10 +130,7 @@ class Trace:
                 f"{self.path} was written by minidl {writer}, format {version!r}; this minidl reads up to format "
                 f"{FORMAT_VERSION}: read it with the minidl that wrote it, or a later one"
             )
-        for name, kind in (("versions", dict), ("command", list)):
-            if name in manifest and not isinstance(manifest[name], kind):
-                del manifest[name]
-                self.problems.append(f"{MANIFEST}: its {name} cannot be read")
+        self.problems += [f"{MANIFEST}: its {plain(name)} cannot be read" for name in unsound]
         lacks = manifest.get("lacks")  # what was found when several traces were joined
         self.problems += [text for text in lacks if isinstance(text, str)] if isinstance(lacks, list) else []
         return manifest
@@ -149,10 +145,12 @@ class Trace:
         bad = 0
         for line in data.splitlines():
             try:
-                facts = json.loads(line)
+                facts, unsound = read_facts(line)
                 self._take(index, _text(facts.pop("kind")), facts)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 bad += 1
+            else:
+                bad += bool(unsound)
         if bad:
             self.problems.append(
                 f"pid {process.pid}: {counted(bad, 'line')} of {process.file}{SIDE_SUFFIX} cannot be read"
@@ -179,8 +177,6 @@ class Trace:
                 for key, value in facts.items()
                 if key != "loader" and (key == "unseen" or not isinstance(value, (dict, list)))
             }
-        elif kind == "uncaught" and not isinstance(facts.get("at", []), list):
-            raise TypeError("the places of an exception are no list")
         elif kind == "refused":
             self.problems.append(
                 f"pid {process.pid}: an event did not fit a record: code {facts['code']}, {facts['values']}"
@@ -250,9 +246,8 @@ class Trace:
             process.lost += overwritten
             self._lack(process, f"the oldest {counted(overwritten, 'event')} overwritten (the ring holds {ring})")
         if gaps := max(0, last - overwritten - len(rows)):
-            self._lack(
-                process, f"{counted(gaps, 'event')} missing: begun and never completed, or changed while being read"
-            )
+            why = "begun and never completed, damaged, or changed while being read"
+            self._lack(process, f"{counted(gaps, 'event')} missing: {why}")
 
     def _lack(self, process: Process, what: str) -> None:
         process.note = f"{process.note}; {what}" if process.note else what
@@ -455,9 +450,15 @@ def _text(value: object) -> str:
 
 
 def _valid(slots: Rows, ring: int) -> Rows:
-    """The records of an events file, in order of emission: a slot counts if its sequence number belongs there."""
+    """The records of an events file, in order of emission.
+
+    A slot counts if its sequence number belongs there, and its time, task and worker are possible.
+    """
     in_place = slots_of(slots, ring) == np.arange(len(slots), dtype=np.uint64)
-    rows: Rows = slots[in_place & (slots["seq"] > 0) & (slots["time"] > 0)]
+    rows: Rows = slots[in_place & (slots["seq"] > 0)]
+    rows = rows[(rows["time"] > 0) & (rows["time"] < LATEST)]
+    rows = rows[(rows["task"] >= -1) & (rows["task"] < MOST_TASKS)]
+    rows = rows[(rows["worker"] >= -1) & (rows["worker"] < MOST_WORKERS)]
     if ring and len(rows):
         rows = rows[np.argsort(rows["seq"], kind="stable")]
         rows = rows[rows["seq"] > max(0, int(rows["seq"][-1]) - ring)]

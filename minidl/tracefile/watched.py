@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from minidl.evidence.model import RunEvidence
 from minidl.tracefile import attachments
+from minidl.tracefile.facts import LATEST
 
 KIND: Final = "watch"
 NEXT, START, SHUTDOWN, OWN = "next", "start", "shutdown", "own code"
@@ -230,12 +231,12 @@ def _vitals(values: Sequence[Any]) -> Vitals:
 def _number(value: Any) -> int:
     """A number that an array of 64-bit integers holds."""
     number = int(value)
-    if abs(number) >= attachments.LATEST:
+    if abs(number) >= LATEST:
         raise ValueError("no number of the kernel's")
     return number
 
 
 def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < attachments.LATEST:
+    if type(value) is not int or not 0 <= value < LATEST:
         raise ValueError("no time")
     return value

@@ -43,7 +43,7 @@ from minidl.tracefile.batches import (
     sums,
 )
 from minidl.tracefile.events import EVENTS, Event, Field, Message, Phase, Track
-from minidl.tracefile.files import whole
+from minidl.tracefile.packs import whole
 from minidl.tracefile.spans import nest
 from minidl.tracefile.words import value_of
 from minidl.views.attached import Attached

@@ -32,8 +32,8 @@ from minidl.references import source_line
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
-from minidl.tracefile.files import whole
 from minidl.tracefile.loaders import dataloaders, name_of
+from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, paint
 from minidl.views.scene import (

@@ -30,7 +30,7 @@ from minidl.analysis.headline.model import What
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.events import EVENTS, Phase
-from minidl.tracefile.files import whole
+from minidl.tracefile.packs import whole
 from minidl.views.chrome import CAUSE, COUNTERS, DEATH, NOTE, SAMPLED, DrawnLane, Export, LaneRole, Progress
 from minidl.views.colours import BATCHES, RED, THEMES, paint, perfettos_name
 from minidl.views.scene import ALARMS

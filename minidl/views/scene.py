@@ -552,7 +552,7 @@ def scene_of(
 def window_of(edge: int, since: float | None, until: float | None) -> tuple[int, int]:
     """Return begin and end, ns, of the window in a trace that ends at `edge`. Raises ValueError if it is empty."""
     begin, end = 0, max(edge, 1)
-    if all(math.isfinite(second) for second in (since, until) if second is not None):
+    if all(math.isfinite(second * 1e9) for second in (since, until) if second is not None):
         begin, end = (at if s is None else round(s * 1e9) for s, at in ((since, begin), (until, end)))
         if begin < end and begin < max(edge, 1) and end > 0:
             return begin, end

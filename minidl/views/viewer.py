@@ -78,8 +78,21 @@ _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
 _WAIT = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>minidl</title>'
 """Begin of a page that asks again after a second."""
 
-_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
-"""The page may load from and send to this server only. Otherwise the UI would contact its makers' hosts."""
+_SELF = "default-src 'self' 'unsafe-inline' 'wasm-unsafe-eval' data: blob:; object-src 'none'; base-uri 'self'"
+"""The page may load from and send to this server only: otherwise the UI would contact its makers' hosts. It compiles
+WebAssembly, and no text into code."""
+
+_ALONE = "form-action 'none'; frame-ancestors 'none'"
+
+GUARDS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": _ALONE,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+}
+"""Headers of everything that is served: no other page may frame it or read it. What a page may load, it says itself."""
 
 
 class ViewerError(RuntimeError):
@@ -586,11 +599,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(size))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Referrer-Policy", "no-referrer")
+        for name, value in {**GUARDS, "Content-Security-Policy": f"{_SELF}; {_ALONE}"}.items():
+            self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -663,7 +663,8 @@ def test_any_events_at_all_are_followed(tmp_path: Path) -> None:
     at = replay(tmp_path)
     states = list(at.walk())
     assert any(state.violation for state in states)
-    for position in (2999, 1500, 3):
+    assert len(at) > 2000, "the reader leaves out events that no recorder writes"
+    for position in (len(at) - 1, 1500, 3):
         assert at.to(position) == states[position]
         assert render(at)
 

@@ -170,7 +170,9 @@ def test_no_other_origin_may_read_it_and_the_page_may_ask_nobody_else(running: V
         assert not [name for name in headers if name.lower().startswith("access-control-")]
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Content-Security-Policy"].startswith("default-src 'self' ")
+        policy = dict(part.strip().split(maxsplit=1) for part in headers["Content-Security-Policy"].split(";"))
+        assert policy["default-src"].split() == ["'self'", "'unsafe-inline'", "'wasm-unsafe-eval'", "data:", "blob:"]
+        assert policy["frame-ancestors"] == policy["form-action"] == "'none'", "no page may show it in a frame"
 
 
 def test_it_listens_on_the_loopback_address_alone(running: Viewer) -> None:

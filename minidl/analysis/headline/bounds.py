@@ -79,9 +79,10 @@ def what_bounds(run: Inquiry) -> Headline:
     if len(groups) > 1:
         kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
         evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
-        params, several = run.trace.loaders.get(number, {}), len({one.name for one in known}) > 1
-        who = [f"rank {params['rank']}"] if len({one.rank for one in known}) > 1 else []
-        who += [PurePath(str(params["made_at"])).name] if several and params.get("made_at") else []
+        mine = next((one for one in known if number in one.iterators), None)
+        rank = mine.rank if mine is not None and len({one.rank for one in known}) > 1 else -1
+        made_at = run.trace.loaders.get(number, {}).get("made_at") if len({one.name for one in known}) > 1 else ""
+        who = [*([f"rank {rank}"] if rank >= 0 else []), *([PurePath(made_at).name] if made_at else [])]
         said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
     if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
         return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)

@@ -1,0 +1,96 @@
+"""What a manifest and the lines of side files say: JSON, in which nobody later has to doubt a type or a size.
+
+Interface: `read_facts(text)` -> `Facts`, the object and the names of what was left out of it. `loads` parses any JSON
+of a trace, and `is_long` says whether a value of it is a number that no column holds.
+
+A fact that has another type than its name promises, or that is a number beyond all sense, is left out, as if its writer
+had not known it. A reader of facts therefore asks whether a fact is there, and not what it is. Names that no table
+has are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, NamedTuple
+
+LATEST: Final = 1 << 62
+"""Nothing of a trace is later, in ns of any clock, or larger, in bytes: sums of two still fit 64 bits."""
+
+MOST_RANKS: Final = 1 << 20
+"""A number of ranks beyond it is a damaged record."""
+
+MOST_WORKERS: Final = 1 << 16
+MOST_TASKS: Final = 1 << 31
+
+_TIME, _COUNT, _INT64 = range(LATEST), range(MOST_TASKS), range(-(1 << 63), 1 << 63)
+_PID, _WORKER, _RANK = range(1 << 32), range(-1, MOST_WORKERS), range(-1, MOST_RANKS + 1)
+
+_TIMES: Final = ("monotonic_ns", "realtime_ns", "start_monotonic_ns", "start_realtime_ns", "at_ns", "error_ns")
+NUMBERS: Final = {
+    **dict.fromkeys(_TIMES, _TIME),
+    **dict.fromkeys(("dataset_length", "arena_bytes", "ring_bytes", "dataloader"), range(LATEST)),
+    **dict.fromkeys(("offset_ns", "sampler_seed"), _INT64),
+    **dict.fromkeys(("batch_size", "prefetch_factor", "prefetch", "sampler_repeats", "restart", "id"), _COUNT),
+    **dict.fromkeys(("cpus", "cpus_allowed"), _COUNT),
+    **dict.fromkeys(("pid", "ppid", "tid"), _PID),
+    **dict.fromkeys(("worker", "num_workers"), _WORKER),
+    **dict.fromkeys(("rank", "local_rank", "world_size"), _RANK),
+    "loader": range(1 << 16),
+    "ident": range(1 << 64),
+    "seed": range(1 << 64),
+}
+"""Facts that are whole numbers, each with its range."""
+
+_TEXTS: Final = (
+    "kind", "role", "name", "text", "error", "why", "iterator", "dataset", "dataset_kind", "sampler", "made_at",
+    "collate_fn", "transport", "pin_memory_device", "host", "boot_id", "detail",
+)  # fmt: skip
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("command", "at", "unseen", "lacks", "argv"), list),
+    **dict.fromkeys(("versions", "clock", "cpu_time", "explored"), dict),
+    **dict.fromkeys(("timeout_s", "cpu_quota"), (int, float)),
+}
+_NEVER_NONE: Final = frozenset({*(name for name, kind in _KINDS.items() if kind in (list, dict)), *_TIMES})
+"""Facts that are not known if they are None; of others it may be what the program chose."""
+
+
+class Facts(NamedTuple):
+    """A JSON object. unsound: the names of the facts that were left out, since their values make no sense."""
+
+    said: dict[str, Any]
+    unsound: list[str]
+
+
+def read_facts(text: bytes) -> Facts:
+    """Read one JSON object. Raises ValueError if it is none; RecursionError if it is nested too deeply."""
+    said = loads(text)
+    if not isinstance(said, dict):
+        raise ValueError(f"a {type(said).__name__} where a JSON object belongs")
+    said = {name: value for name, value in said.items() if value is not None or name not in _NEVER_NONE}
+    unsound = [name for name, value in said.items() if value is not None and not _is_sound(name, value)]
+    return Facts({name: value for name, value in said.items() if name not in unsound}, unsound)
+
+
+def _is_sound(name: str, value: object) -> bool:
+    if name in NUMBERS:
+        return type(value) is int and value in NUMBERS[name]
+    if name in _KINDS:
+        return isinstance(value, _KINDS[name]) and not isinstance(value, bool)
+    return not is_long(value)
+
+
+def is_long(value: object) -> bool:
+    """Whether this is a whole number of more than 64 bits."""
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
+
+
+def loads(text: bytes) -> Any:
+    """Parse JSON; NaN and Infinity, which strict parsers in viewers refuse, stay texts."""
+    return json.loads(text, parse_constant=str, parse_float=_finite)
+
+
+def _finite(digits: str) -> float | str:
+    number = float(digits)
+    return number if math.isfinite(number) else digits

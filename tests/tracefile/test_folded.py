@@ -1,0 +1,144 @@
+"""Files of workers that have ended are folded into packs: nothing is lost, at whatever moment that stops."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidl.tracefile import files, folded
+from minidl.tracefile.files import read_files
+from minidl.tracefile.folded import KEPT, due, fold, left_out, packs_of
+from minidl.tracefile.format import EVENTS_SUFFIX, RECORD, SIDE_SUFFIX, Header, events_file, side_line, stem_of
+
+
+def leave(directory: Path, number: int, noise: int = 0) -> str:
+    """What a worker leaves: some events, and a line about itself. noise: bytes that no compression makes less."""
+    rows = np.zeros(3 + noise // 64, RECORD)
+    rows["seq"], rows["time"] = np.arange(1, len(rows) + 1), number
+    rows["x"] = np.frombuffer(random.Random(number).randbytes(8 * len(rows)), "<i8")
+    stem = stem_of(1000 + number % 7, number)  # ids of processes come again
+    (directory / (stem + EVENTS_SUFFIX)).write_bytes(events_file(Header(1000 + number % 7, number), rows))
+    (directory / (stem + SIDE_SUFFIX)).write_bytes(side_line("process", role="worker", worker=number))
+    (directory / "manifest.json").write_text('{"format": 1}')
+    return stem
+
+
+def kept(directory: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    found = read_files(directory)
+    assert found.problems == []
+    return found.side, found.events
+
+
+def test_the_newest_workers_keep_their_files_and_others_until_they_are_as_many_again() -> None:
+    stems = [stem_of(99 - number, 10**9 + number) for number in range(2 * KEPT)]
+    assert due(stems[1:], 1) == []
+    assert due(stems[::-1], 1) == stems[:KEPT]
+    assert due(stems, KEPT + 1) == []
+
+
+def test_a_long_run_has_few_files_and_loses_nothing(tmp_path: Path) -> None:
+    stems, most = [], 0
+    for number in range(1, 1 + 30 * KEPT):
+        stems.append(leave(tmp_path, number))
+        if old := due([name[: -len(SIDE_SUFFIX)] for name in os.listdir(tmp_path) if name.endswith(SIDE_SUFFIX)], 1):
+            fold(tmp_path, old, None)
+        most = max(most, len(os.listdir(tmp_path)))
+    assert most <= 1 + 4 * KEPT + 6, "and a pack for each doubling of their number"
+    side, events = kept(tmp_path)
+    assert sorted(side) == sorted(events) == sorted(stems)
+    for number, stem in enumerate(stems, 1):
+        assert (Header.read(events[stem]).start_ns, b'"worker": %d' % number in side[stem]) == (number, True)
+
+
+def test_the_oldest_packs_are_deleted_beyond_a_limit_and_that_is_said(tmp_path: Path) -> None:
+    for begin in range(1, 81, 8):
+        fold(tmp_path, [leave(tmp_path, number, noise=8192) for number in range(begin, begin + 8)], 40_000)
+    names = os.listdir(tmp_path)
+    assert sum((tmp_path / name).stat().st_size for name in names) <= 40_000 + max(
+        (tmp_path / name).stat().st_size for name in names
+    )
+    gone = left_out(packs_of(names))
+    assert 0 < gone < 80
+    found = read_files(tmp_path)
+    assert len(found.side) == len(found.events) == 80 - gone
+    assert found.problems == [f"the files of the {gone} workers that ended first (--full keeps all)"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_a_fold_that_is_killed_at_any_moment_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    first, second = [leave(tmp_path, n) for n in range(1, 5)], [leave(tmp_path, n) for n in range(5, 9)]
+    before, left = kept(tmp_path), [moment]
+    fold(tmp_path, first, None)
+
+    def dies_at_last(act: object) -> object:
+        def done(*args: object, **options: object) -> object:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return act(*args, **options)  # type: ignore[operator]
+
+        return done
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "replace"):
+            patch.setattr(Path, name, dies_at_last(getattr(Path, name)))
+        try:
+            fold(tmp_path, second, None)
+        except Killed:
+            pass
+    assert kept(tmp_path) == before
+    again = [stem for stem in second if (tmp_path / (stem + EVENTS_SUFFIX)).exists()]
+    fold(tmp_path, again or [leave(tmp_path, 9)], None)
+    assert before[0].items() <= kept(tmp_path)[0].items(), "the next one goes on"
+
+
+def test_a_trace_is_read_whole_while_it_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stems, read = [leave(tmp_path, number) for number in range(1, 9)], files.members_in
+    before, folds = kept(tmp_path), [stems[:4], stems[4:6], stems[6:]]
+
+    def folded_meanwhile(place: Path, problems: list[str]) -> object:
+        names = read(place, problems)
+        if folds:
+            fold(tmp_path, folds.pop(0), None)
+        return names
+
+    monkeypatch.setattr(files, "members_in", folded_meanwhile)
+    assert kept(tmp_path) == before
+    assert folds == []
+
+
+def test_empty_slots_are_not_kept_and_no_event_is_lost(tmp_path: Path) -> None:
+    stem = leave(tmp_path, 1)
+    path = tmp_path / (stem + EVENTS_SUFFIX)
+    written, slots = path.read_bytes(), 1024
+    header = Header.read(written)._replace(slots=slots)
+    path.write_bytes(header.page() + written[4096:].ljust(64 * slots, b"\0"))
+    fold(tmp_path, [stem], None)
+    assert kept(tmp_path)[1] == {stem: written}
+
+
+def test_of_packs_that_overlap_the_larger_one_counts(tmp_path: Path) -> None:
+    names = ["ended-1-4.minidl", "ended-1-8.minidl", "ended-5-8.minidl", "ended-9-9.minidl", "manifest.json"]
+    assert [name for _, _, name in packs_of(names)] == ["ended-1-8.minidl", "ended-9-9.minidl"]
+
+
+def test_one_process_folds_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stems = [leave(tmp_path, 1), leave(tmp_path, 2)]
+
+    def meanwhile(*args: object) -> None:
+        with pytest.raises(BlockingIOError):
+            fold(tmp_path, stems[1:], None)
+
+    monkeypatch.setattr(folded, "_merge", meanwhile)
+    fold(tmp_path, stems[:1], None)
+    assert (tmp_path / (stems[1] + EVENTS_SUFFIX)).exists()
