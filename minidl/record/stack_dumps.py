@@ -3,9 +3,10 @@
 Interface: `answer(directory, describe)` prepares this process; `no_longer()` ends that.
 
 The watchdog sends a real-time signal, and faulthandler's handler, which is C and takes no lock, writes the stacks of
-all threads to a file in the trace's folder. The signal is one that nothing in this process uses; a system call that it
-interrupts is restarted. Before faulthandler takes the signal it is ignored, so that one that comes while the
-interpreter ends, which gives the signal back, kills nothing.
+all threads to a file in the trace's folder. The signal is one that nothing in this process uses. The kernel takes up
+again some of the system calls that it interrupts; poll, select, epoll_wait and sleeps end with EINTR, so that the
+watchdog does not send it to a process that may be in one (see `minidl.watch.dumps`). Before faulthandler takes the
+signal it is ignored, so that one that comes while the interpreter ends, which gives the signal back, kills nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
-SUFFIX: Final = ".stacks"
+from minidl.tracefile.format import STACKS_SUFFIX
 
 
 @dataclass
@@ -45,7 +46,7 @@ def answer(directory: str, describe: Callable[..., Any]) -> None:
     signum = free_signal() if inherited is None else inherited.signum
     if signum is None:
         return
-    name = f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
+    name = f"{os.getpid()}-{time.monotonic_ns()}{STACKS_SUFFIX}"
     try:
         file = open(os.path.join(directory, name), "ab", buffering=0)  # noqa: SIM115  # it stays open
         try:

@@ -4,8 +4,9 @@ Interface: `settings(...)` says when it acts, `begin(recording)` starts it, `end
 it ask a process for its stacks.
 
 MINIDL_HANG_AFTER=SECONDS starts it with each trace, "off" never; MINIDL_ON_HANG is "report", "raise" or "kill";
-MINIDL_HANG_STACKS=off sends no signal for stacks. It is a process (see `minidl.watch`), and no child of this one: a
-program that waits for any child does not meet it. It ends with this process, however that ends.
+MINIDL_HANG_STACKS=off sends no signal for stacks (when one is sent: `minidl.watch.dumps`). It is a process (see
+`minidl.watch`), and no child of this one: a program that waits for any child does not meet it. It ends with this
+process, however that ends.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
 from minidl.errors import LoaderHangError
+from minidl.process_stat import HeldProcess
 from minidl.record import recorder, stack_dumps
 from minidl.record.recorder import TraceConfig
+from minidl.tracefile.folded import KEPT
 from minidl.tracefile.format import TraceError
 
 ON_HANG: Final = ("report", "raise", "kill")
@@ -36,9 +40,24 @@ _END_SECONDS: Final = 2.0
 _BOOT: Final = (
     "import json, os, sys; os.fork() and os._exit(0); os.setsid(); "
     "given = json.loads(sys.argv[1]); sys.path[:] = given.pop('path'); "
-    "from minidl.watch.watcher import main; main(**given)"
+    "from minidl.watch.{module} import main; main(**given)"
 )
-"""What the watchdog's interpreter runs. The process that was started ends at once, so the other is no child of ours."""
+"""What an interpreter beside this one runs. The process that was started ends at once, so the other is no child of
+ours."""
+
+
+def _beside(module: str, fds: tuple[int, ...] = (), **given: Any) -> None:
+    """Start a process that runs `main(**given)` of a module of `minidl.watch`. Raises OSError."""
+    given["path"] = [*dict.fromkeys(place or os.getcwd() for place in [*sys.path, str(_PACKAGE)])]
+    started = subprocess.Popen(
+        [sys.executable, "-S", "-c", _BOOT.format(module=module), json.dumps(given)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env=_environment(),
+        pass_fds=fds,
+    )
+    started.wait()
 
 
 def seconds(text: str) -> float:
@@ -85,12 +104,15 @@ class Watchdog:
     def __init__(self, config: TraceConfig) -> None:
         self.pid = os.getpid()
         self.stays = False  # after the trace, until this process ends
+        if config.on_hang != "report":
+            _must_be_held()
         self.mine, theirs = socket.socketpair()
         self._raises = _signal_that_raises(self.mine) if config.on_hang == "raise" else 0
         given = {
-            "path": [*dict.fromkeys(place or os.getcwd() for place in [*sys.path, str(_PACKAGE)])],
             "directory": config.directory,
             "main_pid": self.pid,
+            "since": time.monotonic_ns(),
+            "most_bytes": config.ring_bytes,
             "channel": theirs.fileno(),
             "hang_after": config.hang_after,
             "on_hang": config.on_hang,
@@ -98,15 +120,7 @@ class Watchdog:
             "raises": self._raises,
         }
         try:
-            started = subprocess.Popen(
-                [sys.executable, "-S", "-c", _BOOT, json.dumps(given)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=_environment(),
-                pass_fds=(theirs.fileno(),),
-            )
-            started.wait()
+            _beside("watcher", (theirs.fileno(),), **given)
         except OSError:
             self.mine.close()
             raise
@@ -129,6 +143,16 @@ class Watchdog:
                 signal.signal(self._raises, signal.SIG_DFL)
         self.mine.close()
         return ended
+
+
+def fold_if_many(config: TraceConfig, workers: int) -> None:
+    """Have the files of workers that have ended folded, if there are many and no watchdog is to do that.
+
+    workers: of the iterator that begins. See `tracefile.folded`.
+    """
+    with contextlib.suppress(OSError):  # then they stay as they are
+        if not config.hang_after and len(os.listdir(config.directory)) >= 4 * max(KEPT, workers + 1) + 2 * workers:
+            _beside("folding", directory=config.directory, most_bytes=config.ring_bytes)
 
 
 def begin(recording: recorder.Recorder) -> Watchdog | None:
@@ -167,6 +191,14 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MINIDL_", "PYTHON"))}
     home = {name: os.environ[name] for name in ("PYTHONHOME",) if name in os.environ}
     return kept | home | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _must_be_held() -> None:
+    """Raise ValueError if the watchdog could not signal this process: without a pidfd it might mean another one."""
+    try:
+        HeldProcess(os.getpid()).close()
+    except OSError as error:
+        raise ValueError(f"--on-hang needs pidfd_open (Linux 5.3 or later), which fails: {error.strerror}") from None
 
 
 def _signal_that_raises(channel: socket.socket) -> int:

@@ -2,9 +2,14 @@
 
 Interface: `Asked(directory)` knows which processes answer; `stacks(pids)` asks them. `parsed(text)` reads a dump.
 
-Rules of use: a process is sent the signal only if it handles that signal, and its descriptor is the file that it named:
-a program that the process has turned into by exec would die of the signal, and a descriptor that was closed may be
-another file by now.
+Rules of use: the signal is handled in the process's main thread, and ends some of the calls that this may be in: poll,
+select, epoll_wait, a sleep, a wait with a timeout. Python goes on with them; C code gets EINTR, and may take that for
+an error. So a process is asked only if its main thread has not given up the CPU by itself for QUIET_SECONDS, up to the
+moment of the signal, and computes, or is in a call that the kernel takes up again after the signal (`interrupts`).
+What it is in is read in /proc/PID/syscall: where that may not be read, no process is asked.
+
+A process is also asked only if it handles the signal, and its descriptor is the file that it named: a program that the
+process has turned into by exec would die of the signal, and a descriptor that was closed may be another file by now.
 """
 
 from __future__ import annotations
@@ -14,20 +19,24 @@ import json
 import os
 import platform
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from minidl.evidence.model import Frame
-from minidl.evidence.processes import memory_of
+from minidl.evidence.model import Frame, Syscall
+from minidl.evidence.processes import ThreadLook, memory_of, status_of, thread_look
 from minidl.evidence.stacks import Stack, Stacks, source_of
+from minidl.evidence.syscalls import FOR_EVER
+from minidl.process_stat import signal_if
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
 ANSWER_SECONDS: Final = 3.0
-"""How long a process may take to answer: one that is stopped, or in an uninterruptible sleep, does not."""
+"""How long processes may take to answer: one that is stopped, or in an uninterruptible sleep, does not."""
+
+QUIET_SECONDS: Final = 0.2
+"""For so long the main thread of a process that is asked has been in one call, or has computed."""
 
 _HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
@@ -78,8 +87,12 @@ class Asked:
 
     def stacks(self, pids: Iterable[int]) -> Stacks:
         """Return the stacks of those processes that answer, by process and by the kernel's number of the thread."""
-        known = {pid: self._how(pid) for pid in pids}
-        return {pid: found for pid, how in known.items() if how is not None and (found := self._ask(how))}
+        known = [(how, _main_thread(how.pid)) for pid in pids if (how := self._how(pid)) is not None]
+        time.sleep(QUIET_SECONDS)
+        asked = [(how, size) for how, before in known if (size := self._ask(how, before)) >= 0]
+        until = time.monotonic() + ANSWER_SECONDS
+        dumps = [(how, parsed(_written(self._file(how), size, until))) for how, size in asked]
+        return {how.pid: found for how, dump in dumps if (found := _by_tid(dump, how))}
 
     def _how(self, pid: int) -> Answering | None:
         """Read in the side files of the trace how a process is asked."""
@@ -94,35 +107,60 @@ class Asked:
                     threads[line["ident"]] = (int(line["tid"]), str(line["name"]))
         return None if answering is None else Answering(pid, *answering, threads)
 
-    def _ask(self, how: Answering) -> dict[int, Stack]:
-        file = self.directory / os.path.basename(how.file)
+    def _file(self, how: Answering) -> Path:
+        return self.directory / os.path.basename(how.file)
+
+    def _ask(self, how: Answering, before: ThreadLook | None) -> int:
+        """Ask a process, if that does no harm; return how much its file held before, -1 = it was not asked."""
         try:
-            before = file.stat().st_size
-            process = os.pidfd_open(how.pid)
+            size = self._file(how).stat().st_size
         except OSError:
-            return {}
-        try:
-            if not _handles(how, file):
-                return {}
-            signal.pidfd_send_signal(process, how.signum)
-        except OSError:
-            return {}
-        finally:
-            os.close(process)
-        return _by_tid(parsed(_written(file, before)), how)
+            return -1
+        asked = signal_if(how.pid, how.signum, lambda: _handles(how, self._file(how)) and not interrupts(how, before))
+        return size if asked else -1
+
+
+def interrupts(how: Answering, before: ThreadLook | None) -> bool:
+    """Whether the signal might end a call of the process. before: what its main thread did QUIET_SECONDS ago."""
+    now = _main_thread(how.pid)
+    if before is None or now is None or before.call is None or now.call is None:
+        return True
+    blocked = int(now.known.get("SigBlk", "0"), 16) >> (how.signum - 1) & 1  # then another thread would get it
+    same = (before.call.name, before.call.args, before.switches) == (now.call.name, now.call.args, now.switches)
+    computes = now.call.name == "running" and before.system == now.system  # and does not call poll all the time
+    return bool(blocked) or not same or not (computes or _goes_on(how.pid, now.call))
+
+
+def _goes_on(pid: int, call: Syscall) -> bool:
+    """Whether the kernel takes a call up again after a signal that was handled, by signal(7)."""
+    if call.name in ("read", "readv", "write", "writev"):  # at a socket it may have a timeout
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{pid}/fd/{call.fds[0]}").startswith("pipe:")
+        return False
+    return call.name in _TAKEN_UP and call.timeout == FOR_EVER
+
+
+_TAKEN_UP: Final = frozenset(("futex", "wait4", "waitid", "flock", "fcntl"))
+
+
+def _main_thread(pid: int) -> ThreadLook | None:
+    return thread_look(pid, pid, memory_of(pid))
 
 
 def _handles(how: Answering, file: Path) -> bool:
     """Whether the process handles the signal now, and its descriptor is the file still."""
-    status = Path(f"/proc/{how.pid}/status").read_text()
-    caught = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")), 0)
-    there, own = os.stat(f"/proc/{how.pid}/fd/{how.fd}"), file.stat()
+    try:
+        status = status_of(Path(f"/proc/{how.pid}/status").read_text())
+        there, own = os.stat(f"/proc/{how.pid}/fd/{how.fd}"), file.stat()
+    except OSError:
+        return False
+    caught = int(status.get("SigCgt", "0"), 16)
     return bool(caught >> (how.signum - 1) & 1) and (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
 
-def _written(file: Path, before: int) -> str:
-    """Return what is written behind `before`, once nothing more comes."""
-    until, size, since = time.monotonic() + ANSWER_SECONDS, before, time.monotonic()
+def _written(file: Path, before: int, until: float) -> str:
+    """Return what is written behind `before`, once nothing more comes, or at the moment `until`."""
+    size, since = before, time.monotonic()
     while time.monotonic() < until:
         time.sleep(0.005)
         try:

@@ -1,6 +1,7 @@
 """Signs of life of a process, read from /proc: cheap, and without a signal to it.
 
-Interface: `sample(pids)` of some processes, `vitals(pid)` of one, `exit_code(pid)` of a zombie, `started(pid)`.
+Interface: `sample(pids)` of some processes, `vitals(pid)` of one, `exit_code(pid)` of a zombie, `started(pid)`,
+`there_at(pid, moment)`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from minidl.evidence.machine import read_machine
-from minidl.process_stat import ENDED, stat_fields
+from minidl.process_stat import ENDED, born, stat_fields
 from minidl.tracefile.watched import Sample, Vitals
 
 _TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
@@ -55,6 +56,12 @@ def started(pid: int) -> int:
     """Return when a process began, in the kernel's ticks: with its id, it tells processes apart. 0 = it is gone."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[19])
+
+
+def there_at(pid: int, moment: int) -> bool:
+    """Whether the process that has this id now was there at a moment (ns, CLOCK_MONOTONIC), to a second."""
+    fields = _stat(pid)
+    return fields is not None and born(fields) <= moment / 1e9 + 1
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -4,8 +4,14 @@ Interface: `main(...)`, which `record.watchdog` starts in a process of its own.
 
 Every second it looks whether the run's processes are there, samples them now and then, and reads the new events of
 those that iterate over a loader (`waits`). When one has waited for too long, a forked child takes a look: evidence of
-all processes, and at the time of the alarm what `minidl doctor` says of it. So the watchdog itself never waits for
-anything but the next second, the end of a process, or a word of the run, and ends within milliseconds of the run.
+all processes, and at the time of the alarm what `minidl doctor` says of it. Another one folds the files of workers that
+have ended (`tracefile.folded`). So the watchdog itself never waits for anything but the next second, the end of a
+process, or a word of the run, and ends within milliseconds of the run.
+
+A look may never end: a source file or a process that it reads may be on a file system that does not answer. After
+LOOK_SECONDS it is given up. The alarm, and what is to be done then, come without a look's words where no look is
+possible, or the one that runs has not ended LOOK_SECONDS after the alarm's time. While a look that was given up can't
+be killed, no other is begun.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +33,16 @@ import numpy as np
 
 import minidl
 from minidl.evidence.model import RunEvidence
+from minidl.process_stat import HeldProcess
 from minidl.segments import remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
-from minidl.tracefile.format import header_problem, records
+from minidl.tracefile.folded import KEPT, due
+from minidl.tracefile.format import STACKS_SUFFIX, header_problem, parts_of, records
 from minidl.tracefile.tail import tail
 from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START, Ended, Stall
-from minidl.watch.vitals import exit_code, sample, started
+from minidl.watch.folding import ended_workers, fold_gently, runs
+from minidl.watch.vitals import exit_code, sample, started, there_at
 from minidl.watch.waits import OpenWait, Waits
 
 TICK: Final = 1.0
@@ -55,6 +65,9 @@ MOST_BYTES: Final = 32 << 20
 MOST_EVENTS: Final = 8192
 MOST_TEXT: Final = 4000
 KILL_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 45.0
+"""How long a look may take: py-spy alone has 30 s for all processes, and the machine may be busy."""
+
 _SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
 
 
@@ -75,9 +88,10 @@ class Watcher:
 
     def __init__(
         self, directory: Path, main_pid: int, channel: socket.socket, hang_after: float, on_hang: str, stacks: bool,
-        raises: int,
+        raises: int, since: int, most_bytes: int | None,
     ) -> None:  # fmt: skip
-        self.directory, self.main_pid, self.channel = directory, main_pid, channel
+        self.directory, self.main_pid, self.since, self.channel = directory, main_pid, since, channel
+        self.most_bytes = most_bytes  # of packs of workers that have ended; None = no limit
         self.hang_after, self.on_hang, self.stacks, self.raises = hang_after, on_hang, stacks, raises
         self.stderr = os.dup(2)  # the run's own; the alarm is all that is written to it
         os.dup2(os.open(os.devnull, os.O_RDWR), 2)
@@ -85,6 +99,9 @@ class Watcher:
         self.processes: dict[int, _Watched] = {}
         self.stems: set[str] = set()  # of the processes' files, as far as they have been found
         self.stalls: dict[tuple[int, int], _Open] = {}  # by process and iterator
+        self.lost: list[int] = []  # children that were killed, and are there still
+        self.folds = 0  # the child that folds files of workers that have ended; 0 = there is none
+        self.most = 0  # processes that were there at one time
         self.next_sample = 0.0
         self.looks = self.own_looks = 0
         self.stays = 0.0  # since when the trace has ended and the process has not; seconds, CLOCK_MONOTONIC
@@ -97,7 +114,7 @@ class Watcher:
     # --- the loop
     def run(self) -> None:
         """Watch until the run ends."""
-        self._watch(self.main_pid)
+        self._watch(self.main_pid, self.since)
         if self.main_pid not in self.processes:  # it was faster
             self.write(watched.ended(Ended(self.main_pid, time.monotonic_ns(), exit_code(self.main_pid))))
         while self.main_pid in self.processes:
@@ -131,8 +148,9 @@ class Watcher:
             if not process.is_there():
                 self._ended(pid, process)
         for known in self.stalls.values():
-            if known.reap():
-                self._act(known.stall)
+            if known.look is not None and known.look.has_ended():
+                self._take_words(known)
+        self.lost = [child for child in self.lost if not _reaped(child)]
         return False
 
     def _remove_segments(self) -> None:
@@ -145,8 +163,8 @@ class Watcher:
         remove_segments_of(pids - self.processes.keys())
 
     def _finish(self) -> None:
-        for stall in self.stalls.values():
-            stall.stop()
+        for known in self.stalls.values():
+            self._give_up(known)
         if not self.stays:
             self._end_trace()
 
@@ -163,7 +181,7 @@ class Watcher:
         self.write(watched.sample(sample(left)))  # also: who has outlived the main process
         used = os.times()
         self.write(watched.over(round(1000 * sum(used[:4]))))
-        for file in self.directory.glob("*.stacks"):
+        for file in self.directory.glob(f"*{STACKS_SUFFIX}"):
             with contextlib.suppress(OSError):
                 file.unlink()
 
@@ -184,11 +202,25 @@ class Watcher:
             stem, _, kind = name.partition(".")
             if kind == "meta.jsonl" and stem not in self.stems:
                 self.stems.add(stem)
-                self._watch(int(stem.split("-")[0]), stem)
+                pid, since = parts_of(stem)
+                self._watch(pid, since, stem)
+        self.most = max(self.most, len(self.processes))
+        self._fold(names)
 
-    def _watch(self, pid: int, stem: str = "") -> None:
+    def _fold(self, names: list[str]) -> None:
+        """Fold the files of workers that have ended, if they are many: in a child, which takes its time."""
+        if self.folds and _reaped(self.folds):
+            self.folds = 0
+        if self.folds or len(names) < 4 * max(KEPT, self.most):
+            return
+        for name in (name for name in names if name.endswith(STACKS_SUFFIX) and not runs(name[: -len(STACKS_SUFFIX)])):
+            (self.directory / name).unlink(missing_ok=True)
+        stems = due(ended_workers(self.directory, names), self.most)
+        self.folds = self._forked(lambda: fold_gently(self.directory, stems, self.most_bytes)) if stems else 0
+
+    def _watch(self, pid: int, since: int, stem: str = "") -> None:
         if pid not in self.processes:
-            process = _Watched(pid)
+            process = _Watched(pid, since)
             if not process.is_there():
                 return
             self.processes[pid] = process
@@ -200,9 +232,9 @@ class Watcher:
     def _ended(self, pid: int, process: _Watched) -> None:
         if not self.stays or self.own_looks:  # a trace that has ended is left alone, unless its program hangs at exit
             self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
-        if process.fd >= 0:
+        if process.held is not None:
             self.poll.unregister(process.fd)
-            os.close(process.fd)
+            process.held.close()
         del self.processes[pid]
 
     # --- waits
@@ -213,42 +245,108 @@ class Watcher:
                 longest = reader.longest.get(wait.what, reader.longest[NEXT])
                 found[reader.pid, wait.loader] = Stall(wait.loader, wait.what, wait.since, reader.pid), longest
         for key in self.stalls.keys() - found.keys():
-            self.stalls.pop(key).stop()
+            self._give_up(self.stalls.pop(key))
         for key, (stall, longest) in found.items():
             known = self.stalls.get(key)
             if known is None or known.stall != stall:
                 if known is not None:
-                    known.stop()
+                    self._give_up(known)
                 known = self.stalls[key] = _Open(stall, first_look(self.hang_after, longest / 1e9))
             self._attend_to(known)
 
     def _attend_to(self, known: _Open) -> None:
-        """Take a look at a stall if one is due."""
+        """Take a look at a stall if one is due. Give the alarm in time, with a look's words if there are any."""
         waited = (time.monotonic_ns() - known.stall.since) / 1e9
-        if waited < known.due or known.child or known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN:
-            return
-        own = known.stall.what == OWN
-        if own and self.own_looks >= MOST_OWN_LOOKS:
-            return
-        alarm = waited >= self.hang_after and not known.said
-        known.due = next_look(self.hang_after, waited, known.looks + 1)
-        if os.fstat(self.fd).st_size < MOST_BYTES:
-            known.looks += 1
-            self.looks += 1
-            self.own_looks += own
-            known.said, known.acts = known.said or alarm, alarm and not own
-            known.child = self._fork_look(known, alarm)
+        if known.look is not None and time.monotonic() >= known.look.until:
+            self._give_up(known)
+        if known.look is None and waited >= known.due and self._may_look(known):
+            self._begin_look(known, alarm=waited >= self.hang_after and not known.said)
+            known.due = next_look(self.hang_after, waited, known.looks)
+        late = waited >= self.hang_after + LOOK_SECONDS
+        if waited >= self.hang_after and not known.said and (known.look is None or late):
+            self._alarm(known, "")
 
-    def _fork_look(self, known: _Open, alarm: bool) -> int:
-        child = os.fork()
+    def _may_look(self, known: _Open) -> bool:
+        if known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN or self.lost:
+            return False
+        if known.stall.what == OWN and self.own_looks >= MOST_OWN_LOOKS:
+            return False
+        return os.fstat(self.fd).st_size < MOST_BYTES
+
+    def _begin_look(self, known: _Open, alarm: bool) -> None:
+        pids = list(self.processes)
+        words, tell = os.pipe()
+        child = self._forked(lambda: _Glance(self, known, pids).take(tell if alarm else -1))
+        os.close(tell)
+        if not child:
+            os.close(words)
+            return
+        known.look = _Look(child, words, alarm)
+        known.looks += 1
+        self.looks += 1
+        self.own_looks += known.stall.what == OWN
+
+    def _forked(self, act: Callable[[], object]) -> int:
+        """Do something in a child, which may hang; return its id, 0 = it could not be made."""
+        try:
+            child = os.fork()
+        except OSError as error:
+            self.write(watched.said(f"a look could not begin: {error.strerror}"))
+            return 0
         if child:
             return child
         try:
-            _Glance(self, known, list(self.processes)).take(alarm)
+            if self.channel.fileno() >= 0:
+                self.channel.close()  # the run waits at its end until the watchdog has closed it
+            act()
         except BaseException as error:  # whatever it is, this process ends here
             self.write(watched.said(f"a look has failed: {type(error).__name__}: {error}"))
         finally:
             os._exit(0)
+
+    def _take_words(self, known: _Open) -> None:
+        """A look has ended: if it was for the alarm, give that."""
+        look, known.look = known.look, None
+        assert look is not None
+        text = look.words()
+        if look.alarm and not known.said:
+            self._alarm(known, text)
+
+    def _give_up(self, known: _Open) -> None:
+        """End the look that runs: it takes too long, or its stall, or the run, is over."""
+        if known.look is None:
+            return
+        child, known.look = known.look.child, known.look.close()  # type: ignore[func-returns-value]
+        os.kill(child, signal.SIGKILL)  # a child that was not waited for keeps its id
+        until = time.monotonic() + TICK / 10
+        while not (gone := _reaped(child)) and time.monotonic() < until:
+            time.sleep(0.002)
+        self.lost += [] if gone else [child]
+
+    def _alarm(self, known: _Open, text: str) -> None:
+        """Say that a stall is a hang, and do what was asked for. text: the words of a look, "" = it had none."""
+        stall, known.said = known.stall, True
+        if not text and stall.what != OWN:
+            who = f"iterator {stall.loader} of pid {stall.pid}"
+            waited = (time.monotonic_ns() - stall.since) / 1e9
+            text = f"{who} {_SINCE[stall.what]} for {waited:.0f} s; what its processes do could not be seen"
+        if text:
+            self._say(f"{text}; next: minidl doctor {self.directory}")
+        if stall.what != OWN:  # the program's own code may take as long as it likes
+            self._act(stall)
+
+    def _say(self, text: str) -> None:
+        """Say something to the run's user, and to the run."""
+        self.write(watched.said(text))
+        line = f"minidl: {text}\n".encode("utf-8", "backslashreplace")
+        child = self._forked(lambda: os.write(self.stderr, line))  # stderr may be a pipe that nobody reads
+        until = time.monotonic() + TICK
+        while child and not (gone := _reaped(child)) and time.monotonic() < until:
+            time.sleep(0.002)
+        self.lost += [child] if child and not gone else []
+        if self.on_hang == "raise":
+            with contextlib.suppress(OSError):
+                self.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
 
     def _act(self, stall: Stall) -> None:
         """Do what was asked for when the loader hangs."""
@@ -267,25 +365,36 @@ class Watcher:
 
     def _kill(self, signum: int, *pids: int) -> None:
         for pid in pids:
-            if self._is_there(pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signum)
+            process = self.processes.get(pid)
+            if process is not None and process.held is not None:
+                process.held.send(signum)
+
+
+def _reaped(child: int) -> bool:
+    """Whether a child has ended; it is no more then."""
+    return bool(os.waitpid(child, os.WNOHANG)[0])
 
 
 class _Watched:
-    """A process that is watched. fd: it can be read from once the process has ended; -1 = the kernel has no such."""
+    """A process that is watched. since: ns, CLOCK_MONOTONIC: it was there then, so one that began later is another."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, since: int) -> None:
         self.pid = pid
         self.readers: list[_WaitReader] = []  # of its files: it has more than one if it has recorded twice
-        self.started = started(pid)
-        try:
-            self.fd = os.pidfd_open(pid)
-        except OSError:
-            self.fd = -1
+        self.held: HeldProcess | None = None
+        with contextlib.suppress(OSError):  # it is gone, or the kernel has no such: then it can't be signalled
+            self.held = HeldProcess(pid)
+        self.started = started(pid) if there_at(pid, since) else 0
+
+    @property
+    def fd(self) -> int:
+        """It can be read from once the process has ended; -1 = there is none."""
+        return -1 if self.held is None else self.held.fd
 
     def is_there(self) -> bool:
         """Whether it has not ended; a zombie has."""
+        if self.held is not None and not self.held.is_there():
+            return False
         return bool(self.started) and started(self.pid) == self.started and exit_code(self.pid) is None
 
 
@@ -329,74 +438,71 @@ class _WaitReader:
         return Waits() if b'"role": "loader"' in facts else None
 
 
+class _Look:
+    """A look that runs, in a child. pipe: to it the child writes the words of an alarm, if the look is for one."""
+
+    def __init__(self, child: int, pipe: int, alarm: bool) -> None:
+        self.child, self.pipe, self.alarm = child, pipe, alarm
+        self.until = time.monotonic() + LOOK_SECONDS
+
+    def has_ended(self) -> bool:
+        return _reaped(self.child)
+
+    def words(self) -> str:
+        """What the child has written. It has ended."""
+        with open(self.pipe, "rb") as file:
+            return file.read().decode("utf-8", "replace")
+
+    def close(self) -> None:
+        os.close(self.pipe)
+
+
 class _Open:
-    """A stall that lasts. due: seconds of waiting at the next look; child: the look that runs, 0 = none."""
+    """A stall that lasts. due: seconds of waiting at the next look; said: the alarm was given."""
 
     def __init__(self, stall: Stall, due: float) -> None:
         self.stall, self.due = stall, due
         self.looks = 0
-        self.said = False  # the alarm was given
-        self.acts = False  # it was, and what is to be done then is still to be done
-        self.child = 0
-
-    def reap(self) -> bool:
-        """Return whether the look that the alarm was for has just ended."""
-        if not self.child or not os.waitpid(self.child, os.WNOHANG)[0]:
-            return False
-        self.child = 0
-        first, self.acts = self.acts, False
-        return first
-
-    def stop(self) -> None:
-        """End the look that runs: its stall, or the run, is over."""
-        if self.child:
-            os.kill(self.child, signal.SIGKILL)
-            os.waitpid(self.child, 0)
-            self.child = 0
+        self.said = False
+        self.look: _Look | None = None
 
 
 class _Glance:
     """One look at a stall, in a process of its own."""
 
     def __init__(self, watcher: Watcher, known: _Open, pids: list[int]) -> None:
-        self.watcher, self.stall, self.number = watcher, known.stall, known.looks
+        self.watcher, self.stall, self.number = watcher, known.stall, known.looks + 1
         self.pids = pids
 
-    def take(self, alarm: bool) -> None:
-        """Write evidence; with `alarm`, also say what is wrong."""
+    def take(self, tell: int) -> None:
+        """Write evidence. tell: a pipe for the words of an alarm, -1 = there is to be none."""
         found = self._evidence()
         kept: dict[str, Any] = json.loads(found.to_json())
         self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), kept))
-        text = self._sentence(found) if alarm else ""
-        if text:
-            self.watcher.write(watched.said(text))
-            with contextlib.suppress(OSError):
-                os.write(self.watcher.stderr, f"minidl: {text}\n".encode("utf-8", "backslashreplace"))
-            if self.watcher.on_hang == "raise":
-                self.watcher.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
+        if tell >= 0:
+            os.write(tell, self._sentence(found).encode("utf-8", "backslashreplace")[:MOST_TEXT])
 
     def _evidence(self) -> RunEvidence:
         from minidl.evidence.collect import collect, with_stacks
         from minidl.watch.dumps import Asked
 
         found = collect(self.watcher.main_pid, self.pids)
+        if self.stall.what == OWN or not self.watcher.stacks:  # its own code is not disturbed
+            return found
         there = [one for one in found.processes if not one.ended and one.state in "RS"]  # others can't answer
         unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
-        if unseen and self.watcher.stacks:
-            found = with_stacks(found, Asked(self.watcher.directory).stacks(unseen))
-        return found
+        return with_stacks(found, Asked(self.watcher.directory).stacks(unseen)) if unseen else found
 
     def _sentence(self, found: RunEvidence) -> str:
+        """What is wrong; "" if nothing says that it is more than a long step of the program's own code."""
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
         cause = ""
         with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
             cause = _cause(self.watcher.directory, self.stall, waited, found)
-        if not cause and self.stall.what == OWN:
-            return ""  # nothing says that it is more than a long step
-        if not cause:
-            who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
-            cause = f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
-        return f"{cause}; next: minidl doctor {self.watcher.directory}"
+        if cause or self.stall.what == OWN:
+            return cause
+        who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
+        return f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
 
 
 def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) -> str:
@@ -416,7 +522,10 @@ def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) 
 
 
 def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:
-    """Watch a run. directory: of its trace; main_pid: the process that began it; channel: a socket to that."""
+    """Watch a run. directory: of its trace; main_pid: the process that began it; channel: a socket to that.
+
+    since: a moment at which that process was there, ns, CLOCK_MONOTONIC.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("minidl-watch")
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def test_a_forked_child_answers_by_itself(tmp_path: Path) -> None:
             os._exit(0)
         try:
             os.read(ready, 1)
-            found = Asked(tmp_path).stacks([child])
+            until, found = time.monotonic() + 60, {}
+            while not found and time.monotonic() < until:  # it is asked once it has been in its read for a while
+                found = Asked(tmp_path).stacks([child])
             assert list(found[child]) == [child]
             names = [frame.function for frame in found[child][child].frames]
             assert names[0] == "test_a_forked_child_answers_by_itself"
