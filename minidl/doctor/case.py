@@ -149,6 +149,14 @@ class RunFacts:
                 return True
         return False
 
+    def family(self, pid: int) -> list[SeenProcess]:
+        """A process, and those that descend from it."""
+        own, grows = {pid}, True
+        while grows:
+            more = {one.pid for one in self.processes.values() if one.ppid in own} - own
+            own, grows = own | more, bool(more)
+        return [one for one in self.processes.values() if one.pid in own]
+
     def workers_of(self, pid: int, queue: str = "") -> dict[int, int]:
         """Worker's number -> pid, of the workers that a process has started.
 

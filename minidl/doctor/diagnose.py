@@ -13,7 +13,7 @@ from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
-from minidl.doctor.rules.activity import receives, wakes
+from minidl.doctor.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
 from minidl.doctor.rules.judgement import Judgement, and_joined, exit_in_words
 from minidl.doctor.rules.table import judged
 from minidl.evidence.graph import Blocked
@@ -98,6 +98,24 @@ def _no_loop(case: RunFacts) -> Diagnosis:
 
 # --- How it stands ----------------------------------------------------------------------------------------------------
 def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
+    """How the run stands: what goes on is no hang for certain, whatever the chain's end seems to be."""
+    state = _seeming(case, chain, found)
+    return State.MAYBE_HUNG if state is State.HUNG and _goes_on(case, chain, found) else state
+
+
+def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
+    """Whether anybody of the chain did more between the looks than to poll; or, if it names nobody, of all the run.
+
+    Who computes, or sleeps again and again at one line, is judged by how long that takes.
+    """
+    if any(stirs(case, one.pid, one.tid) for one in chain.links if not _at_cpu(one) and not times_asleep(case, one)):
+        return True
+    nobody = chain.missing or (len(chain.links) == 1 and found.cause is HangCause.UNKNOWN)
+    return nobody and family_stirs(case, chain.links[0].pid)
+
+
+def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> State:
+    """How the run stands by the chain's end."""
     told, end = case.told, chain.end
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if found.moves and (waits_for_cpu or not _stays(case, end)):
@@ -180,7 +198,11 @@ def _is_endless(case: RunFacts, end: Link) -> bool:
 
 
 def _computes(chain: Chain) -> bool:
-    return chain.end.wait.kind in (Blocked.COMPUTES, Blocked.READY)
+    return _at_cpu(chain.end)
+
+
+def _at_cpu(link: Link) -> bool:
+    return link.wait.kind in (Blocked.COMPUTES, Blocked.READY)
 
 
 def _will_be_ended(case: RunFacts, chain: Chain) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import enum
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from typing import Final
 
 import minidl
 from minidl.lab.case import LabOptions
-from minidl.process_stat import ENDED, every_process
+from minidl.process_stat import ENDED, every_process, kill_if
 
 BOUND: Final = 120.0
 """Seconds after which a program that does anything at all is ended."""
@@ -142,8 +141,7 @@ class LabRun:
             self.seen.update(members)
             semaphores |= {path for pid in members for path in _semaphores(pid)}
             for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                kill_if(pid, lambda fields: int(fields[3]) == self.process.pid)
             time.sleep(0.02)
         self.process.wait()
         for left in (*semaphores, *(left for pid in self.seen for left in SHM.glob(f"torch_{pid}_*"))):

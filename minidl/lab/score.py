@@ -8,9 +8,7 @@ mortem). It gets neither the case's name nor its options.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minidl.kept import Kept
 from minidl.lab.case import LabCase, LabOptions, Truth
 from minidl.lab.runner import BOUND, QUIET, LabRun, Mode, running
 from minidl.lab.table import cases
@@ -125,7 +124,8 @@ def score(
     their answers are among those that are returned.
     """
     modes = tuple(modes)
-    done = _read(kept) if kept is not None else {}
+    keeping = Kept(kept)
+    done = _known(keeping)
     wanted = [
         (name, seed, mode)
         for seed in range(runs)
@@ -138,9 +138,10 @@ def score(
         asking = {pool.submit(asked, *one): one for one in left}
         try:
             for number, future in enumerate(as_completed(asking), len(wanted) - len(left) + 1):
-                done[asking[future]] = future.result()
-                if kept is not None:
-                    _keep(kept, asking[future], future.result())
+                name, seed, mode = asking[future]
+                done[name, seed, mode] = future.result()
+                answers = [asdict(answer) for answer in future.result()]
+                keeping.add(case=name, seed=seed, mode=mode.value, answers=answers)
                 for answer in future.result():
                     tell(f"{number} of {len(wanted)}  {answer.line()}")
         finally:
@@ -151,26 +152,15 @@ def score(
 _Run = tuple[str, int, Mode]
 
 
-def _keep(path: Path, run: _Run, answers: list[Answer]) -> None:
-    name, seed, mode = run
-    line = {"case": name, "seed": seed, "mode": mode.value, "answers": [asdict(answer) for answer in answers]}
-    with path.open("ab+") as file:
-        file.seek(-1 if file.tell() else 0, os.SEEK_END)
-        begun = file.read() not in (b"", b"\n")  # a line that was cut stands alone
-        file.write(b"\n" * begun + json.dumps(line).encode() + b"\n")
-
-
-def _read(path: Path) -> dict[_Run, list[Answer]]:
-    """The runs that a file has; a line that was cut is left out. Raises ValueError for one of another make."""
-    out: dict[_Run, list[Answer]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            run = json.loads(line)
-            try:
-                out[run["case"], run["seed"], Mode(run["mode"])] = [_answer(one) for one in run["answers"]]
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{path}: no score that was kept: {error!r}; name another file") from error
-    return out
+def _known(kept: Kept) -> dict[_Run, list[Answer]]:
+    """The runs that a file has. Raises ValueError if they are of something else."""
+    try:
+        return {
+            (run["case"], run["seed"], Mode(run["mode"])): [_answer(one) for one in run["answers"]]
+            for run in kept.results
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{kept.path}: no score that was kept: {error!r}; name another file") from error
 
 
 def _answer(kept: dict[str, Any]) -> Answer:

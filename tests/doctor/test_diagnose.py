@@ -471,6 +471,48 @@ def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
 
 
 # --- Slow is not hung -------------------------------------------------------------------------------------------------
+def ran(one: SeenProcess, switches: int = 0, cpu: float = 0.0) -> SeenProcess:
+    """The process at a second look, its first thread having woken so often, and used so many seconds, since the first.
+
+    It rests at both looks, and for as long as each of them takes.
+    """
+    first, *others = one.threads
+    before, used = first.switches[1] + switches, first.cpu[1] + cpu
+    return replace(one, threads=(replace(first, switches=(before, before), cpu=(used, used)), *others))
+
+
+@pytest.mark.parametrize(("switches", "cpu"), [(300, 0.0), (0, 0.5)], ids=["switches", "CPU time"])
+@pytest.mark.parametrize("who", ["the loop", "the worker", "another worker"])
+def test_a_loader_whose_workers_are_all_idle_at_two_moments_moves(who: str, switches: int, cpu: float) -> None:
+    rests = {"the loop": loop(1), "another worker": IDLE, "the worker": worker(1, step="idle")}
+    then, now = look(*rests.values()), {**rests, who: ran(rests[who], switches, cpu)}
+    said = diagnose([then, look(*now.values(), moment=4_000_000_000)])
+    assert (said.state, said.cause) == (State.MOVES, HangCause.NONE)
+    assert "lost" not in said.sentence
+    told = Told(hung=True, pid=LOOP, task=9, worker=1, worker_pid=102, seconds=30.0)
+    said = diagnose([then, look(*now.values(), moment=4_000_000_000)], told)
+    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.LOST_RESULT), "the others may still be at work"
+
+
+@pytest.mark.parametrize("was", ["there", "not there"])
+def test_a_worker_that_began_or_ended_between_two_looks_is_no_hang(was: str) -> None:
+    """An epoch has ended, and the next one makes new workers."""
+    dead = replace(worker(1, user("x"), state="Z", idle=2.0), ended=True, exit_code=0)
+    before = (worker(1, user("x")),) if was == "there" else ()
+    said = diagnose([look(loop(1), IDLE, *before), look(loop(1), IDLE, dead, moment=6_000_000_000)])
+    assert said.state is State.MAYBE_HUNG
+    assert diagnose([look(loop(1), IDLE, dead), look(loop(1), IDLE, dead, moment=6_000_000_000)]).state is State.HUNG
+
+
+def test_a_loop_that_starts_workers_is_not_hung_while_these_import_their_modules() -> None:
+    told = Told(hung=True, pid=LOOP, seconds=9.0)
+    reads = process(LOOP, 1, thread(LOOP, None, Syscall("read", "", (3,), (3,)), idle=9.0))
+    child = process(300, LOOP, thread(300, None, None, state="R", cpu=0.4, idle=0.0))
+    still = process(300, LOOP, thread(300, None, LOCKED))
+    assert diagnose(later(reads, child), told).state is State.MAYBE_HUNG
+    assert diagnose(later(reads, still), told).state is State.HUNG
+
+
 def test_a_worker_that_goes_on_to_another_sample_moves() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=37))
     last = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=38), moment=4_000_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.doctor.case import LoopThread, RunFacts, spot
-from minidl.doctor.chain import TWO_ENDS, Link, follow
+from minidl.doctor.chain import TWO_ENDS, Link, follow, gil_starved
 from minidl.doctor.places import LoaderStep
 from minidl.doctor.rules.judgement import and_joined, exit_in_words
 from minidl.evidence.graph import Blocked
@@ -32,6 +32,34 @@ def times_asleep(case: RunFacts, end: Link) -> int:
     pause = 2 * case.apart / max(times, 1)  # what sleeps for longer than that now has another rhythm
     fits = now.idle <= pause and now.syscall.timeout <= pause
     return times if same_place(case, end) and fits and then.syscall.name == now.syscall.name and times > 1 else 0
+
+
+def stirs(case: RunFacts, pid: int, tid: int) -> bool:
+    """Whether a thread did more between the looks than to wake up for a poll now and then: it ran, began or ended.
+
+    One that asks for the interpreter's lock in vain wakes up all the time, and gets nowhere.
+    """
+    now, then = case.thread(pid, tid), case.thread_before(pid, tid)
+    if now is None or now.idle > case.apart or tid in gil_starved(case, pid):
+        return False
+    if len(case.looks) < 2:
+        then = now
+    elif then is None or then.state[1] != now.state[1] in "ZX":
+        return True
+    seconds, switches = case.apart, now.switches[1] - then.switches[0]
+    return switches > IDLE_WAKES + seconds / 2 or now.cpu[1] - then.cpu[0] > IDLE_SHARE * seconds
+
+
+IDLE_WAKES: Final = 2
+"""Who waits wakes up for a poll, every 5 s, and for the signal that asks it for its stack; here also twice a second."""
+
+IDLE_SHARE: Final = 0.02
+"""Share of a CPU that polls take at most."""
+
+
+def family_stirs(case: RunFacts, pid: int) -> bool:
+    """Whether a thread of a process, or of one that descends from it, did more between the looks than to poll."""
+    return any(stirs(case, p.pid, t.tid) for p in case.family(pid) for t in p.threads)
 
 
 def at_work(case: RunFacts, pid: int, tid: int) -> bool:

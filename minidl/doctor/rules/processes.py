@@ -8,6 +8,7 @@ from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, Link, gil_starved
 from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
+from minidl.doctor.rules.activity import family_stirs
 from minidl.doctor.rules.judgement import Judgement, exit_in_words, source_of, state_seen
 from minidl.evidence.graph import Blocked
 
@@ -53,6 +54,8 @@ def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
     loop = next(link for link in chain.links if link.pid not in case.workers)
     torn = _bytes_waiting(case, loop)
     told = case.told
+    if not (told and told.hung) and family_stirs(case, loop.pid):
+        return Judgement(HangCause.NONE, "is idle at this moment, and batches came between the looks", moves=True)
     task = f"task {told.task}" if told and told.task >= 0 else "the batch"
     named = chain.end.pid in case.workers
     worker = case.name(chain.end.pid) if named else "every worker"
