@@ -4,8 +4,9 @@ Interface: `add_arguments(parser)` and `run(arguments)` are the command. `model`
 live loader's own classes decide them (`driver`, `protocol`). `search` goes through all runs; `configurations` and
 `guards` are what is gone through; `trace` writes a run as a trace.
 Rules of use: what is found here is found of a model. `tests/explore` ties it to the live loader: the model's runs obey
-the checker, the model follows recorded runs, and `ablations` takes each guard out of the running code. One crash a run;
-no Ctrl-C, no error in the user's code.
+the checker, the model follows recorded runs, and `ablations` takes each guard out of the running code. A run has one
+crash at most, and two Ctrl-C, before or after any effect of the main thread. Not here: a Ctrl-C that reaches the
+workers or comes while Python exits, `next()` after a Ctrl-C, errors in the user's code, and time.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _follow(path: Path) -> int:
         crashes = (Crash.WORKER_KILLED,) if len(trace.select("found_dead")) else ()
         followed = follow(trace, loader, crashes)
         lost += not followed
-        how = f"not followed; no run of the model goes on with {followed.lost}" if followed.lost else "followed"
+        how = f"not followed; {followed.lost}" if followed.lost else "followed"
         about = configuration_of(trace, loader, crashes).describe()
         print(f"loader {loader} ({about}): {followed.events} events {how}")
     return FOUND if lost else OK

@@ -86,7 +86,11 @@ class _BlockingQueue(BoundedQueue):
         self._recv_bytes: Any = self._reader.recv_bytes
         self._poll = self._reader.poll
 
-    get = multiprocessing.queues.Queue.get
+    def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+        message = multiprocessing.queues.Queue.get(self, block, timeout)
+        if inbox is not None:
+            inbox.append(message)
+        return message
 
 
 def _with_port(method: str, which: str, make: Callable[[Any], Any]) -> Undo:
@@ -131,6 +135,8 @@ _OTHERS: Final[dict[str, Callable[[], Undo]]] = {
     "exit-flag": _without_exit_flag,
     "bounded-read": lambda: _with_port("queue", "result", _BlockingQueue),
     "bounded-index-read": lambda: _with_port("queue", "index", _BlockingQueue),
+    "leftovers-ended": lambda: _replaced(shutdown.Crew, "_end_leftovers", lambda crew: None),
+    "pin-sentinel-left": lambda: _replaced(shutdown.Crew, "_leave_pin_sentinel", lambda crew: None),
     "lock-free-event": lambda: _with_port("done_event", "workers", lambda _: multiprocessing.Event()),
 }
 """Guards that are no field of the driver's policy -> what takes them away."""

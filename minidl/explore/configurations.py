@@ -35,6 +35,9 @@ class Configuration:
     still holds the iterator, which is not closed. heard: the main thread iterates, so a worker's death interrupts it at
     once (SIGCHLD; and, as Ctrl-C may, also in a shutdown); else the loader has to check. timeout: the user has set one.
     slow: a join may run out of time though the actor that is joined could still end by itself.
+    ctrl_c: how often Ctrl-C may interrupt the main thread, before or after any effect from the first task to the end of
+    the shutdown, and between a message's arrival and the decision about it. goes_on: after so many errors or Ctrl-C the
+    program goes on: with the next batch or epoch after an error, with the next epoch after a Ctrl-C.
     """
 
     name: str
@@ -54,6 +57,8 @@ class Configuration:
     crashes: tuple[Crash, ...] = ()
     timeout: bool = False
     slow: bool = False
+    ctrl_c: int = 0
+    goes_on: int = 0
 
     def describe(self) -> str:
         """In words, for the table."""
@@ -67,6 +72,8 @@ class Configuration:
         parts += ["SIGCHLD"] if self.heard else []
         parts += ["user's timeout"] if self.timeout else []
         parts += ["slow workers"] if self.slow else []
+        parts += [f"{self.ctrl_c} Ctrl-C"] if self.ctrl_c else []
+        parts += [f"goes on after {self.goes_on} errors"] if self.goes_on else []
         parts += [f"crash: {', '.join(crash.value for crash in self.crashes)}"] if self.crashes else []
         return "; ".join(parts)
 
@@ -91,6 +98,8 @@ class Protocol(Policy):
     bounded_result_read: bool = True
     bounded_index_read: bool = True
     lock_free_event: bool = True
+    leftovers_ended: bool = True
+    pin_sentinel_left: bool = True
 
     def without(self, *guards: str) -> Protocol:
         """The same loader, these guards taken away."""
@@ -100,7 +109,7 @@ class Protocol(Policy):
 OURS: Final = Protocol()
 UPSTREAM_LACKS: Final = (
     *("bounded_result_read", "bounded_index_read", "lock_free_event", "leavers_checked", "bounded_pin_join"),
-    *("killed_at_last", "cancel_results_when_orphaned", "pin_told_at_last"),
+    *("killed_at_last", "cancel_results_when_orphaned", "pin_told_at_last", "epochs_told_apart", "pin_sentinel_left"),
 )
 UPSTREAM: Final = OURS.without(*UPSTREAM_LACKS)
 
@@ -133,7 +142,15 @@ CONFIGURATIONS: Final = (
     _C("heard, persistent", heard=True, persistent=True, epochs=2, may_break=True, crashes=(Crash.WORKER_KILLED,)),
     _C("heard, streams", heard=True, streams=(0, 2), may_break=True, crashes=(Crash.WORKER_KILLED,)),
     _C("slow", slow=True, pin=True, may_break=True, crashes=_ANY_PINNED),
+    _C("Ctrl-C", ctrl_c=2, may_break=True),
+    _C("Ctrl-C, pinned", ctrl_c=2, pin=True, tasks=3, may_break=True),
+    _C("Ctrl-C, persistent", ctrl_c=2, goes_on=2, persistent=True, epochs=3, prefetch=1, tasks=2, may_break=True),
+    _C("Ctrl-C, worker killed", ctrl_c=1, pin=True, prefetch=1, tasks=2, crashes=(Crash.WORKER_KILLED,)),
+    _C("Ctrl-C, exit", ctrl_c=2, exits=True, pin=True, persistent=True, tasks=2, prefetch=1, may_break=True),
+    _C("goes on", goes_on=2, tasks=6, may_break=True, crashes=(Crash.WORKER_KILLED,)),
+    _C("goes on, pinned", goes_on=2, pin=True, may_break=True, crashes=_ANY_PINNED),
+    _C("goes on, streams", goes_on=2, streams=(1, 2), may_break=True, crashes=(Crash.WORKER_KILLED,)),
 )  # fmt: skip
 """From the smallest of its kind on; each with a crash of any one actor at any step, unless it says otherwise."""
 
-QUICK: Final = ("plain", "pinned", "persistent", "streams", "exit", "stuck")
+QUICK: Final = ("plain", "pinned", "persistent", "streams", "exit", "stuck", "Ctrl-C")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from minidl.dispatcher import DispatchError, Frozen
+from minidl.dispatcher import NOT_FETCHED, DispatchError, Frozen
 from minidl.driver import Driver, Effect, Evidence
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
@@ -41,6 +41,9 @@ class Decided:
         self.frozen, self.effect = frozen, effect
         self.life, dispatcher, self.epoch, _, self.missing, _, _, self.told, _, self.closed, self.abandoned = frozen
         self.rcvd_idx: int = dispatcher[1]
+        unfetched = sum(data is NOT_FETCHED for _, _, _, data in dispatcher[2])
+        self.miscounted = dispatcher[3] != unfetched + len(dispatcher[7])
+        """Whether tasks_outstanding is not the number of tasks that were sent and not answered."""
         self.workers_status: tuple[bool, ...] = dispatcher[4]
         wanted = (worker for idx, worker, *_ in dispatcher[2] if idx == self.rcvd_idx)
         worker = next(wanted, -1)
@@ -101,7 +104,8 @@ class Driving:
     def ask(self, state: Decided, call: str, argument: Any = None) -> tuple[Decided, Effect | None, Told]:
         """Give the driver an input; the state after it, the effect, and what was told. Raises as the driver does.
 
-        argument: of `received` a message as `world` has it, of `nothing_came` the fields of an Evidence.
+        argument: of `received` a message as `world` has it, of `nothing_came` the fields of an Evidence, of `failed`
+        whether the effect could be performed again.
         """
         question = (state, call, argument)
         known = self._known.get(question)
@@ -119,6 +123,8 @@ class Driving:
         elif call == "nothing_came":
             dead, pin_alive, timed_out, jammed = argument
             effect = ask(Evidence(dict(dead), pin_alive, timed_out, lambda: jammed))
+        elif call == "failed":
+            effect = ask(again=bool(argument))
         else:
             effect = ask(None) if call == "drawn" else ask()
         return decided(self._driver.freeze(), None), effect, tuple(self._listener.told)

@@ -41,11 +41,13 @@ _GETS: Final = (ev.INDEX_GET[1], ev.RESULT_GET[1], ev.READY_GET[1])
 ROOM: Final = 64
 NEVER: Final = 1 << 62
 MOST_STATES: Final = 200_000
+MOST_FOLLOWED: Final = 64
+"""Workers of a run that can be followed."""
 
 
 @dataclass
 class Followed:
-    """How far the model came. lost: the first events that no run of it can tell, actor by actor; "" if all were."""
+    """How far the model came. lost: in words, why not all of them were told; "" if they were."""
 
     events: int
     states: int
@@ -90,10 +92,16 @@ def recorded(trace: Trace, loader: int = 1) -> Recorded:
 
 
 def configuration_of(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Configuration:
-    """The configuration in which a recorded loader ran, as far as its trace shows."""
+    """The configuration in which a recorded loader ran, as far as its trace shows. Raises ValueError if it does not."""
     rows = trace.events[trace.events["loader"] == loader]
     facts = trace.loaders.get(loader, {})
     begins = rows[rows["code"] == ev.EPOCH[0]]
+    if not len(begins) or not 0 < begins["y"][0] <= MOST_FOLLOWED:
+        told = f"{begins['y'][0]} workers in" if len(begins) else "no begin of"
+        raise ValueError(
+            f"{trace.path}: iterator {loader} has {told} its first epoch: the model follows whole runs of at most "
+            f"{MOST_FOLLOWED} workers"
+        )
     epoch = np.cumsum(rows["code"] == ev.EPOCH[0])
     workers = int(begins["y"][0])
     fetched = rows["code"] == ev.FETCH[1]
@@ -146,7 +154,10 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
                 found.append((when, after, moved))
         found.sort(key=lambda way: -way[0])
         todo += [way[1:] for way in found]  # what was recorded earliest is tried first
-    return Followed(events, len(seen), _stuck(wanted, actors, best))
+    stuck = _stuck(wanted, actors, best)
+    if todo:
+        return Followed(events, len(seen), f"given up after {len(seen):,} states; the furthest run comes to {stuck}")
+    return Followed(events, len(seen), f"no run of the model goes on with {stuck}")
 
 
 def _advance(

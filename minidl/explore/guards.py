@@ -28,6 +28,8 @@ ORPHANED_WRITER = C("loader killed, narrow pipe", crashes=(Crash.LOADER_KILLED,)
 HEARD = C("worker killed, SIGCHLD, pinned", heard=True, pin=True, may_break=True, crashes=(Crash.WORKER_KILLED,))
 STUCK_WORKER = C("stuck worker", timeout=True, crashes=(Crash.WORKER_STUCK,))
 STOPPED_WORKER = C("stopped worker", timeout=True, crashes=(Crash.WORKER_STOPPED,))
+INTERRUPTED = C("Ctrl-C", ctrl_c=1)
+BEGINS_AGAIN = C("Ctrl-C, begins again", ctrl_c=1, goes_on=1, persistent=True, epochs=3, prefetch=1, tasks=2)
 UNCLOSED = C("exit unclosed, narrow pipe", exits=True, may_break=True, index_room=1)
 
 
@@ -98,6 +100,14 @@ _LIST = (
           "driver:_leftovers", "", (STOPPED_WORKER,)),
     Guard("cancel-join-results-when-orphaned", "cancel_results_when_orphaned",
           "lets an orphan leave though its results fill the pipe", "worker:run", "", (ORPHANED_WRITER,)),
+    Guard("epoch-in-acknowledgement", "epochs_told_apart",
+          "tells a worker's answer from one to an epoch whose beginning was interrupted", "driver:_acknowledged", "",
+          (BEGINS_AGAIN,)),
+    Guard("leftovers-ended", "leftovers_ended", "ends the workers though an exception cut the shutdown short",
+          "shutdown:_end_leftovers", "dataloader:_shutdown_workers", (INTERRUPTED,)),
+    Guard("pin-sentinel-left", "pin_sentinel_left",
+          "lets the loader exit though nobody can write the pin thread's sentinel any more",
+          "shutdown:_leave_pin_sentinel", "", (HEARD,)),
 )  # fmt: skip
 
 GUARDS: Final = {guard.name: guard for guard in _LIST}

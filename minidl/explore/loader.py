@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ from minidl.driver import Effect, Simple
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.explore.decisions import FORBIDDEN, Driving, decided
-from minidl.explore.steps import KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
-from minidl.explore.world import DECISIONS, LOCK, READY, RESULTS, State, World
+from minidl.explore.steps import INTERRUPTIBLE, KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
+from minidl.explore.world import DECISIONS, LOCK, PHASE, READY, RESULTS, State, World
 from minidl.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
 from minidl.record.cpu_time import no_reading
 from minidl.record.decisions import TracedLoaderLifecycle
@@ -50,8 +50,15 @@ FLAGS: Final = {
 }
 """Effects that set one flag of the world -> the flag, the act, its event with x."""
 
+MANY: Final = 1 << 30
+"""More places than a step has."""
+
 INTERVAL: Final = int(do.MP_STATUS_CHECK_INTERVAL * 1e9)
 """The bound that events of waits name, in ns."""
+
+
+class _StruckError(Exception):
+    """A Ctrl-C comes here."""
 
 
 class Loader(Acting):
@@ -63,6 +70,7 @@ class Loader(Acting):
         super().__init__(configuration, protocol, reduced=reduced)
         self.driving = driving or Driving(configuration, protocol)
         self.handed: Deliver | None = None  # last
+        self._left = -1  # places that are left up to a Ctrl-C; -1: none comes
         self._get = ev.READY_GET if configuration.pin else ev.RESULT_GET
         self._answered: dict[Any, Callable[[World, Any], Effect | None]] = {
             Simple.DRAW: self._draw, do.Get: self._wait, Deliver: self._yield, Simple.READY: self._with_user_again,
@@ -86,6 +94,8 @@ class Loader(Acting):
         except FORBIDDEN as error:
             w.fault = f"the protocol forbids it: {error}"
             return None
+        if w.decisions.miscounted:
+            w.fault = "tasks_outstanding is not the number of tasks that have no answer"
         if self.say is not silent:
             for event in told:
                 if isinstance(event[0], LoaderEvent):
@@ -97,6 +107,8 @@ class Loader(Acting):
     def _perform(self, w: World, effect: Effect | None) -> None:
         """Perform effects until one is a step of its own; that one is pending then."""
         while effect is not None:
+            if effect is not do.END:
+                self._place()
             kind = effect if isinstance(effect, Simple) else type(effect)
             phase = PHASES.get(kind) if w.decisions.closed else None
             if phase is not None and phase != w.phase:
@@ -105,24 +117,101 @@ class Loader(Acting):
                 return
             if (perform := self._done.get(kind)) is not None:
                 perform(w, effect)
+                self._place()
                 effect = self._ask(w, "done")
             else:
                 effect = self._answered[kind](w, effect)
 
-    def _go_on(self, state: State, out: list[Step]) -> None:
-        """A step of the shutdown."""
+    # --- The main thread's steps, and Ctrl-C --------------------------------------------------------------------------
+    def _acts(self, state: State) -> Iterator[tuple[str, int, Callable[[World], None]]]:
+        """What the main thread can do now, unless it waits: a label, and what does it."""
+        phase = state[PHASE]
+        if phase == at.NEW:
+            yield "begins the epoch", -1, lambda w: self._perform(w, self._ask(w, "begin"))
+        elif phase in (at.IDLE, at.LEAVES):
+            yield from self._of_user(state)
+        elif phase in (at.GETTING, at.RESUMING):
+            queue = state[READY if self.configuration.pin else RESULTS]
+            if queue and queue[0] != at.TORN:
+                yield "receives", at.parts(queue[0])[1], self._receive
+        elif (blocked := BLOCKED.get(phase)) is None or not blocked(World(state)):
+            yield phase, -1, lambda w: self._perform(w, w.decisions.effect)
+
+    def _act(self, state: State, out: list[Step]) -> None:
+        """A step of the main thread."""
+        for what, which, act in self._acts(state):
+            w = World(state)
+            act(w)
+            self._took(out, w, "loader", what, which)
+
+    def _ctrl_c(self, state: State, out: list[Step]) -> None:
+        """A Ctrl-C while the main thread waits, or at each place of its next step."""
+        if state[PHASE] not in (*INTERRUPTIBLE, *SHUTTING_DOWN, at.LEAVES, at.TERMINATE):
+            return
+        if state[PHASE] not in (at.NEW, at.IDLE, at.LEAVES):  # in the program's own code it interrupts no step
+            self._struck(World(state), out, "")
+        for what, which, act in self._acts(state):
+            for place in range(self._places(act, state)):
+                w = World(state)
+                self._left = place
+                try:
+                    act(w)
+                except _StruckError:
+                    self._struck(w, out, f" as it {what}", which)
+
+    def _places(self, act: Callable[[World], None], state: State) -> int:
+        """At how many places a Ctrl-C may come while this is done."""
+        say, self.say = self.say, silent
+        self._left = MANY
+        act(World(state))
+        self.say, places, self._left = say, MANY - self._left, -1
+        self.made.clear()
+        return places
+
+    def _place(self) -> None:
+        """A place at which a Ctrl-C may come; here it does, if so many have passed."""
+        if self._left >= 0:
+            self._left -= 1
+            if self._left < 0:
+                raise _StruckError
+
+    def _struck(self, w: World, out: list[Step], when: str, which: int = -1) -> None:
+        """KeyboardInterrupt leaves the step, see `_BaseDataLoaderIter.__next__` and `Crew.shut_down`."""
+        w.ctrl_c -= 1
+        begins = w.phase == at.NEW
+        if w.decisions.closed:
+            self._cut_short(w)
+        else:
+            self._ask(w, "failed", w.decisions.life is LoaderState.WAITING)  # in next(), which may go on
+            if w.patience and not begins:  # else iter() has raised: the program has no iterator
+                w.patience, w.phase = w.patience - 1, at.LEAVES
+            else:
+                self._leave(w)
+        self._took(out, w, "loader", f"is interrupted by Ctrl-C{when}", which)
+
+    def _cut_short(self, w: World) -> None:
+        """An error leaves a step of the shutdown, see `Crew.shut_down`: the leftovers follow, once."""
+        self._ask(w, "interrupted")
+        if w.second:
+            w.let_go |= self.protocol.pin_sentinel_left
+            w.second, w.phase = False, at.GIVEN_UP
+        elif self.protocol.leftovers_ended:
+            w.second = True
+            self._perform(w, self._shut_down(w))
+        else:
+            self._closed(w)
+
+    def _given_up(self, state: State, out: list[Step]) -> None:
+        """The shutdown has raised. The program drops the iterator, or keeps it until Python exits."""
         w = World(state)
-        blocked, what = BLOCKED.get(w.phase), w.phase
-        if blocked is None or not blocked(w):
-            self._perform(w, w.decisions.effect)
-            self._took(out, w, "loader", what)
+        if self.configuration.exits:
+            w.phase = at.EXITING
+            self._took(out, w, "loader", "ends")
+        else:
+            self._perform(w, self._shut_down(w))
+            self._took(out, w, "loader", "drops the iterator")
 
     # --- An epoch -----------------------------------------------------------------------------------------------------
-    def _begin(self, state: State, out: list[Step]) -> None:
-        w = World(state)
-        self._perform(w, self._ask(w, "begin"))
-        self._took(out, w, "loader", "begins the epoch")
-
     def _with_user_again(self, w: World, _: Any) -> None:
         w.phase = at.IDLE
 
@@ -176,23 +265,20 @@ class Loader(Acting):
             w.queue(number, (*pipe, at.TORN))
             self._took(out, w, feeder, f"begins to write {at.named(unsent[0])}")
 
-    def _with_user(self, state: State, out: list[Step]) -> None:
+    def _of_user(self, state: State) -> Iterator[tuple[str, int, Callable[[World], None]]]:
         """The user's code runs: it asks for the next batch, begins the next epoch, or ends."""
-        c, life = self.configuration, state[DECISIONS].life
-        if life is LoaderState.IDLE and not World(state).fault:
-            w = World(state)
-            self._perform(w, self._ask(w, "next"))
-            self._took(out, w, "loader", "next")
-        if life is LoaderState.EXHAUSTED or c.may_break:
-            w = World(state)
-            if c.persistent and w.decisions.epoch + 1 < c.epochs:
-                effect = self._ask(w, "resume")
-                w.drawn, w.handed = 0, ()
-                self._perform(w, effect)
-                self._took(out, w, "loader", "resumes")
-            else:
-                self._leave(w)
-                self._took(out, w, "loader", "ends")
+        c, decisions = self.configuration, state[DECISIONS]
+        goes_on = decisions.life is LoaderState.IDLE and state[PHASE] == at.IDLE
+        if goes_on:
+            yield "next", -1, lambda w: self._perform(w, self._ask(w, "next"))
+        if not goes_on or c.may_break:
+            again = c.persistent and decisions.epoch + 1 < c.epochs
+            yield ("resumes", -1, self._resume) if again else ("ends", -1, self._leave)
+
+    def _resume(self, w: World) -> None:
+        effect = self._ask(w, "resume")
+        w.drawn, w.handed = 0, ()
+        self._perform(w, effect)
 
     def _leave(self, w: World) -> None:
         """The user is done, or has had an error: the iterator is closed, or the interpreter exits with it open."""
@@ -231,7 +317,8 @@ class Loader(Acting):
     def _epoch_over(self, w: World, _: Any = None) -> Effect | None:
         c = self.configuration
         wanted = c.tasks if c.streams is None else sum(c.streams)
-        if len(w.handed) != wanted:
+        lost = any(worker.place == at.GONE and worker.code for worker in w.crew)  # its tasks were given up
+        if len(w.handed) != wanted and not lost:
             w.fault = f"the epoch ends after {len(w.handed)} batches of {wanted}"
         w.phase = at.IDLE
         return None if c.persistent else self._shut_down(w)
@@ -255,13 +342,18 @@ class Loader(Acting):
                 return
         w = World(state)
         if queue:
-            w.ready, w.results = (queue[1:], w.results) if pin else (w.ready, queue[1:])
-            self._received(w, queue[0])
+            self._receive(w)
             self._took(out, w, "loader", "receives", at.parts(queue[0])[1])
         elif w.decisions.effect.timeout is not None:
             self._nothing_came(w, out)
 
-    def _received(self, w: World, message: int) -> None:
+    def _receive(self, w: World) -> None:
+        """Take a message out of the queue, and decide about it; a Ctrl-C between the two loses it."""
+        if self.configuration.pin:
+            message, w.ready = w.ready[0], w.ready[1:]
+        else:
+            message, w.results = w.results[0], w.results[1:]
+        self._place()
         kind, task, worker = at.parts(message)
         if not self.configuration.pin:
             self._say_read(MAIN, kind, task, worker)
@@ -296,9 +388,12 @@ class Loader(Acting):
             self.say(MAIN, ev.FOUND_DEAD, -1, effect.who, Actor.WORKER, 0, w.crew[effect.who].code)
 
     def _raise(self, w: World, _: Any = None) -> None:
-        """An error reaches the user, who gives up."""
+        """An error reaches the user, who goes on or gives up."""
         self._ask(w, "failed")
-        self._leave(w)
+        if w.patience and not w.decisions.closed:
+            w.patience, w.phase = w.patience - 1, at.IDLE
+        else:
+            self._leave(w)
 
     def _interrupted(self, state: State, out: list[Step]) -> None:
         """SIGCHLD's handler raises, wherever the main thread is: a shutdown goes on to its end at once."""
@@ -307,8 +402,7 @@ class Loader(Acting):
         if w.phase in (at.GETTING, at.RESUMING):
             self.say(MAIN, self._get[1], -1, -1, Message.EMPTY)
         if w.phase in SHUTTING_DOWN:
-            self._ask(w, "interrupted")
-            self._perform(w, self._shut_down(w))
+            self._cut_short(w)
         else:
             self._raise(w)
         self._took(out, w, "loader", "is interrupted by SIGCHLD")
@@ -346,6 +440,7 @@ class Loader(Acting):
 
     def _close_queues(self, w: World, effect: Simple) -> None:
         results = effect is Simple.CLOSE_RESULT_QUEUE
+        w.let_go |= results
         for number in (-1,) if results else range(self.configuration.workers):
             queue = QueueId.RESULT if results else QueueId.INDEX
             self.say(MAIN, ev.CANCEL_JOIN_THREAD, -1, number, queue)
@@ -363,13 +458,15 @@ class Loader(Acting):
             w.fault = "the shutdown leaves the pin thread behind"
         if left:
             w.fault = f"the shutdown leaves {left} worker(s) behind"
-        w.phase = at.CLOSED
+        w.let_go |= w.second and self.protocol.pin_sentinel_left
+        w.second, w.phase = False, at.CLOSED
 
     def _pin_left(self, w: World) -> bool:
         """Whether the pin thread runs on, though it could have ended by itself."""
         if w.pin is None or w.pin.life is PinState.ENDED or w.pin.place == at.STUCK:
             return False
-        ends_later = self.configuration.slow or (self.configuration.heard and w.pin_told and w.pin.place == at.RUNNING)
+        c = self.configuration
+        ends_later = c.slow or ((c.heard or c.ctrl_c) and w.pin_told and w.pin.place == at.RUNNING)
         return w.frozen is None and not ends_later
 
     def _signal(self, w: World, signal: int, act: Act | None = None) -> None:
@@ -427,8 +524,10 @@ class Loader(Acting):
             self._took(out, w, "loader", at.JOIN_CHILDREN)
 
     def _join_feeders(self, state: State, out: list[Step]) -> None:
-        """The index queues' feeders: one that writes to a full pipe which no worker reads never ends."""
+        """Feeder threads: one that writes to a full pipe which nobody reads, or waits for a dead lock, never ends."""
         w = World(state)
+        if w.wake and not w.let_go:  # the pin thread's sentinel is not written, and its feeder was not let go of
+            return
         cancelled = self.protocol.cancel_index_join or w.decisions.closed
         if cancelled or all(len(queue) <= self.configuration.index_room for queue in w.index):
             w.phase = at.FINALISING

@@ -6,8 +6,8 @@ state after it; its parts are `loader`, `workers` and `pin_thread`.
 What only one actor can see is part of the step before it: the loader puts all tasks that it may into its buffers at
 once. `reduced` makes more of this: a worker fetches what it takes, a feeder thread writes at once, and each place at
 which a kill could have come between is a step of its own. A wait that brings nothing and changes nothing is no step.
-Time is not counted; a wait may run out only if the run can't go on otherwise: first polls, then joins, which began
-later.
+A Ctrl-C may come wherever `Loader._place` is called. Time is not counted; a wait may run out only if the run can't go
+on otherwise: first polls, then joins, which began later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minidl.explore.loader import PHASES, Loader
 from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
-from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, SIGNALLED, Pin, State, Worker, World
+from minidl.explore.world import CRASHED, CREW, CTRL_C, FAULT, PHASE, SIGNALLED, Pin, State, Worker, World
 from minidl.protocol import PinState, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
@@ -35,8 +35,9 @@ class Model(Loader, Workers, PinThread):
     ) -> None:
         super().__init__(configuration, protocol, reduced=reduced, driving=driving)
         self._phases: dict[str, Callable[[State, list[Step]], None]] = {
-            at.NEW: self._begin, at.IDLE: self._with_user, at.GETTING: self._getting, at.RESUMING: self._getting,
-            **dict.fromkeys(PHASES.values(), self._go_on), at.CLOSED: self._exit, at.EXITING: self._exit,
+            at.NEW: self._act, at.IDLE: self._act, at.LEAVES: self._act, at.GIVEN_UP: self._given_up,
+            at.GETTING: self._getting, at.RESUMING: self._getting,
+            **dict.fromkeys(PHASES.values(), self._act), at.CLOSED: self._exit, at.EXITING: self._exit,
             at.JOIN_CHILDREN: self._join_children, at.JOIN_FEEDERS: self._join_feeders,
             at.FINALISING: self._finalise,
         }  # fmt: skip
@@ -50,7 +51,7 @@ class Model(Loader, Workers, PinThread):
         empty = ((),) * c.workers
         return (
             at.NEW, self.driving.new, 0, (), empty, empty, crew, (), at.FREE,
-            False, (), pin, False, False, False, None, False, not c.crashes, "",
+            False, (), pin, False, False, False, None, False, not c.crashes, c.ctrl_c, c.goes_on, False, False, "",
         )  # fmt: skip
 
     def over(self, state: State) -> bool:
@@ -78,8 +79,10 @@ class Model(Loader, Workers, PinThread):
         return out
 
     def crashes(self, state: State) -> list[Step]:
-        """The crashes that may happen here, if none has happened yet."""
+        """The crashes that may happen here, if none has happened yet; and a Ctrl-C."""
         out: list[Step] = []
+        if state[CTRL_C] and not state[FAULT]:
+            self._ctrl_c(state, out)
         if state[CRASHED]:
             return out
         for kind in self.configuration.crashes:

@@ -94,12 +94,14 @@ STOP_PIN, JOIN_PIN, TELL_WORKERS, SEND_SENTINELS, JOIN_WORKERS, TERMINATE = (
     "joins the workers", "terminates the workers that are left",
 )  # fmt: skip
 JOIN_CHILDREN, JOIN_FEEDERS = "joins its children", "joins its feeders"
+LEAVES, GIVEN_UP = "with the user, who leaves the epoch", "out of its shutdown, which was interrupted twice"
 OVER: Final = (ENDED, KILLED)
 
 
 _FIELDS = (
     "phase", "decisions", "drawn", "handed", "unsent", "index", "crew", "results",
-    "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "signalled", "crashed", "fault",
+    "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "signalled", "crashed",
+    "ctrl_c", "patience", "second", "let_go", "fault",
 )  # fmt: skip
 
 
@@ -126,13 +128,18 @@ class World:
     frozen: int | None  # the index queue whose lock a stopped feeder holds, -1 for none; None while Python still runs
     signalled: bool  # SIGCHLD has come, and its handler is about to raise
     crashed: bool  # the one crash of a run has been
+    ctrl_c: int  # that may still come
+    patience: int  # errors after which the program still goes on
+    second: bool  # the shutdown was interrupted, and is at its leftovers
+    let_go: bool  # Python's exit does not wait for the feeder thread of the pin thread's sentinel
     fault: str  # what has gone wrong, in words
 
     def __init__(self, state: State) -> None:
         (
             self.phase, self.decisions, self.drawn, self.handed, self.unsent, self.index, self.crew, self.results,
             self.lock, self.wake, self.ready, self.pin, self.pin_told,
-            self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
+            self.done, self.event_dead, self.frozen, self.signalled, self.crashed,
+            self.ctrl_c, self.patience, self.second, self.let_go, self.fault,
         ) = state  # fmt: skip
 
     def freeze(self) -> State:
@@ -140,7 +147,8 @@ class World:
         return (
             self.phase, self.decisions, self.drawn, self.handed, self.unsent, self.index, self.crew, self.results,
             self.lock, self.wake, self.ready, self.pin, self.pin_told,
-            self.done, self.event_dead, self.frozen, self.signalled, self.crashed, self.fault,
+            self.done, self.event_dead, self.frozen, self.signalled, self.crashed,
+            self.ctrl_c, self.patience, self.second, self.let_go, self.fault,
         )  # fmt: skip
 
     def worker(self, number: int, **changes: Any) -> None:
@@ -171,7 +179,7 @@ class World:
         return all(worker.place == GONE for worker in self.crew)
 
 
-PHASE, DECISIONS, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, FAULT = map(
-    _FIELDS.index, ("phase", "decisions", "crew", "results", "lock", "ready", "signalled", "crashed", "fault")
-)
+PHASE, DECISIONS, INDEX, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, CTRL_C, FAULT = map(_FIELDS.index, (
+    "phase", "decisions", "index", "crew", "results", "lock", "ready", "signalled", "crashed", "ctrl_c", "fault",
+))  # fmt: skip
 """Places in a State."""

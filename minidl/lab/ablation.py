@@ -6,7 +6,6 @@ processes of its own, for a bounded time; `show` also records it, and prints it 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -22,7 +21,7 @@ from typing import Final
 import minidl
 from minidl.explore.guards import GUARDS
 from minidl.lab import guard_programs as programs
-from minidl.process_stat import is_alive
+from minidl.process_stat import is_alive, kill_if
 
 WELL, HANGS, ORPHANS = "well", "hangs", "leaves orphans"
 PATIENCE: Final = 4.0
@@ -58,6 +57,9 @@ TABLE: Final = {
     "pin-told-at-last": (programs.is_interrupted_before_the_pin_thread_is_told, "bad: the pin thread is alive"),
     "kill-at-last": (programs.closes_while_a_worker_ignores_sigterm, HANGS),
     "cancel-join-results-when-orphaned": (programs.the_loader_is_killed_with_full_pipe, ORPHANS),
+    "epoch-in-acknowledgement": (programs.is_interrupted_while_an_epoch_begins, "bad: DispatchError"),
+    "leftovers-ended": (programs.is_interrupted_while_it_joins, "bad: a worker is alive"),
+    "pin-sentinel-left": (programs.exits_with_the_pin_sentinel_unwritten, HANGS),
 }
 
 
@@ -99,7 +101,7 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Program
         return ProgramEnd(said, time.monotonic() - began)
     finally:
         for pid in (child.pid, *pids):
-            _kill(pid)
+            kill_if(pid, lambda fields: int(fields[3]) == child.pid)
         child.wait()
         child.stdout.close()
         if not _gone(pids, programs.BOUND):
@@ -133,12 +135,6 @@ def _gone(pids: list[int], seconds: float) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def _kill(pid: int) -> None:
-    if is_alive(pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 # --- For people -------------------------------------------------------------------------------------------------------

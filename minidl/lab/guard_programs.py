@@ -265,6 +265,43 @@ def is_interrupted_before_the_pin_thread_is_told() -> None:
     say(iterator, may_end=True)
 
 
+def interrupt(*arguments: Any, **options: Any) -> None:
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def is_interrupted_while_it_joins() -> None:
+    intervals()
+    iterator = start(faulty.At(10, 1, faulty.hang))
+    next(iterator)
+    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
+    shutdown.Crew._join_workers = interrupt  # type: ignore[method-assign]
+    waits(iterator)
+    with contextlib.suppress(KeyboardInterrupt):
+        iterator.close()
+    say(iterator, may_end=True)
+
+
+def is_interrupted_while_an_epoch_begins() -> None:
+    """The answer to the first of two messages that begin an epoch is still in the queue when the second is sent."""
+    intervals()
+    loader: Any = minidl.DataLoader(faulty.Numbers(4), num_workers=1, persistent_workers=True)
+    list(loader)
+    iterator = loader._iterator
+    queue, error = iterator._data_queue, ""
+    with contextlib.suppress(KeyboardInterrupt):
+        queue.get = interrupt
+        iter(loader)
+    del queue.get
+    waits(iterator)
+    try:
+        list(loader)
+    except Exception as caught:
+        error = type(caught).__name__
+    iterator.close()
+    say(iterator, error)
+
+
 # --- A worker dies ----------------------------------------------------------------------------------------------------
 # Its batches are lists: of one that has tensors, the loader would miss the memory if it were still to fetch it.
 def a_worker_is_killed() -> None:
@@ -466,6 +503,25 @@ def exits_while_a_lock_is_held() -> None:
     getattr(queue, "inner", queue)._sem = multiprocessing.Semaphore(0)  # "inner": of a recorded queue
     multiprocessing.util.Finalize(None, vars(sys.modules["__main__"]).pop, ["iterator"], exitpriority=-100)
     waits(iterator)
+    print("well", flush=True)
+
+
+def exits_with_the_pin_sentinel_unwritten() -> None:
+    """A worker has died with the result queue's lock, and the shutdown was interrupted after it."""
+    intervals()
+    iterator = start(faulty.Numbers(20), pin_memory=True)
+    next(iterator)
+    plain = shutdown.Crew._wake_pin
+
+    def wake(self: Any) -> None:
+        getattr(self.result_queue, "inner", self.result_queue)._wlock.acquire()
+        plain(self)
+
+    shutdown.Crew._wake_pin = wake  # type: ignore[method-assign]
+    shutdown.Crew._join_pin = interrupt  # type: ignore[method-assign]
+    waits(iterator)
+    with contextlib.suppress(KeyboardInterrupt):
+        iterator.close()
     print("well", flush=True)
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import minidl
 from minidl import cli, protocol, shutdown
 from minidl.check import examine
-from minidl.dispatcher import Assignment, Deliver, Dispatcher, Signal
+from minidl.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
 from minidl.driver import Driver, Evidence, Get, Simple
 from minidl.explore import decisions, trace
 from minidl.explore import world as at
@@ -33,7 +33,7 @@ from minidl.explore.follow import configuration_of, follow
 from minidl.explore.guards import GUARDS, Guard
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, explore, shortest
-from minidl.explore.world import World
+from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
 from minidl.messages import Result, ResumeIteration, WorkerExhausted
 from minidl.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
 from minidl.tracefile import events as ev
@@ -178,6 +178,63 @@ def test_a_dispatcher_that_forgets_a_task_is_found_out(monkeypatch: pytest.Monke
     assert [bad.what for bad in found.bad] == ["the epoch ends after 0 batches of 4"]
 
 
+def counts_no_stale_result(self: Dispatcher, idx: int) -> Signal:
+    """`_unexpected` of a dispatcher that forgets to subtract what was given up."""
+    self._given_up.remove(idx)
+    return STALE
+
+
+def test_a_dispatcher_that_does_not_subtract_a_stale_result_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program goes on after a worker's death, and then the pin thread hands out the worker's result."""
+    monkeypatch.setattr(Dispatcher, "_unexpected", counts_no_stale_result)
+    goes_on = Configuration("goes on", goes_on=1, prefetch=1, tasks=2, pin=True, crashes=(Crash.WORKER_KILLED,))
+    run = shortest(Model(goes_on, OURS, reduced=True))
+    assert run is not None
+    assert run.bad == Bad("rule", "tasks_outstanding is not the number of tasks that have no answer")
+
+
+class KeepsTheBatch(Driver):
+    """Broken: a batch of a next() that was interrupted is still yielded next in the next epoch."""
+
+    def resume(self) -> Any:
+        kept, effect = self.delivering, super().resume()
+        self.delivering = kept
+        return effect
+
+
+def test_a_driver_that_keeps_a_batch_over_an_interruption_is_found_out() -> None:
+    c = Configuration("Ctrl-C", ctrl_c=1, goes_on=1, persistent=True, epochs=2, prefetch=1, tasks=2)
+    run = shortest(Model(c, OURS, reduced=True, driving=Driving(c, OURS, driver=KeepsTheBatch)))
+    assert run is not None
+    assert run.bad is not None
+    assert run.bad.kind == "rule"
+
+
+def test_ctrl_c_comes_at_each_place_of_a_step() -> None:
+    """Of the first epoch's beginning: before each draw, and before and after each task is sent."""
+    model = Model(Configuration("Ctrl-C", workers=1, prefetch=2, tasks=2, ctrl_c=1), OURS, reduced=True)
+    begun = [state for label, state in model.crashes(model.initial)]
+    sent = {state[INDEX] for state in begun}
+    assert sent == {((),), ((0,),), ((0, 1),)}
+    assert all(state[CTRL_C] == 0 and state[PHASE] != at.IDLE for state in begun)
+    assert [label for state in begun for label, _ in model.crashes(state)] == []
+
+
+def test_two_interruptions_leave_the_rest_of_the_shutdown_to_the_next() -> None:
+    c = Configuration("Ctrl-C", workers=1, prefetch=1, tasks=1, ctrl_c=2)
+    model, given_up = Model(c, OURS, reduced=True), 0
+    todo, seen = [model.initial], {model.initial}
+    while todo:
+        state = todo.pop()
+        given_up += state[PHASE] == at.GIVEN_UP and any(worker.place != at.GONE for worker in state[CREW])
+        for _, after in (*model.steps(state), *model.crashes(state)):
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    assert given_up
+    assert explore(model).bad == []
+
+
 def test_a_table_that_allows_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exhausted worker that answers what it is still sent, in place of skipping it: nobody may read the answer."""
     row = protocol.WORKER_TABLE[WorkerState.EXHAUSTED]
@@ -238,6 +295,9 @@ KINDS = {
     "pin-told-at-last": {"rule"},
     "kill-at-last": {"rule"},
     "cancel-join-results-when-orphaned": {"orphan"},
+    "epoch-in-acknowledgement": {"rule"},
+    "leftovers-ended": {"rule"},
+    "pin-sentinel-left": {"hang"},
 }
 guards = pytest.mark.parametrize("guard", GUARDS.values(), ids=lambda guard: guard.name)
 
