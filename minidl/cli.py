@@ -2,7 +2,8 @@
 
 Exit codes: 0 success; 1 a command found what it looks for (a broken rule, a mistake, a hole in the protocol); 2 wrong
 arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C; 143 SIGTERM.
-`run` exits with the script's own code. Results go to stdout, everything else to stderr. `commands` has what they do.
+`run` ends as the script does: with its code, or by SIGINT. Results go to stdout, everything else to stderr. `commands`
+has what they do.
 
 Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors come at once.
 """
@@ -159,8 +160,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
                      help="the script or module, then its own arguments"),
             ),
-            "With several ranks (torchrun sets RANK) each records into DIR/rank-N. The exit code is the script's own:\n"
-            "130 after Ctrl-C, 2 if it cannot be read. A program that uses minidl itself needs no run:\n"
+            "With several ranks (torchrun sets RANK) each records into DIR/rank-N. It ends as the script does, by\n"
+            "SIGINT after Ctrl-C; 2: there is no such script. A program that uses minidl itself needs no run:\n"
             "MINIDL_TRACE=DIR records it, with MINIDL_TRACE_DETAIL=batch, MINIDL_TRACE_RING=full (or MiB a process),\n"
             "MINIDL_TRACE_CPU=on|off, MINIDL_HANG_AFTER=S and MINIDL_ON_HANG as the options here.",
         ),
@@ -267,6 +268,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a joined trace, or the traces of the ranks, or their directory"),
                 _DATALOADER,
+                _arg("--allow", action="append", default=[], metavar="NAME",
+                     help="take the findings of this name for right, as in CI; may be given several times"),
                 _flag("--json", "print the report as JSON"),
             ),
         ),
@@ -349,6 +352,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
             ),
+            "A run has at most one crash, and two Ctrl-C in the main thread. Not explored: a Ctrl-C that reaches the\n"
+            "workers or comes while Python exits, next() after a Ctrl-C, and errors in the user's code. Of --slabs:\n"
+            "two slabs, one batch in each; one Ctrl-C, one lack of descriptors or one lent slab a run.",
         ),
         Command(
             commands.faults, "inject faults at every step of the protocol; exit code 1 if the loader fails one",
@@ -362,6 +368,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("--transport", choices=("upstream", "arena", "file_system"), default="upstream",
                      help="how batches cross; file_system is torch's other strategy (default: %(default)s)"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
+                _arg("--keep", type=Path, metavar="FILE",
+                     help="keep each result in FILE; faults that were stopped go on from it"),
             ),
         ),
         Command(
@@ -428,23 +436,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = parser()
     arguments = whole.parse_args(argv)
     arguments.exits = argv is None  # this process is the command, and ends with it
-    terminal.escape_unencodable()
+    if arguments.__dict__.get("act") is not commands.run:  # a script's output is its own
+        terminal.escape_unencodable()
     if "act" not in arguments:
         terminal.say(whole.format_help().rstrip())
         return USAGE
     try:
         with terminal.cleaning_up() if arguments.act not in SCRIPTS else contextlib.nullcontext():
             code: int = arguments.act(arguments)
-        sys.stdout.flush()
-        return code
+        if arguments.act is not commands.run:
+            sys.stdout.flush()
     except (CommandError, minidl.TraceError) as error:
         terminal.say(f"minidl: {error}")
         return USAGE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports it when it flushes at exit
         return OK
+    except MemoryError:
+        terminal.say("minidl: the memory is used up: take another machine, or a shorter recording")
+        return USAGE
     except OSError as error:
         terminal.say(f"minidl: {error.filename or 'the system'}: {error.strerror or error}")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+    return code if code >= 0 else _end_by_sigint(arguments.exits)
+
+
+def _end_by_sigint(exits: bool) -> int:
+    """Return 130; or if the process ends now, have the interpreter end it by SIGINT, as it ends a script: a shell that
+    runs a loop over commands must see that."""
+    if exits:
+        sys.excepthook = lambda *_: None  # the script's traceback was shown
+        raise KeyboardInterrupt
+    return INTERRUPTED

@@ -263,7 +263,7 @@ def _page(arguments: Namespace) -> int:
 
 
 def _picture(arguments: Namespace) -> int:
-    from minidl.tracefile.files import whole
+    from minidl.tracefile.packs import whole
     from minidl.views.picture import timeline
 
     trace = _read(arguments.trace, arguments.dataloader)

@@ -24,17 +24,20 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import threading
 import types
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 import torch.utils.data
 import torch.utils.data.dataloader
+import torch.utils.data.sampler
 
 import minidl
 from minidl import dataloader, terminal
@@ -45,6 +48,7 @@ from minidl.record.handover import PACKAGE, Settings, handed_on
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end, write_uncaught
+from minidl.record.stand_in import StandIn
 from minidl.record.watchdog import stay_to_the_exit
 from minidl.tracefile.ranks import lacking, words_of
 
@@ -58,11 +62,8 @@ def replaced() -> Iterator[None]:
     """While this is open, `torch.utils.data.DataLoader` is minidl's, without states, and makes torch's samplers."""
     samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
     changes: list[tuple[Any, str, Any]] = [
-        *(
-            (home, "DataLoader", dataloader.LoaderWithoutState)
-            for home in (torch.utils.data, torch.utils.data.dataloader)
-        ),
-        *((dataloader, name, getattr(torch.utils.data, name)) for name in samplers),
+        *((home, "DataLoader", StandIn) for home in (torch.utils.data, torch.utils.data.dataloader)),
+        *((dataloader, name, getattr(torch.utils.data.sampler, name)) for name in samplers),
     ]
     before = [getattr(home, name) for home, name, _ in changes]
     try:
@@ -91,14 +92,18 @@ def run_script(
     transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
     align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). exits: this
     process ends with the script, so that the watchdog watches its exit handlers, too. recording: further options of
-    `minidl.trace`. Returns the exit code: the script's own, 1 after an uncaught exception, 130 after Ctrl-C. Raises
-    RunError if the script or module cannot be loaded, or the simulated accelerator if the environment asks for it;
-    TraceError if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
+    `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
+    if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
+    if the environment asks for it; TraceError if `trace` already holds a trace, or functions are to be recorded and
+    viztracer is missing.
     """
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
-    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
-    with _in_front(folder):
-        program = _find_module(name) if module else _read_script(Path(name))
+    with _in_front(os.getcwd() if module else _folder(Path(name))):
+        try:
+            program = _find_module(name) if module else _read_script(Path(name))
+        except SyntaxError as error:
+            _show(error.with_traceback(None))
+            return 1
         _load_sim()
         with minidl.trace(trace, **recording), contextlib.ExitStack() as stack:
             stack.enter_context(_default_transport(transport))
@@ -169,7 +174,20 @@ class _Program:
     path: str
     code: types.CodeType
     name: str  # its sys.argv[0]
+    loader: Any
     spec: ModuleSpec | None = None
+
+    def main(self) -> types.ModuleType:
+        """Make the module `__main__` as the interpreter does."""
+        main = types.ModuleType("__main__")
+        main.__file__, main.__loader__, main.__spec__ = self.path, self.loader, self.spec
+        main.__package__ = self.spec.parent if self.spec is not None else None
+        main.__dict__["__builtins__"] = builtins
+        if sys.version_info < (3, 14):
+            main.__annotations__ = {}
+        if sys.version_info < (3, 15):
+            main.__dict__["__cached__"] = self.spec.cached if self.spec is not None else None
+        return main
 
 
 def _on_path(name: str) -> str:
@@ -177,16 +195,31 @@ def _on_path(name: str) -> str:
     return name if os.path.exists(name) or os.sep in name else shutil.which(name) or name
 
 
+def _is_package(path: Path) -> bool:
+    """Whether this is a directory or a zip file, of which Python runs the `__main__.py`."""
+    return path.is_dir() or (path.is_file() and zipfile.is_zipfile(path))
+
+
+def _folder(script: Path) -> str:
+    """The folder that Python puts in front of sys.path for a script: its own, where a link leads to."""
+    return os.path.abspath(script) if _is_package(script) else os.path.dirname(os.path.realpath(script))
+
+
 def _read_script(path: Path) -> _Program:
+    """Raises SyntaxError if it is no Python."""
+    if _is_package(path):
+        spec = PathFinder.find_spec("__main__", [os.path.abspath(path)])
+        return _of_spec(spec, str(path), f"{path} holds no __main__.py to run")
     try:
         source = path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read the script {path}: {error.strerror}") from error
+    whole = os.path.abspath(path)  # as Python gives it to a script
     try:
-        whole = os.path.abspath(path)  # as Python gives it to a script
-        return _Program(whole, compile(source, whole, "exec", dont_inherit=True), str(path))
-    except (SyntaxError, ValueError) as error:
+        code = compile(source, whole, "exec", dont_inherit=True)
+    except ValueError as error:
         raise RunError(f"{path} is not a Python script: {error}") from error
+    return _Program(whole, code, str(path), SourceFileLoader("__main__", whole))
 
 
 def _find_module(name: str) -> _Program:
@@ -195,19 +228,28 @@ def _find_module(name: str) -> _Program:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-        code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
-    except (ImportError, ValueError, SyntaxError) as error:
+    except (ImportError, ValueError) as error:
         raise RunError(f"cannot load the module {name}: {error}") from error
+    return _of_spec(spec, None, f"no module {name} was found to run (a package needs a __main__.py)")
+
+
+def _of_spec(spec: ModuleSpec | None, name: str | None, missing: str) -> _Program:
+    """The program of a module. name: its sys.argv[0]; None: its file. Raises RunError if there is no code."""
+    code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
     if spec is None or spec.origin is None or code is None:
-        raise RunError(f"no module {name} was found to run (a package needs a __main__.py)")
-    return _Program(spec.origin, code, spec.origin, spec)
+        raise RunError(missing)
+    return _Program(spec.origin, code, name or spec.origin, spec.loader, spec)
 
 
 @contextlib.contextmanager
 def _in_front(folder: str) -> Iterator[None]:
-    """Put `folder` first in sys.path, in place of the folder of this program; minidl's own stays, at the end."""
+    """Put `folder` first in sys.path, in place of the folder of this program; minidl's own stays, at the end.
+
+    Under `python -P` neither of them is there.
+    """
     before = sys.path[:]
-    sys.path[:1] = [folder]
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11
+        sys.path[:1] = [folder]
     if str(PACKAGE.parent) not in sys.path:
         sys.path.append(str(PACKAGE.parent))
     try:
@@ -218,12 +260,7 @@ def _in_front(folder: str) -> Iterator[None]:
 
 def _run(program: _Program, arguments: list[str]) -> int:
     """Execute the program as `__main__`; return its exit code."""
-    main = types.ModuleType("__main__")
-    main.__file__ = program.path
-    main.__spec__ = program.spec
-    main.__loader__ = program.spec.loader if program.spec is not None else None
-    main.__package__ = program.spec.parent if program.spec is not None else None
-    main.__dict__["__builtins__"] = builtins
+    main = program.main()
     names = "__main__", "__mp_main__"  # the second is what its definitions are called in a spawned worker
     before = {name: sys.modules[name] for name in names if name in sys.modules}, sys.argv
     sys.modules.update(dict.fromkeys(names, main))
@@ -239,26 +276,24 @@ def _execute(code: types.CodeType, main: types.ModuleType) -> int:
     """Execute the script; return its exit code. An uncaught exception is printed as by the interpreter."""
     try:
         exec(code, main.__dict__)
+        return 0
     except SystemExit as request:
         return _exit_code(request)
-    except KeyboardInterrupt as error:
-        _show(error)
-        return 130
-    except Exception as error:
-        _show(error)
-        return 1
-    return 0
+    except BaseException as error:
+        failure = error
+    _show(failure)  # an error of the script's own hook has no other one as its context
+    return -signal.SIGINT if isinstance(failure, KeyboardInterrupt) else 1
 
 
 def _wait_for_threads(others: Set[threading.Thread]) -> int:
-    """Join the threads that the script leaves, as the interpreter does at its end. Return 130 after Ctrl-C, else 0."""
+    """Join the threads that the script leaves, as the interpreter does at its end. Return -2 after Ctrl-C, else 0."""
     try:
         for thread in threading.enumerate():
             if not thread.daemon and thread not in others:
                 thread.join()
     except KeyboardInterrupt as error:
         _show(error)
-        return 130
+        return -signal.SIGINT
     return 0
 
 
@@ -267,16 +302,31 @@ def _exit_code(request: SystemExit) -> int:
     if request.code is None:
         return 0
     if isinstance(request.code, int):
-        return request.code & 0xFF
-    print(request.code, file=sys.stderr)
+        return request.code & 0xFF if -(1 << 63) <= request.code < 1 << 63 else 0xFF
+    with contextlib.suppress(Exception):
+        if sys.stderr is None:
+            os.write(2, f"{request.code}\n".encode("utf-8", "backslashreplace"))
+        else:
+            print(request.code, file=sys.stderr)
     return 1
 
 
 def _show(error: BaseException) -> None:
     """Record an exception, and print it as the interpreter does, without this module's frames."""
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    frames = _without_ours(error)
     write_uncaught(error.with_traceback(frames))
-    sys.excepthook(type(error), error, frames)
+    try:
+        sys.excepthook(type(error), error, frames)
+    except Exception as another:  # of a hook of the script's
+        another = another.with_traceback(_without_ours(another))
+        for title, one in (("Error in sys.excepthook:", another), ("\nOriginal exception was:", error)):
+            terminal.say(title)
+            sys.__excepthook__(type(one), one, one.__traceback__)
+
+
+def _without_ours(error: BaseException) -> types.TracebackType | None:
+    """The frames of an exception behind its first, which is this module's."""
+    return error.__traceback__.tb_next if error.__traceback__ is not None else None
 
 
 def free_directory(parent: Path, name: str) -> Path:

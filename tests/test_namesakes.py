@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 import minidl
-from minidl import iterators
-from minidl.dataloader import LoaderWithoutState
+from minidl import dataloader, iterators
+from minidl.record.stand_in import StandIn
 from minidl.run import replaced
 
 NAMES = (
@@ -24,6 +26,7 @@ ITERATORS = ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProce
 PAIRS = [
     *((getattr(minidl, name), getattr(torch.utils.data, name)) for name in NAMES),
     *((getattr(iterators, name), getattr(torch_dataloader, name)) for name in ITERATORS),
+    (dataloader._InfiniteConstantSampler, torch_dataloader._InfiniteConstantSampler),
 ]
 NOT_NEEDED = {"__annotations__", "__orig_bases__", "__parameters__", "__doc__", "__module__", "__dict__", "__weakref__"}
 TORCHS_OWN = {
@@ -40,7 +43,7 @@ def test_a_class_is_its_namesakes_subclass_in_name_only(ours: Any, torchs: Any) 
     assert issubclass(ours, torchs)
     own = [cls for cls in ours.__mro__ if cls.__module__.startswith("minidl")]
     defined = {name for cls in own for name in vars(cls)}
-    inherited = set(vars(torchs)) - defined - NOT_NEEDED - TORCHS_OWN
+    inherited = set(vars(torchs)) - defined - NOT_NEEDED - TORCHS_OWN - {"__slotnames__"}  # which pickle leaves there
     assert not inherited, f"{ours.__name__} takes {sorted(inherited)} from torch's class"
 
 
@@ -59,6 +62,33 @@ def test_no_constructor_of_torchs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     loaders = [minidl.DataLoader(numbers, batch_size=2, sampler=sampler, num_workers=workers) for workers in (0, 1)]
     assert [len(list(loader)) for loader in loaders] == [2, 2]
     assert list(minidl.ChainDataset([])) == []
+
+
+class Four(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+OF_DATAPIPES = {"_pg", "_rank", "_shared_seed", "_world_size"}
+"""Attributes of torch's iterators that only their handling of DataPipes reads, which our loader refuses."""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [list(range(8)), Four()], ids=["map", "iterable"])
+def test_what_programs_find_on_torchs_loader_they_find_on_ours(dataset: Any, workers: int) -> None:
+    """Also under the names that begin with an underscore: schedulers and profilers read them."""
+    theirs, ours = (of(dataset, num_workers=workers) for of in (torch.utils.data.DataLoader, minidl.DataLoader))
+    assert not {*dir(theirs)} - {*dir(ours)}
+    assert isinstance(ours.sampler, torch_dataloader._InfiniteConstantSampler) == (dataset.__class__ is Four)
+    iterators = iter(theirs), iter(ours)
+    assert [next(one) for one in iterators] == [torch.tensor([0])] * 2
+    missing = {name for name in vars(iterators[0]) if not hasattr(iterators[1], name)}
+    assert missing <= OF_DATAPIPES
+    if workers:
+        assert [one._worker_pids_set for one in iterators] == [True, True]
+        turns = [list(itertools.islice(one._worker_queue_idx_cycle, 3)) for one in iterators]
+        assert turns[0] == turns[1]
 
 
 def test_the_default_collate_function_is_torchs_object() -> None:
@@ -80,7 +110,7 @@ def test_under_run_the_default_samplers_are_of_torchs_very_types() -> None:
     numbers = list(range(8))
     with replaced():
         loaders = [torch.utils.data.DataLoader(numbers, batch_size=2, shuffle=shuffle) for shuffle in (True, False)]
-    assert [type(loader) for loader in loaders] == [LoaderWithoutState] * 2
+    assert [type(loader) for loader in loaders] == [StandIn] * 2
     assert [type(loader.sampler) for loader in loaders] == [RandomSampler, SequentialSampler]
     assert [type(loader.batch_sampler) for loader in loaders] == [BatchSampler] * 2
     assert type(minidl.DataLoader(numbers, shuffle=True).sampler) is minidl.RandomSampler

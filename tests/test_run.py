@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -121,7 +126,7 @@ def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
         """,
     )
     done = python("-m", "minidl", "run", "-m", "job", "--lr", "3", cwd=tmp_path)
-    assert done.stdout == "__main__ job job.__main__ ['--lr', '3'] minidl.dataloader\n[[0, 1, 2, 3], [4, 5]]\n"
+    assert done.stdout == "__main__ job job.__main__ ['--lr', '3'] minidl.record.stand_in\n[[0, 1, 2, 3], [4, 5]]\n"
     assert done.returncode == 0
     assert len(read_trace(tmp_path / "minidl-traces" / "run-1").select("yield")) == 2
 
@@ -130,7 +135,7 @@ ENDINGS = {
     "raise SystemExit": (0, ""),
     "raise SystemExit(3)": (3, ""),
     "import sys; sys.exit('no data')": (1, "no data\n"),
-    "raise KeyboardInterrupt": (130, "KeyboardInterrupt"),
+    "raise KeyboardInterrupt": (-signal.SIGINT, "KeyboardInterrupt"),
     "def inner():\n    raise KeyError('lost')\ninner()": (1, "in inner\n    raise KeyError('lost')\n"),
 }
 
@@ -175,7 +180,7 @@ def test_a_run_that_is_interrupted_says_what_it_waited_for(tmp_path: Path) -> No
     write(tmp_path / "train.py", INTERRUPTED)
     done = python("-m", "minidl", "run", "--trace", "trace", "train.py", cwd=tmp_path)
     *_, sentence, where = done.stderr.splitlines()
-    assert done.returncode == 130
+    assert done.returncode == -signal.SIGINT
     assert sentence.startswith("minidl: ")
     assert "waiting for worker 0" in sentence
     assert "in sample 17 (task 4)" in sentence
@@ -319,14 +324,14 @@ def phases() -> tuple[object, object]:
 
 UNUSABLE = {
     "no/such.py": "cannot read the script no/such.py: No such file or directory",
-    "broken.py": "broken.py is not a Python script",
+    "empty": "empty holds no __main__.py to run",
 }
 
 
 @pytest.mark.parametrize("script", UNUSABLE)
 def test_a_script_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "broken.py", "def f(:\n")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(run.RunError, match=UNUSABLE[script]):
         run.run_script([script], module=False, trace=tmp_path / "trace")
     assert not (tmp_path / "trace").exists()
@@ -340,3 +345,136 @@ def test_a_module_that_cannot_run_is_refused(tmp_path: Path, module: str) -> Non
 
 def test_a_second_run_takes_the_next_directory(tmp_path: Path) -> None:
     assert [run.free_directory(tmp_path, "trace").name for _ in range(3)] == ["trace-1", "trace-2", "trace-3"]
+
+
+# --- The same script under Python and under `minidl run` --------------------------------------------------------------
+ALIKE = {
+    "its module": """
+        '''Words.'''
+        import sys
+        import __main__
+        names = {name: value for name, value in globals().items() if name not in ("sys", "__main__", "names")}
+        print({name: value for name, value in sorted(names.items()) if name not in ("__loader__", "__builtins__")})
+        print(type(__loader__).__name__, __loader__.name, __loader__.path, type(__builtins__).__name__)
+        print(vars(__main__) is globals(), sys.argv, sys.path[0], sys.flags, sys.stdout.errors, sys.stderr.errors)
+    """,
+    "its source": """
+        import inspect, pickle, warnings
+        class Point:
+            '''A class of the script.'''
+        def f():
+            return 1
+        print(inspect.getsource(f), pickle.dumps(Point()), type(pickle.loads(pickle.dumps(Point()))) is Point)
+        warnings.warn("here")
+        print(sorted(inspect.signature(f).parameters), f.__module__, Point.__module__)
+    """,
+    "a spawned process": """
+        import multiprocessing, sys
+        class Point:
+            def __repr__(self):
+                return "a point of " + type(self).__module__
+        def tell(point):
+            print(point, __name__)
+            sys.exit(3)
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("spawn").Process(target=tell, args=(Point(),))
+            child.start()
+            child.join()
+            print(child.exitcode)
+    """,
+    "threads and exit handlers": """
+        import atexit, threading, time
+        atexit.register(print, "handler 1")
+        atexit.register(print, "handler 2")
+        after = threading.Event()
+        def late():
+            after.wait()
+            print("thread")
+        threading.Thread(target=late).start()
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        threading.Thread(target=lambda: 1 / 0).start()
+        threading.main_thread().name = "still here"
+        after.set()
+    """,
+    "an error": "def inner():\n    raise ValueError('lost')\n\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    inner()",
+    "a group of errors": "raise ExceptionGroup('several', [ValueError(1), KeyError(2)])",
+    "its own BaseException": "class Own(BaseException):\n    pass\ndef f():\n    raise Own('stop')\nf()",
+    "GeneratorExit": "raise GeneratorExit('end')",
+    "KeyboardInterrupt": "def f():\n    raise KeyboardInterrupt\nf()",
+    "SIGINT": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('not reached')",
+    "SIGTERM": "import os, signal\nprint('lost', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)",
+    "no Python": "print('not reached')\ndef f(:\n    pass",
+    "no Python in a module": "import wrong",
+    "no text": "x = '\\x00'",
+    "its own hook": "import sys\nsys.excepthook = lambda kind, *_: print('mine', kind.__name__)\n1 / 0",
+    "a hook that fails": "import sys\ndef hook(*_):\n    raise KeyError('hook')\nsys.excepthook = hook\n1 / 0",
+    "stdout closed": "import sys\nprint('said')\nsys.stdout.close()",
+    "stdout gone": "import sys\nsys.stdout = None\nprint('nothing')",
+    "descriptor closed": "import os\nprint('lost')\nos.close(1)",
+    "stderr closed": "import sys\nsys.stderr.close()\nprint('said')",
+    "stderr gone": "import sys\nsys.stderr = None\nsys.exit('nothing')",
+    "stdout replaced": "import io, sys\nsys.stdout = io.StringIO()\nprint('kept')",
+    **{
+        f"exit {code}": f"import sys\nprint('said')\nsys.exit({code})"
+        for code in ("", "None", "0", "3", "259", "-1", "True", "'why'", "''", "(1, 2)", "1.5", "1 << 100", "-1 << 100")
+    },
+}  # fmt: skip
+"""Scripts by what they are about. What they print, say and end with is the same."""
+
+if sys.version_info < (3, 11):
+    del ALIKE["a group of errors"]
+
+
+def alike(text: str) -> str:
+    """What a program has said, without our own lines and without addresses."""
+    lines = [line for line in text.splitlines() if not line.startswith("minidl: ")]
+    return re.sub(r"0x[0-9a-f]+", "0x", "\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tests" / "support" / "run_forks.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as forks:
+        yield forks
+
+
+def both(forks: subprocess.Popen[str], place: Path, *script: str) -> list[tuple[int, str, str]]:
+    """How a script ends under Python and under `minidl run`, and what it prints and says."""
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (place / "out").open("w") as out, (place / "err").open("w") as err:
+        command = [sys.executable, *script]
+        code = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
+    forks.stdin.write(json.dumps([list(script), str(place), str(place / "out2"), str(place / "err2")]) + "\n")
+    forks.stdin.flush()
+    codes = {"": code.returncode, "2": int(forks.stdout.readline())}
+    files = [[place / f"{name}{number}" for name in ("out", "err")] for number in codes]
+    return [
+        (code, *(alike(file.read_text()) for file in mine)) for code, mine in zip(codes.values(), files, strict=True)
+    ]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("about", ALIKE)
+def test_a_script_ends_as_under_python(tmp_path: Path, forks: subprocess.Popen[str], about: str) -> None:
+    write(tmp_path / "program.py", ALIKE[about])
+    write(tmp_path / "wrong.py", "def f(:\n")
+    python, ours = both(forks, tmp_path, "program.py", "a", "-b")
+    assert ours == python
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", ["a directory", "a zip file", "a link", "a module", "a package"])
+def test_a_program_of_another_kind_is_run_as_by_python(tmp_path: Path, forks: subprocess.Popen[str], kind: str) -> None:
+    text = "import sys\nprint(__name__, __package__, __file__, __spec__, sys.argv, sys.path[0])\nsys.exit(4)"
+    write(tmp_path / "job" / "__main__.py", text)
+    with zipfile.ZipFile(tmp_path / "job.zip", "w") as zipped:
+        zipped.write(tmp_path / "job" / "__main__.py", "__main__.py")
+    (tmp_path / "link.py").symlink_to(tmp_path / "job" / "__main__.py")
+    write(tmp_path / "single.py", text)
+    script = {"a directory": ["job"], "a zip file": ["job.zip"], "a link": ["link.py"], "a module": ["-m", "single"]}
+    python, ours = both(forks, tmp_path, *script.get(kind, ["-m", "job"]), "a")
+    assert ours == python
+    assert ours[0] == 4

@@ -16,16 +16,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import multiprocessing
+import multiprocessing.queues
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import torch
+import torch.multiprocessing
 import torch.utils.data
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _worker_loop
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
@@ -37,7 +40,9 @@ from minidl import ports as plain_ports
 from minidl.dataloader import checked_transport, users_line
 from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import observed_alone, recorder
+from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
+from minidl.record.harmless import harmless, say_once
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -48,6 +53,7 @@ from minidl.record.observed_channels import (
 )
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import Announced, AnnouncedFetchers, NotedErrors, ObservedWorker
+from minidl.record.patches import patched_pickling
 from minidl.record.ports import TracedPorts, enter_worker, facts
 from minidl.record.recorder import TraceConfig
 from minidl.record.session import current_recorder
@@ -100,6 +106,7 @@ SEEN: Final[dict[str, str]] = {
 
 DERIVED: Final[dict[str, str]] = {
     "share": "the sampler's own numbers at the first put of an epoch",
+    "resumed": "the loader counts batches at an epoch's first put, as torchdata's does; that put's worker is next",
     "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
     "counts as exhausted if the loader has kept none of its tasks",
     "task_assigned": "the put that follows; outstanding is the loader's own count",
@@ -126,7 +133,6 @@ UNSEEN: Final[dict[str, str]] = {
     "pin_exit": "torch's thread",
     "ready_put": "a queue.Queue of the loader's own",
     "ready_get": "a queue.Queue of the loader's own",
-    "resumed": "torch's loader has no state",
     "state_put": "torch's loader has no state",
     "state_kept": "torch's loader has no state",
     "state_taken": "torch's loader has no state",
@@ -176,20 +182,23 @@ class ObservedContext(BaseContext):
         self.transport = checked_transport(transport)
 
     def get_context(self, method: str | None = None) -> Any:
-        """The plain context."""
-        if method is not None or not isinstance(self.chosen, BaseContext):
-            return multiprocessing.get_context(method or self.chosen)  # type: ignore[arg-type]
-        return self.chosen
+        """The plain context; where none was chosen, the module that torch's loader takes for one."""
+        if method is not None:
+            return multiprocessing.get_context(method)
+        if isinstance(self.chosen, str):
+            return multiprocessing.get_context(self.chosen)
+        return torch.multiprocessing if self.chosen is None else self.chosen
 
     def get_start_method(self, allow_none: bool = False) -> str:
         return str(self.get_context().get_start_method())
 
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802  # as its base class calls it
+    def Queue(self, *given: Any) -> Any:  # noqa: N802  # as its base class calls it
         """The result queue, if it is an iterator's first, else a worker's index queue."""
         caller = sys._getframe(1)
-        ports, arena = self._ports(caller), self._arena_of(caller)
-        plain = self.get_context().Queue(maxsize) if arena is None else arena.next_queue()
-        return plain if ports is None else ports.queue_around(plain)
+        plain = None if self._wants_arena(caller) else self.get_context().Queue(*given)
+        ports, arena = self._ports(caller, plain), self._arena_of(caller)
+        queue = plain if arena is None else arena.next_queue()
+        return queue if ports is None else ports.queue_around(queue)
 
     def Event(self) -> Any:  # noqa: N802
         """The workers' done event."""
@@ -206,35 +215,59 @@ class ObservedContext(BaseContext):
         caller = sys._getframe(1)
         make, ports = self.get_context().Process, self._ports(caller)
         target, arena = kwargs.get("target"), self._arena_of(caller)
-        if target is None or not _known(target):
+        if target is None or not kwargs.get("args"):
             return make(*args, **kwargs)
         if arena is not None:
-            kwargs = arena.with_writer(kwargs)
-        if ports is not None:
-            return ports.process(make, kwargs)
+            kwargs |= {"args": arena.with_writer(kwargs["args"])}
+        if ports is not None and (names := names_of(target)) is not None:
+            return ports.process(make, kwargs, names)
+        kwargs |= {"args": tuple(each.inner if isinstance(each, Proxy) else each for each in kwargs["args"])}
         if arena is not None:
             kwargs |= {"target": _arena_loop, "args": (target, *kwargs["args"])}
         return make(*args, **kwargs)
 
+    def _starts_processes(self) -> bool:
+        """Whether its workers are processes: a program's own context may make threads that look like some."""
+        process = self.get_context().Process
+        return isinstance(process, type) and issubclass(process, BaseProcess)
+
     def _arena_of(self, caller: Any) -> _ArenaOfTorch | None:
         """The arena of torch's iterator whose method calls, if it is to have one."""
-        iterator = caller.f_locals.get("self")
-        if self.transport != "arena" or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
+        if not self._wants_arena(caller):
             return None
+        iterator = caller.f_locals["self"]
         if iterator not in _arenas:
             _arenas[iterator] = _ArenaOfTorch(iterator._num_workers, _observed.get(iterator))
         return _arenas[iterator]
 
-    def _ports(self, caller: Any) -> ObservedPorts | None:
-        """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on."""
+    def _wants_arena(self, caller: Any) -> bool:
+        if self.transport != "arena" or not isinstance(caller.f_locals.get("self"), _AnyIterator):
+            return False
+        context = self.get_context()
+        plain = context is torch.multiprocessing or type(context).Queue is BaseContext.Queue
+        known = names_of(_worker_loop) is not None and patched_pickling() is None
+        return plain and known and self._starts_processes()
+
+    def _ports(self, caller: Any, queue: Any = None) -> ObservedPorts | None:
+        """The ports of the iterator whose method calls; None where no iterator of torch's does, or no trace is on.
+
+        queue: the first that it gets, if it calls for one.
+        """
         iterator = caller.f_locals.get("self")
-        if isinstance(iterator, _MinidlIterator) or not isinstance(iterator, _AnyIterator) or not _known(_worker_loop):
+        if isinstance(iterator, _MinidlIterator) or not isinstance(iterator, _AnyIterator):
             return None
         if iterator not in _observed:
-            _observed[iterator] = self._new_ports(iterator, caller.f_locals.get("loader"))
+            _observed[iterator] = None  # if what follows fails
+            _observed[iterator] = self._new_ports(iterator, caller.f_locals.get("loader"), queue)
         return _observed[iterator]
 
-    def _new_ports(self, iterator: Any, loader: Any) -> ObservedPorts | None:
+    @harmless(None)
+    def _new_ports(self, iterator: Any, loader: Any, queue: Any) -> ObservedPorts | None:
+        if names_of(_worker_loop) is None:
+            return None
+        if not self._starts_processes() or not isinstance(queue, (multiprocessing.queues.Queue, type(None))):
+            _pass_over(iterator, f"with workers that {type(self.get_context()).__name__} starts: they may be threads")
+            return None
         traced = plain_ports.new_ports()  # begins the trace that MINIDL_TRACE asks for
         if isinstance(traced, TracedPorts):
             made = ObservedPorts(traced.config, traced.loader)
@@ -250,14 +283,21 @@ class ObservedContext(BaseContext):
         return f"minidl.observe({self.chosen!r})"
 
 
-@functools.cache
-def _known(worker_loop: Callable[..., None]) -> bool:
-    """Whether a worker takes what we look for; a line on stderr says once if it does not."""
-    missing = _TAKEN - set(inspect.signature(worker_loop).parameters)
+def names_of(worker_loop: Callable[..., None]) -> tuple[str, ...] | None:
+    """The names of a worker's arguments in their order; None, said once on stderr, if some that we look for lack.
+
+    A program that puts a function of its own in the place of torch's loop gets torch's arguments by their places.
+    """
+    loop = _worker_loop if worker_loop is torch_worker._worker_loop else worker_loop
+    try:
+        names = tuple(inspect.signature(loop).parameters)
+    except (TypeError, ValueError):
+        names = ()
+    missing = _TAKEN - set(names)
     if missing:
         reason = f"torch {torch.__version__}'s workers take no {', '.join(sorted(missing))}"
-        print(f"minidl: torch's loader is not recorded: {reason}. The run goes on.", file=sys.stderr)
-    return not missing
+        say_once(f"torch's loader is not recorded: {reason}. The run goes on")
+    return None if missing else names
 
 
 _TAKEN: Final = {
@@ -284,17 +324,18 @@ class _ArenaOfTorch:
         self.given = True
         return self.queue
 
-    def with_writer(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def with_writer(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of the next worker's process, which gets its own end of the result queue."""
-        call = inspect.signature(arguments["target"]).bind(*arguments["args"])
-        call.arguments["data_queue"] = call.arguments["data_queue"].writer(self.workers)
-        self.workers += 1
-        return arguments | {"args": call.args}
+        worker, self.workers = self.workers, self.workers + 1
+        queues = ArenaQueue, ObservedResultQueue
+        return tuple(each.writer(worker) if isinstance(each, queues) else each for each in arguments)
 
 
 def _arena_loop(target: Callable[..., None], *args: Any) -> None:
     """What a worker's process runs: torch's loop, whose batches go into slabs."""
-    inspect.signature(target).bind(*args).arguments["data_queue"].enter_worker()
+    for argument in args:
+        if isinstance(argument, ArenaWriter):
+            argument.enter_worker()
     target(*args)
 
 
@@ -367,14 +408,15 @@ def shut_down_observed() -> None:
     may be gone when the sentinels are to be sent, and each worker is then waited for in vain and terminated.
     """
     for iterator in tuple(_left):
-        iterator._shutdown_workers()
+        harmless(None)(iterator._shutdown_workers)()
 
 
 def _around(context: Any) -> ObservedContext:
-    """A context that observes; `context` may be None, or a module in the place of one."""
-    return observe(context if isinstance(context, BaseContext) else None)
+    """A context that observes; `context` may be None, or a module in the place of one, as fastai's loader has it."""
+    return observe(context)
 
 
+@harmless(None)
 def _begin_foreign(iterator: Any, loader: Any) -> None:
     """Prepare for an iterator that is not torch's own with workers, which finds its context in its loader."""
     if iterator._num_workers == 0:
@@ -387,13 +429,15 @@ def _begin_foreign(iterator: Any, loader: Any) -> None:
             _pass_over(iterator, "by a class that no context can be given to")
 
 
+@harmless(None)
 def _begin_alone(iterator: Any, loader: Any) -> None:
     """Follow an iterator without workers, if a trace is on."""
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
-        observed_alone.follow(iterator, loader, ports, UNSEEN.keys() - {"sampler_next"})
+        observed_alone.follow(iterator, loader, ports, (UNSEEN.keys() | {"resumed"}) - {"sampler_next"})
 
 
+@harmless(None)
 def _pass_over(iterator: Any, why: str) -> None:
     """Write down that an iterator is not recorded, once for each class in a trace."""
     recording, kind = current_recorder(), type(iterator)
@@ -448,24 +492,25 @@ class ObservedPorts(ObservedShared):
         self.index_queues += 1
         return ObservedIndexQueue(self, plain, self.index_queues - 1)
 
-    def process(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """The worker of the index queue that was made last."""
+    def process(self, make: Callable[..., Any], arguments: dict[str, Any], names: tuple[str, ...]) -> Any:
+        """The worker of the index queue that was made last. names: of its arguments."""
         target, args = arguments["target"], arguments["args"]
-        self.with_state = carries_state(target)
-        watched = arguments | {"target": _observed_loop, "args": (self, target, args)}
+        self.with_state = carries_state(names)
+        watched = arguments | {"target": _observed_loop, "args": (self, target, names, args)}
         return ObservedProcess(self, make(**watched), self.index_queues - 1)
 
 
-def carries_state(worker_loop: Callable[..., None]) -> bool:
+def carries_state(names: tuple[str, ...]) -> bool:
     """Whether tasks and results carry a state beside their indices and data, as torchdata's StatefulDataLoader's do."""
-    return "worker_state" in inspect.signature(worker_loop).parameters
+    return "worker_state" in names
 
 
-def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _observed_loop(
+    ports: ObservedPorts, target: Callable[..., None], names: tuple[str, ...], args: tuple[Any, ...]
+) -> None:
     """What a worker's process runs: torch's loop."""
-    call = inspect.signature(target).bind(*args)
-    given = call.arguments
-    ports.with_state = carries_state(target)
+    given = dict(zip(names, args, strict=False))
+    ports.with_state = carries_state(names)
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
     worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):
@@ -477,7 +522,7 @@ def _observed_loop(ports: ObservedPorts, target: Callable[..., None], args: tupl
     if given.get("init_fn") is not None:
         given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
     _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
-    names = getattr(inspect.unwrap(target), "__globals__", {})
-    if "ExceptionWrapper" in names:
-        names["ExceptionWrapper"] = NotedErrors(worker, names["ExceptionWrapper"])
-    target(*call.args, **call.kwargs)
+    known = getattr(inspect.unwrap(target), "__globals__", {})
+    if "ExceptionWrapper" in known:
+        known["ExceptionWrapper"] = NotedErrors(worker, known["ExceptionWrapper"])
+    target(*given.values(), *args[len(given) :])

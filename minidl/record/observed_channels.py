@@ -16,6 +16,8 @@ from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from minidl.record.channels import (
+    UNKNOWN,
+    About,
     TracedDoneEvent,
     TracedIndexQueue,
     TracedProcess,
@@ -24,7 +26,8 @@ from minidl.record.channels import (
     emit_failed,
     feeding,
 )
-from minidl.record.cpu_time import Reader, spent
+from minidl.record.cpu_time import spent
+from minidl.record.harmless import harmless
 from minidl.record.indices import count
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, outcome_of_torch
@@ -36,31 +39,18 @@ from minidl.transport.tensors import is_filling
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
-class SentTask:
-    """A task that gives the feeder thread its number; the worker receives torch's own tuple."""
+class SentResult(About):
+    """A result whose pickling and rebuilding are spans; the loader receives torch's own tuple."""
 
-    def __init__(self, message: tuple[Any, ...], *about: int) -> None:
-        self.message = message
-        self.about = about
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        feeding.about = self.about
-        return tuple, (self.message,)
-
-
-class SentResult(SentTask):
-    """A result whose pickling and rebuilding are spans; the loader receives torch's own tuple. clock: of CPU time."""
-
-    def __init__(self, clock: Reader, message: tuple[Any, ...], *about: int) -> None:
-        super().__init__(message, *about)
-        self.clock = clock
+    def __init__(self, shared: Shared, message: tuple[Any, ...], task: int, worker: int) -> None:
+        super().__init__(message, task, worker)
+        self.shared = shared
 
     def __reduce__(self) -> tuple[Any, ...]:
-        feeding.about = self.about
-        _begin_pickling(self.about, self.clock)
+        _begin_pickling(self.about, self.shared)
         if is_filling():  # what goes into slabs does not come by watch_sharing
             feeding.tensors = _tensors(self.message)[0]
-        return _arrived, (_Arriving(*self.about), tuple(self.message))
+        return _arrived, (_Arriving(self.shared.loader, *self.about), tuple(self.message))
 
 
 class _Arriving:
@@ -73,11 +63,16 @@ class _Arriving:
         return _arriving, self.about
 
 
-class SentResume(SentTask):
+class SentResume(About):
     """A worker's acknowledgement of a new epoch, with the worker's number, which torch's message lacks."""
 
+    def __init__(self, message: tuple[Any, ...], loader: int, worker: int) -> None:
+        super().__init__(message, -1, worker)
+        self.loader = loader
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _resumed, (*self.about, tuple(self.message))
+        super().__reduce__()
+        return _resumed, (self.loader, *self.about, tuple(self.message))
 
 
 reading = threading.local()
@@ -108,31 +103,36 @@ def end_rebuild(tensors: int = 0, shared: int = 0) -> None:
         emit_of(reading.about[0])(ev.RESULT_REBUILD[1], *reading.about[1:], tensors, shared)
 
 
+@harmless((0, 0))
 def _tensors(data: Any) -> tuple[int, int]:
     """Return the number of tensors in a nest of lists, tuples and mappings, and their storages' bytes."""
+    return _tensors_in(data)
+
+
+def _tensors_in(data: Any) -> tuple[int, int]:
     if isinstance(data, torch.Tensor):
         return 1, data.untyped_storage().nbytes() if data.layout is torch.strided else 0
     if isinstance(data, dict):
         data = list(data.values())
     if not isinstance(data, (list, tuple)):
         return 0, 0
-    counts = [_tensors(item) for item in data]
+    counts = [_tensors_in(item) for item in data]
     return sum(count for count, _ in counts), sum(size for _, size in counts)
 
 
-def _begin_pickling(about: tuple[int, ...], clock: Reader) -> None:
-    feeding.pickling, feeding.tensors, feeding.copied = about, 0, 0
-    emit_of(about[0])(ev.RESULT_PICKLE[0], *about[1:])
-    feeding.clock, feeding.began = clock, clock()
+def _begin_pickling(about: tuple[int, int], shared: Shared) -> None:
+    feeding.about, feeding.emit, feeding.clock = about, shared.emit, shared.cpu
+    feeding.pickling, feeding.tensors, feeding.copied = True, 0, 0
+    feeding.emit(ev.RESULT_PICKLE[0], *about)
+    feeding.began = feeding.clock()
 
 
 def end_pickling(size: int) -> None:
     """Emit that the message is pickled, or could not be (size 0)."""
-    about = getattr(feeding, "pickling", None)
-    if about is not None:
-        feeding.pickling = None
+    if getattr(feeding, "pickling", False):
+        feeding.pickling = False
         feeding.cpu = spent(feeding.began, feeding.clock())
-        emit_of(about[0])(ev.RESULT_PICKLE[1], *about[1:], size, feeding.tensors, feeding.copied)
+        feeding.emit(ev.RESULT_PICKLE[1], *feeding.about, size, feeding.tensors, feeding.copied)
 
 
 def watch_sharing() -> None:
@@ -144,16 +144,14 @@ def watch_sharing() -> None:
 def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(share)
     def watched(storage: Any, *args: Any, **kwargs: Any) -> Any:
-        about = getattr(feeding, "pickling", None)
-        if about is None:
+        if not getattr(feeding, "pickling", False):
             return share(storage, *args, **kwargs)
         feeding.tensors += not is_filling()
         if storage.is_shared():
             return share(storage, *args, **kwargs)
-        emit, size = emit_of(about[0]), storage.nbytes()
+        size = storage.nbytes()
         feeding.copied += size
-        task, worker = about[1:]
-        with spanned(emit, ev.SHM_COPY, task, worker, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
+        with spanned(feeding.emit, ev.SHM_COPY, *feeding.about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
             end.append(size)
             began = feeding.clock()
             shared = share(storage, *args, **kwargs)
@@ -191,15 +189,14 @@ class _ObservedQueue(TracedQueue):
     # The queue refers to the functions of these two, so they must not refer to it: torch's result queue is closed when
     # its last reference is dropped.
     def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
-        emit, other = self.shared.emit, (self.shared.loader, -1, self.worker_id)
+        emit = self.shared.emit
 
         def _send_bytes(data: Any) -> None:
-            about = getattr(feeding, "about", other)
             end_pickling(len(data))
-            emit(write[0], *about[1:], len(data), getattr(feeding, "cpu", 0))
+            about = getattr(feeding, "about", UNKNOWN)
+            emit(write[0], *about, len(data), getattr(feeding, "cpu", 0))
             send(data)
-            emit(write[1], *about[1:], len(data))
-            feeding.about, feeding.cpu = other, 0  # the next message may have no number
+            emit(write[1], *about, len(data))
 
         return _send_bytes
 
@@ -237,7 +234,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
         if _is_numbered(message):
             idx = message[0]
             loader.sending(idx, self.worker_id, self.shared.content(message))
-            self.inner.put(SentTask(message, self.shared.loader, idx, self.worker_id), *args, **kwargs)
+            self.inner.put(About(message, idx, self.worker_id), *args, **kwargs)
             loader.sent()
             return
         if message is None:
@@ -245,7 +242,7 @@ class ObservedIndexQueue(_ObservedQueue, TracedIndexQueue):
             self.shared.emit(ev.SENTINEL_PUT, -1, self.worker_id, self.queue_id)
         elif isinstance(message, _ResumeIteration):
             loader.resuming(self.worker_id)
-        self.inner.put(message, *args, **kwargs)
+        self.inner.put(About(message, -1, self.worker_id), *args, **kwargs)
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         self._watch()
@@ -280,37 +277,37 @@ class ObservedResultQueue(_ObservedQueue, TracedResultQueue):
 
     def _hook(self) -> None:
         super()._hook()
-        give_up = getattr(self.inner, "_on_queue_feeder_error", None)
+        give_up, number = getattr(self.inner, "_on_queue_feeder_error", None), self.shared.loader
         if give_up is None:  # the loader's end of an arena writes nothing
             return
 
         def on_error(error: Exception, message: Any) -> None:
-            about = getattr(feeding, "pickling", None)
+            pickling = getattr(feeding, "pickling", False)
             end_pickling(0)
-            if about is not None:  # else the pipe is gone
-                emit_failed(error, *about)
+            if pickling:  # else the pipe is gone
+                emit_failed(error, number, *feeding.about)
             give_up(error, getattr(message, "message", message))
 
         self.inner._on_queue_feeder_error = on_error
 
     def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self._watch()
-        worker, number = self.shared.worker_side, self.shared.loader
+        worker = self.shared.worker_side
         if worker is None:  # the loader has stopped the pin thread, wakes it and then joins it
             self.shared.loader_side.begin_shutdown()
             self.shared.emit(ev.DONE_EVENT_SET, x=ev.DoneEvent.PIN_THREAD)
             self.shared.emit(ev.SENTINEL_PUT, -1, -1, self.queue_id)
-            self.inner.put(message, *args, **kwargs)
+            self.inner.put(About(message, -1, -1), *args, **kwargs)
             self.shared.emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD)
             self.joining = True
         elif _is_numbered(message):
             worker.answers(message[0], self.shared.content(message))
-            self.inner.put(SentResult(self.shared.cpu, message, number, message[0], worker.worker_id), *args, **kwargs)
+            self.inner.put(SentResult(self.shared, message, message[0], worker.worker_id), *args, **kwargs)
         elif _is_pair(message) and isinstance(message[0], _ResumeIteration):
             worker.resumes()
-            self.inner.put(SentResume(message, number, -1, worker.worker_id), *args, **kwargs)
+            self.inner.put(SentResume(message, self.shared.loader, worker.worker_id), *args, **kwargs)
         else:
-            self.inner.put(message, *args, **kwargs)
+            self.inner.put(About(message, -1, worker.worker_id), *args, **kwargs)
 
     joining = False
 

@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from minidl.record.cpu_time import spent
+from minidl.record.harmless import harmless
 from minidl.record.indices import count
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
@@ -52,6 +53,7 @@ class ObservedLoader:
         self.ends: list[int] = []  # tasks answered with the end of a worker's data, as the pin thread has seen
         self.ended = 0  # workers of which the loader knows that
         self.last = -1  # the task yielded last
+        self.resumed = 0  # batches that the loader counts already when the epoch begins
         self.sampled_all = False  # a batch was yielded and no task sent for it
 
     def emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
@@ -65,7 +67,9 @@ class ObservedLoader:
         return sum(self.status)
 
     def batches(self) -> int | None:
-        return getattr(self.iterator(), "_num_yielded", None)
+        """Batches yielded in this epoch, without those from before the state that it was resumed from."""
+        counted = getattr(self.iterator(), "_num_yielded", None)
+        return None if counted is None else int(counted) - self.resumed
 
     # --- what has happened since the last call
     def catch_up(self, batches: int | None, all_but: int = 0) -> None:
@@ -118,6 +122,7 @@ class ObservedLoader:
             self.ended += 1
             self.emit(ev.WORKER_EXHAUSTED, task, worker, self.num_workers - self.ended)
 
+    @harmless(None)
     def sending_sentinel(self, worker: int) -> None:
         if self.pinned and not self.shutting_down:
             self.catch_up_pinned()
@@ -163,7 +168,8 @@ class ObservedLoader:
             self.emit(ev.CONSUMER[1], self.last, x=spent(self.consumer_cpu, self.shared.cpu()))
 
     # --- epochs
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, turn: int = 0) -> None:
+        """Emit that an epoch begins. turn: the worker that gets its first task."""
         if not self.in_epoch and not self.shutting_down:
             self.in_epoch = True
             self.epoch += 1
@@ -171,6 +177,9 @@ class ObservedLoader:
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
             self.status = getattr(self.iterator(), "_workers_status", self.status)
             self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
+            self.resumed = self.batches() or 0
+            if self.resumed:
+                self.emit(ev.RESUMED, x=self.resumed, y=turn)
             dealt = dealt_by(getattr(self.iterator(), "_index_sampler", None))
             if dealt is not None:
                 self.emit(ev.SHARE, -1, -1, *dealt[1])
@@ -200,9 +209,10 @@ class ObservedLoader:
         self.tasks = {}  # keeps no batch alive that the iterator has dropped
 
     # --- index queues
+    @harmless(None)
     def sending(self, idx: int, worker: int, index: Any) -> None:
         """Emit that a task is about to be put. A batch in hand is yielded after it."""
-        self.begin_epoch()
+        self.begin_epoch(turn=worker)
         self.catch_up(self.batches(), all_but=1)
         self.sampled_all = False
         self.workers[idx] = worker
@@ -210,17 +220,20 @@ class ObservedLoader:
         self.emit(ev.TASK_ASSIGNED, idx, worker, idx + 1, self.outstanding() + 1)
         self.emit(ev.INDEX_PUT, idx, worker, count(index))
 
+    @harmless(None)
     def sent(self) -> None:
         self.hand_out()
         if self.send_idx == self.num_workers * self.prefetch_factor:
             self.primed()
 
+    @harmless(None)
     def resuming(self, worker: int) -> None:
         """Emit that a new epoch's message is about to be put."""
         self.end_epoch()
         self.emit(ev.RESUME_PUT, -1, worker, self.epoch + 1)
 
     # --- the result queue
+    @harmless((-1, -1))
     def waits(self) -> tuple[int, int]:
         """Emit what precedes a wait; return the task and the worker that the loader needs next."""
         self.wait, self.found_alive = None, 0
@@ -236,11 +249,13 @@ class ObservedLoader:
             self.emit(ev.RCVD_ADVANCE, x=rcvd_idx, y=self.outstanding())
         return self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
 
+    @harmless(None)
     def got_nothing(self, seconds: float, error: BaseException) -> None:
         """Note a wait without a message. What next() does about it shows when it looks at the workers."""
         self.wait = seconds
         self.failing = self.in_next and not isinstance(error, queue.Empty)
 
+    @harmless(None)
     def received(self, task: int, worker: int, outcome: ev.Outcome) -> None:
         """Emit what the loader does with a result, which depends on whose turn it is."""
         if not self.in_epoch:
@@ -268,6 +283,7 @@ class ObservedLoader:
             self.hand_out()
 
     # --- processes
+    @harmless(None)
     def looked_at(self, worker: int, process: Any, alive: bool) -> None:
         """Emit what follows from the loader's question whether a worker is alive."""
         if self.shutting_down:
@@ -286,6 +302,7 @@ class ObservedLoader:
                 self.emit(ev.TIMED_OUT, *about, int(self.wait * 1e9))
                 self.end_next(ev.Outcome.ERROR)
 
+    @harmless(None)
     def begin_shutdown(self) -> None:
         """Emit that the shutdown begins: the first done event is about to be set."""
         if self.shutting_down:
@@ -296,6 +313,7 @@ class ObservedLoader:
         self.shutting_down = True
         self.emit(ev.SHUTDOWN[0])
 
+    @harmless(None)
     def shut_down(self) -> None:
         """Emit that the shutdown has ended: the last worker is gone."""
         if self.shutting_down and not self.closed:

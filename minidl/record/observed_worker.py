@@ -14,6 +14,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
+from minidl.record.harmless import harmless
 from minidl.record.indices import count, indices_of, whole_number
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -39,6 +40,7 @@ class ObservedWorker:
     def emit(self, code: int, task: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
         self.shared.emit(code, task, self.worker_id, x, y, z)
 
+    @harmless(None)
     def asks(self) -> None:
         """Emit, at a wait for a message, that a step is over, and at the first one, that the worker is ready."""
         self.progress.waiting()
@@ -47,6 +49,7 @@ class ObservedWorker:
             self.emit(ev.WORKER_READY, -1, os.getpid(), self.parent, self.seed)
             self.shared.describe_seed(self.worker_id)
 
+    @harmless(None)
     def looked(self, done: bool) -> None:
         """Emit what follows from a look at the done event: one for each task and sentinel, and one at the end."""
         if self.task is not None:
@@ -72,10 +75,12 @@ class ObservedWorker:
             self.left = True
             self.emit(ev.WORKER_EXIT, -1, ending)
 
+    @harmless(None)
     def collates(self, counted: bool) -> None:
         """Emit that collate_fn is called next. counted: the task has an index for each sample."""
         self.progress.collate(self.samples if counted else -1)
 
+    @harmless(None)
     def answers(self, task: int, data: Any) -> None:
         """Emit that the task's result is about to be put."""
         outcome = outcome_of_torch(data)
@@ -87,6 +92,7 @@ class ObservedWorker:
             self.emit(ev.TASK_ERROR, task, *self.failed, text)
         self.emit(ev.RESULT_PUT, task, outcome)
 
+    @harmless(None)
     def resumes(self) -> None:
         self.epoch += 1
         self.exhausted = False
@@ -99,6 +105,7 @@ def outcome_of_torch(data: Any) -> ev.Outcome:
     return ev.Outcome.ERROR if isinstance(data, ExceptionWrapper) else ev.Outcome.DATA
 
 
+@harmless((-1, -1))
 def failing_sample(error: BaseException | None, indices: Any) -> tuple[int, int]:
     """Position and index of the sample that the dataset was asked for by torch's fetcher; -1 = unknown, or for none.
 

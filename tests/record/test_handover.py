@@ -72,7 +72,7 @@ def test_all_ranks_are_in_one_trace(tmp_path: Path, how: str) -> None:
     done, trace = run(tmp_path, "train.py", how, tmp_path)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (
         0,
-        ["0 minidl.dataloader [[0, 2], [4, 6]]", "1 minidl.dataloader [[1, 3], [5, 7]]"],
+        ["0 minidl.record.stand_in [[0, 2], [4, 6]]", "1 minidl.record.stand_in [[1, 3], [5, 7]]"],
     ), done.stderr
     assert "recorded;" not in done.stderr
     assert check(trace) == []

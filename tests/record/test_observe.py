@@ -151,11 +151,10 @@ def test_other_users_of_the_context_get_plain_things(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_a_torch_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
     monkeypatch.setattr(module, "_TAKEN", {"a_new_argument"})
-    module._known.cache_clear()
+    monkeypatch.setattr("minidl.record.harmless._said", set())
     with minidl.trace(tmp_path / "t"):
         for _ in range(2):
             assert len(list(loader(wl.Numbers(4)))) == 4
-    module._known.cache_clear()
     assert capfd.readouterr().err.count("workers take no a_new_argument. The run goes on.") == 1
     assert len(read_trace(tmp_path / "t").events) == 0
 
@@ -546,6 +545,27 @@ def test_a_subclass_with_an_iterator_of_its_own(tmp_path: Path, workers: int) ->
     outcomes = trace.select("yield")["x"].tolist()
     assert outcomes == [Outcome.DATA] * len(outcomes)
     assert len(outcomes) == 5 + 4
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital' is deprecated")
+def test_a_loader_of_torchdata_that_is_resumed(tmp_path: Path) -> None:
+    """Its first task goes to the worker behind the one that served last, and it counts the batches before."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    first, second = (stateful.StatefulDataLoader(wl.Numbers(20), batch_size=2, num_workers=3) for _ in range(2))
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        iterator = iter(first)
+        seen = [next(iterator).tolist() for _ in range(4)]
+        state = first.state_dict()
+        iterator._shutdown_workers()
+        second.load_state_dict(state)
+        seen += [batch.tolist() for batch in second]
+        assert len(list(second)) == 10
+    assert seen == [[at, at + 1] for at in range(0, 20, 2)]
+    trace = clean(tmp_path / "t")
+    resumed = trace.select("resumed")
+    assert resumed[["loader", "x", "y"]].tolist() == [(2, 4, 1)]
+    assert trace.select("epoch", Phase.END)["y"].tolist() == [4, 6, 10]
 
 
 class Stream(torch.utils.data.IterableDataset[int]):

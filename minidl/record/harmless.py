@@ -1,0 +1,59 @@
+"""What records a program never ends it: an error of the recording is said once, and the program goes on without it.
+
+Interface: `@harmless(instead)` around a function that only looks; `say_once(text)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def harmless(instead: Any) -> Callable[[_F], _F]:
+    """Let a function return `instead` where it would raise: what it looks at is the program's, and may raise anything.
+
+    What a signal handler raises while the function runs passes through: it belongs to the program.
+    """
+
+    def decorate(look: _F) -> _F:
+        @functools.wraps(look)
+        def looking(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return look(*args, **kwargs)
+            except Exception as error:
+                if _is_of_a_handler(error):
+                    raise
+                say_once(f"not recorded: {look.__qualname__}: {type(error).__name__}: {error}. The run goes on")
+                return instead
+
+        return looking  # type: ignore[return-value]
+
+    return decorate
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Whether a Python signal handler has raised it."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    calls = {getattr(each, "__func__", each) for each in handlers if callable(each)}
+    codes = {getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in calls}
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(code in codes for code in frames)
+
+
+def say_once(text: str) -> None:
+    """Write a line to stderr, once in a process. A stderr that is closed hides it."""
+    if (os.getpid(), text) not in _said:
+        _said.add((os.getpid(), text))
+        try:
+            os.write(2, f"minidl: {text}.\n".encode("utf-8", "backslashreplace"))
+        except OSError:
+            pass
+
+
+_said: Final[set[tuple[int, str]]] = set()
