@@ -1,13 +1,15 @@
 """`minidl audit`: did the ranks of a run see what they should have seen?
 
 Interface: `audit(traces)` takes a joined trace, or one trace a rank, and gives an `Audit`: per DataLoader and epoch
-what each rank saw, and findings. A finding is a mistake, is harmless (padding, say), or says what this trace cannot
-tell. `run(arguments)` is the command; its exit code is 1 if a mistake was found.
+what each rank saw, and findings. A finding is a mistake; a question, where what was seen is right in one program and
+a mistake in another; harmless (padding, say); or it says what this trace cannot tell. `run(arguments)` is the command;
+its exit code is 1 if a mistake was found that the user has not allowed by its name.
 
 What is looked at: the indices that samples were asked by (`sample`, `sample_index`), or without them each task's count
 and digest (`sampler_next`); what a sampler of shares was told (`share`); the workers' seeds (after worker_init_fn, or
 `worker_ready`); which tasks were yielded (`yield`). An index counts as seen when its batch was handed to the training
-loop. Two ranks' DataLoaders are one if their datasets have one class and they are the same in number of those.
+loop. Two ranks' DataLoaders are one if their datasets have one class, one line of the program made both, and they are
+the same in number of those.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from minidl.tracefile.batches import latest
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told, traces_in
 from minidl.tracefile.loaders import only
-from minidl.tracefile.ranks import MOST_RANKS, last_start
+from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed, plain
 
-MISTAKE, HARMLESS, UNKNOWN = "mistake", "harmless", "unknown"
+MISTAKE, QUESTION, HARMLESS, UNKNOWN, ALLOWED = "mistake", "question", "harmless", "unknown", "allowed"
 
 BY_CHANCE: Final = 8
 """Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
@@ -60,7 +62,7 @@ class Finding:
         return replace(self, text=self.text.format(**facts))
 
     def lines(self) -> list[str]:
-        word = {MISTAKE: "MISTAKE", HARMLESS: "harmless", UNKNOWN: "not known"}[self.level]
+        word = {MISTAKE: "MISTAKE", UNKNOWN: "not known"}.get(self.level, self.level)
         return [f"{word} ({self.rule}): {self.text}"] + ([f"    fix: {self.fix}"] if self.fix else [])
 
 
@@ -99,14 +101,25 @@ class Pass:
         return self.marks if self.indices is None else self.indices
 
 
+class Seeds(NamedTuple):
+    """The seeds of one iterator's workers, by worker.
+
+    whole: its last epoch went to the sampler's end. drawn: a worker drew random numbers for samples.
+    """
+
+    of: dict[int, int]
+    whole: bool
+    drawn: bool
+
+
 @dataclass
 class Subject:
-    """One DataLoader of the script, as all ranks have used it. seeds: rank -> its iterators' workers' seeds."""
+    """One DataLoader of the script, as all ranks have used it. seeds: rank -> of its iterators that yielded batches."""
 
     name: str
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     passes: dict[int, list[Pass]] = field(default_factory=dict)
-    seeds: dict[int, list[dict[int, int]]] = field(default_factory=dict)
+    seeds: dict[int, list[Seeds]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -154,10 +167,25 @@ class Audit:
 
     @property
     def mistakes(self) -> int:
-        return sum(f.level == MISTAKE for f in self._all())
+        return self._count(MISTAKE)
 
-    def _all(self) -> list[Finding]:
-        return [*self.findings, *(f for subject in self.subjects for f in subject.findings)]
+    @property
+    def questions(self) -> int:
+        return self._count(QUESTION)
+
+    def _count(self, level: str) -> int:
+        return sum(f.level == level for found in self._each() for f in found)
+
+    def _each(self) -> list[list[Finding]]:
+        return [self.findings, *(subject.findings for subject in self.subjects)]
+
+    def allow(self, rules: Iterable[str]) -> None:
+        """Take the findings of these rules for right, as the user says. Raises TraceError for an unknown name."""
+        for rule in rules:
+            if rule not in RULES:
+                raise TraceError(f"audit --allow: no finding has the name {rule!r}: give one of {listed(RULES, 99)}")
+            for found in self._each():
+                found[:] = [replace(one, level=ALLOWED, fix="") if one.rule == rule else one for one in found]
 
     def text(self) -> str:
         """Return the audit as lines for a terminal."""
@@ -167,7 +195,8 @@ class Audit:
             lines += ["", *_table(subject)]
             lines += [f"  {line}" for finding in subject.findings for line in finding.lines()]
         found = counted(self.mistakes, "mistake") if self.mistakes else "no mistake"
-        return "\n".join([*map(plain, lines), "", f"{found} found"])
+        asked = f", and {counted(self.questions, 'question')} for you" if self.questions else ""
+        return "\n".join([*map(plain, lines), "", f"{found} found{asked}"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain values."""
@@ -175,6 +204,7 @@ class Audit:
             "ranks": self.ranks,
             "world_size": self.world,
             "mistakes": self.mistakes,
+            "questions": self.questions,
             "findings": [asdict(finding) for finding in self.findings],
             "dataloaders": [_subject_json(subject) for subject in self.subjects],
         }
@@ -204,9 +234,10 @@ def _table(subject: Subject) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """`minidl audit`: print the report; return 1 if a mistake was found, else 0."""
+    """`minidl audit`: print the report; return 1 if a mistake was found that is not allowed, else 0."""
     with terminal.busy("comparing the ranks"):
         report = audit([only(read_trace(path), arguments.dataloader) for path in traces_in(arguments.traces)])
+    report.allow(arguments.allow)
     json.dump(report.to_json(), sys.stdout) if arguments.json else print(report.text(), end="")
     print()
     return 1 if report.mistakes else 0
@@ -226,7 +257,7 @@ def audit(traces: Sequence[Trace]) -> Audit:
         ranks |= here
         for rank in sorted(here):
             _collect(trace, [loader for loader, its in of.items() if its == rank], rank, subjects)
-    world = max([len(ranks), *(size for size in _sizes(traces) if size <= MOST_RANKS)])
+    world = max([len(ranks), *_sizes(traces)])
     report = Audit(sorted(ranks), world, list(subjects.values()), list(_about_the_traces(traces, ranks, world)))
     for subject in report.subjects:
         subject.findings += _judge(subject, world)
@@ -261,22 +292,14 @@ def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
 def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:
     absent = sorted(set(range(world)) - ranks)
     if absent:
-        text = f"of {world} ranks, no trace is here of {listed(absent)}: what they saw is not known"
-        yield Finding(UNKNOWN, "ranks", text)
+        yield _ABSENT.of(world=world, absent=listed(absent))
     for trace in traces:
         restarts, _ = last_start(trace.lines)
         if restarts:
-            text = f"the ranks were started anew {counted(restarts, 'time')}: only the last start is judged"
-            yield Finding(HARMLESS, "restarted", text)
+            yield _RESTARTED.of(times=counted(restarts, "time"))
         cut = sum(process.whole_from > 0 for process in trace.processes)
         if cut:
-            yield Finding(
-                UNKNOWN,
-                "overwritten",
-                f"{trace.path.name}: the oldest events of {counted(cut, 'process', 'processes')} were overwritten, and "
-                "the first epochs",
-                "record with ring_bytes=None, or with MINIDL_TRACE_RING=full",
-            )
+            yield _OVERWRITTEN.of(name=trace.path.name, processes=counted(cut, "process", "processes"))
 
 
 # --- What each rank saw -----------------------------------------------------------------------------------------------
@@ -292,18 +315,24 @@ def _collect(trace: Trace, loaders: list[int], rank: int, subjects: dict[tuple[A
         facts, rows = trace.loaders.get(loader, {}), events[first:last]
         if not np.isin(rows["code"], [ev.EPOCH[0], ev.YIELD]).any():
             continue  # made, and never iterated
-        dataset = (str(facts.get("dataset", "unknown dataset")), str(facts.get("dataset_kind", "")))
-        identity = facts.get("dataloader") or (*dataset, facts.get("sampler"), facts.get("batch_size"))
+        dataset = tuple(str(facts.get(name, "")) for name in ("dataset", "dataset_kind", "made_at"))
+        identity = (*dataset, facts.get("dataloader") or (facts.get("sampler"), facts.get("batch_size")))
         if identity not in keys:
             keys[identity] = (*dataset, known[dataset])
             known[dataset] += 1
         key = keys[identity]
-        again = f" (number {key[2] + 1})" if key[2] else ""
-        subject = subjects.setdefault(key, Subject(f"DataLoader of {dataset[0]}{again}"))
+        if key not in subjects:
+            number = sum(other[0] == key[0] for other in subjects)
+            again = f" (number {number + 1})" if number else ""
+            subjects[key] = Subject(f"DataLoader of {dataset[0] or 'unknown dataset'}{again}")
+        subject = subjects[key]
         subject.facts.setdefault(rank, facts)
         mine = subject.passes.setdefault(rank, [])
-        mine += _passes(rows, rank, loader, len(mine), facts)
-        subject.seeds.setdefault(rank, []).append(_seeds_of(trace, loader, rows))
+        own = list(_passes(rows, rank, loader, len(mine), facts))
+        mine += own
+        if any(one.batches for one in own):  # else this rank's workers made nothing that anybody got
+            seeds = Seeds(_seeds_of(trace, loader, rows), own[-1].whole, _drawn(trace, loader))
+            subject.seeds.setdefault(rank, []).append(seeds)
 
 
 def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
@@ -313,6 +342,10 @@ def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
     own = (line for line in trace.described("seed") if line.get("loader") == loader)
     pairs = ((line.get("worker"), line.get("seed")) for line in own)
     return seeds | {worker: seed for worker, seed in pairs if type(worker) is int and type(seed) is int}
+
+
+def _drawn(trace: Trace, loader: int) -> bool:
+    return any(line.get("drawn") is True for line in trace.described("drawn") if line.get("loader") == loader)
 
 
 def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, Any]) -> Iterator[Pass]:
@@ -400,14 +433,19 @@ _UNEVEN: Final = Finding(
     "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
     "give every rank as many batches: a DistributedSampler (it pads, or drops with drop_last=True), or run "
     "the loop under torch.distributed.algorithms.join.Join")  # fmt: skip
+_UNEVEN_OR_NOT: Final = Finding(
+    QUESTION, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. That is "
+    "right where the ranks do not wait for each other in each step, as in an evaluation or under Join. In "
+    "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
+    "if you train on these batches: give every rank as many")  # fmt: skip
 _WRONG_SHARE: Final = Finding(
     MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
     "of {share.replicas}{more}",
     "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
 _SHARED: Final = Finding(
-    UNKNOWN, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
-    "in a row: right if these ranks hold the parts of one model (tensor parallelism). If each has a whole model, they "
-    "train on the same samples",
+    QUESTION, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
+    "({which}): right if these ranks hold the parts of one model (tensor or pipeline parallelism). If each has a whole "
+    "model, they train on the same samples",
     "if each rank has a whole model: make the sampler without rank= and num_replicas=")  # fmt: skip
 _SET_EPOCH_ON_SOME: Final = Finding(
     MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
@@ -432,9 +470,14 @@ _NO_SHARES: Final = Finding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
     "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) in place of shuffle=True")  # fmt: skip
+_EACH_ALL: Final = Finding(
+    QUESTION, "the same samples on each rank", "{found}, and no sampler dealt out shares: it was {samplers} on each "
+    "rank. That is right where each rank evaluates all samples, or where the ranks hold the parts of one model. If "
+    "they train copies of one model, every rank trains on the same data",
+    "if they train copies: DataLoader(dataset, sampler=DistributedSampler(dataset), ...)")  # fmt: skip
 _OWN_DATA: Final = Finding(
-    UNKNOWN, "overlap", "no sampler dealt out shares, and by their fingerprints the ranks' datasets are not one: each "
-    "may be a share of its own, as split_dataset_by_node makes it")  # fmt: skip
+    UNKNOWN, "overlap", "no sampler dealt out shares, and the ranks' datasets do not hold the same: each may be a "
+    "share of its own, as split_dataset_by_node and Subset make it")  # fmt: skip
 _ITERABLE: Final = Finding(
     UNKNOWN, "overlap", "an iterable dataset has no indices: whether ranks and workers saw the same samples is not in "
     "the trace")  # fmt: skip
@@ -452,6 +495,10 @@ _DROPPED: Final = Finding(
 _MISSED: Final = Finding(
     MISTAKE, "missing", "{found}, more than drop_last explains",
     "each rank's sampler needs its own rank, and the same length, seed and epoch as the others")  # fmt: skip
+_SKIPPED: Final = Finding(
+    QUESTION, "missing", "{found}: the samplers gave less than the ranks' shares. That is right where an epoch is "
+    "resumed in its middle, or a sampler leaves samples out by design",
+    "if neither is so: look why the sampler ends early, or begins late")  # fmt: skip
 _ONE_EPOCH: Final = Finding(
     UNKNOWN, "set_epoch", "there is only one whole epoch: whether orders differ is unknown")  # fmt: skip
 _NO_ORDER: Final = Finding(UNKNOWN, "set_epoch", "the trace says nothing of the order of the samples")
@@ -471,13 +518,42 @@ _NO_WORKERS: Final = Finding(
     UNKNOWN, "seeds", "there are no workers, so samples are made with the random numbers of the rank's own process, "
     "whose seed is not in the trace")  # fmt: skip
 _SEEDS_OF_RANKS: Final = Finding(
-    MISTAKE, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}. If samples are drawn or "
-    "augmented at random, the ranks do the same to their samples",
+    MISTAKE, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and draw random numbers "
+    "for their samples: the ranks draw the same",
     "torch.manual_seed(seed + rank), or DataLoader(generator=torch.Generator().manual_seed(seed + rank))")  # fmt: skip
+_SEEDS_OF_ONE_STREAM: Final = Finding(
+    QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and the ranks had the same "
+    "samples in the same order. That is right where they are to see the same, as the parts of one model are",
+    "if they are not: torch.manual_seed(seed + rank)")  # fmt: skip
+_SEEDS_UNDRAWN: Final = Finding(
+    QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}. That is right if samples are "
+    "not made at random. No worker was seen to draw from torch's, random's or NumPy's generator; others are not seen",
+    "if they are made at random: torch.manual_seed(seed + rank)")  # fmt: skip
+_SEEDS_UNDRAWN_AGAIN: Final = Finding(
+    QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
+    "for the {earlier} and for the {later} time. That is right if samples are not made at random. No worker was seen "
+    "to draw from torch's, random's or NumPy's generator; others are not seen",
+    "if they are made at random: seed once, before the first epoch")  # fmt: skip
+_SEEDS_AFTER_BREAK: Final = Finding(
+    QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
+    "for the {earlier} and for the {later} time. That is right if the later one resumes the earlier one, which was "
+    "left before its end",
+    "if it does not: seed once, before the first epoch")  # fmt: skip
 _SEEDS_OF_EPOCHS: Final = Finding(
     MISTAKE, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
-    "for the {earlier} and for the {later} time. If samples are augmented at random, each epoch does the same to them",
+    "for the {earlier} and for the {later} time, and draw random numbers for samples: each epoch draws the same",
     "seed once, before the first epoch: not in the loop, and no generator that is made anew")  # fmt: skip
+
+_ABSENT: Final = Finding(
+    UNKNOWN, "ranks", "of {world} ranks, no trace is here of {absent}: what they saw is not known")  # fmt: skip
+_RESTARTED: Final = Finding(
+    HARMLESS, "restarted", "the ranks were started anew {times}: only the last start is judged")  # fmt: skip
+_OVERWRITTEN: Final = Finding(
+    UNKNOWN, "overwritten", "{name}: the oldest events of {processes} were overwritten, and the first epochs",
+    "record with ring_bytes=None, or with MINIDL_TRACE_RING=full")  # fmt: skip
+
+RULES: Final = tuple(sorted({one.rule for one in globals().values() if isinstance(one, Finding)}))
+"""The findings' names, which `--allow` takes."""
 
 _FOLLOW: Final = {
     _WRONG_SHARE.rule: ("overlap", "missing"),
@@ -489,44 +565,57 @@ _FOLLOW: Final = {
 
 def _judge(subject: Subject, world: int) -> Iterator[Finding]:
     yield from _uneven(subject)
-    each = _ranks_of_a_share(subject, world)
+    of_share = _ranks_of_shares(subject, world)
+    each = len(of_share[0])
     if each > 1:
-        yield _SHARED.of(shares=world // each, world=world, each=each)
-    one_of_each = subject.of_ranks(range(0, world, each)) if each > 1 else subject
-    causes = list(_shares(subject, world, each))
+        which = "; ".join(f"share {share} to {listed(ranks)}" for share, ranks in enumerate(of_share))
+        yield _SHARED.of(shares=len(of_share), world=world, each=each, which=which)
+    one_of_each = subject.of_ranks(ranks[0] for ranks in of_share) if each > 1 else subject
+    causes = list(_shares(subject, world, of_share))
     found = [*causes, *_coverage(one_of_each, world // each), *_same_order(subject)]
     follow = {rule for cause in causes for rule in _FOLLOW[cause.rule]}
     yield from (finding for finding in found if finding.rule not in follow)
     yield from _seeds(one_of_each)
 
 
-def _ranks_of_a_share(subject: Subject, world: int) -> int:
-    """To how many ranks in a row the samplers deal out one share, if to equally many each; else 1, as to one share."""
+def _ranks_of_shares(subject: Subject, world: int) -> list[list[int]]:
+    """The ranks that each share is dealt out to, if to equally many each; else one rank each, of the share's number."""
     shares = {rank: mine[0].share for rank, mine in subject.passes.items() if mine and mine[0].share is not None}
-    replicas = {share.replicas for share in shares.values() if share is not None}
+    replicas = {share.replicas for share in shares.values()}
     count = replicas.pop() if len(replicas) == 1 else 0
-    if len(shares) != world or count < 2 or world % count:
-        return 1
-    each = world // count
-    in_a_row = all(share is not None and share.replica == rank // each for rank, share in shares.items())
-    return each if in_a_row else 1
+    each = range(min(count, world))
+    of_share = [[rank for rank in sorted(shares) if shares[rank].replica == share] for share in each]
+    equally = len(shares) == world and count > 1 and {len(ranks) for ranks in of_share} == {world // count}
+    return of_share if equally else [[rank] for rank in range(world)]
 
 
 def _uneven(subject: Subject) -> Iterator[Finding]:
-    """Find ranks that take different numbers of steps: one that takes more waits for the others' gradients for ever."""
+    """Find ranks that take different numbers of steps: one that takes more waits for the others' gradients for ever.
+
+    Whether they wait is not in the trace. It is asked where batches need not be even: by the sampler's own word, in an
+    order that is not shuffled, or of a stream.
+    """
+    by_design = subject.fact("sampler_even_batches") == {False} or _in_order(subject)
+    finding = _UNEVEN_OR_NOT if by_design or "iterable" in subject.fact("dataset_kind") else _UNEVEN
     for epoch, passes in subject.epochs():
         least = min((one.batches for one in passes.values() if one.whole), default=1 << 62)
         counts = {rank: one.batches for rank, one in passes.items() if one.whole or one.batches > least}
         if len(set(counts.values())) > 1:
-            yield _UNEVEN.of(epoch=epoch, counts=", ".join(f"rank {rank} {n}" for rank, n in sorted(counts.items())))
+            yield finding.of(epoch=epoch, counts=", ".join(f"rank {rank} {n}" for rank, n in sorted(counts.items())))
             return
 
 
-def _shares(subject: Subject, world: int, each: int) -> Iterator[Finding]:
-    """Judge the settings of the ranks' samplers. each: how many ranks have one share by design."""
+def _in_order(subject: Subject) -> bool:
+    """Whether its sampler does not shuffle, as that of an evaluation."""
+    return subject.fact("sampler_shuffle") == {False} or subject.fact("sampler") <= set(_IN_ORDER)
+
+
+def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator[Finding]:
+    """Judge the settings of the ranks' samplers. of_share: the ranks that each share belongs to."""
+    right = {rank: (share, len(of_share)) for share, ranks in enumerate(of_share) for rank in ranks}
     for epoch, passes in subject.epochs():
         shares = {rank: one.share for rank, one in passes.items() if one.share is not None}
-        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica, s.replicas) != (r // each, world // each)}
+        wrong = {r: s for r, s in shares.items() if world > 1 and (s.replica, s.replicas) != right.get(r)}
         if wrong:
             rank, share = min(wrong.items())
             others = counted(len(wrong) - 1, "more rank's is", "more ranks' are")
@@ -559,31 +648,56 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
     dealt = any(one.share is not None for one in passes.values())
     if any(one.indices is None for one in passes.values()):
         found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
-        yield _without_shares(subject, f"in epoch {epoch}, {found}") if found else _NO_INDICES
+        yield _without_shares(subject, f"in epoch {epoch}, {found}", passes) if found else _NO_INDICES
         return
     seen = Counter(index for one in passes.values() for index in one.indices or ())
     if dealt and (times := _repeats(subject, passes)):
         yield _repeated(subject, epoch, passes, seen, times)
         return
     padding = _padding(subject, passes)
+    cut = _is_cut(subject, passes)
+    if cut:
+        padding += _at_the_ends(passes)
     twice = {index: count for index, count in (seen - padding).items() if count > 1}
     redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
+    redrawn |= subject.fact("sampler_replacement") == {True} or subject.fact("sampler") == {"WeightedRandomSampler"}
     if twice and len(passes) > 1 and not redrawn and _across(passes, twice):
         which = f"{len(twice)} of {len(seen)} samples were seen by several of {len(passes)} ranks ({_some(twice)})"
         found = f"in epoch {epoch}, {which}"
-        yield _OVERLAP.of(found=found) if dealt else _without_shares(subject, found)
+        yield _OVERLAP.of(found=found) if dealt else _without_shares(subject, found, passes)
     elif twice:
         yield _DRAWN_TWICE.of(epoch=epoch, samples=counted(len(twice), "sample"), which=_some(twice))
     if padding and not twice:
         yield _PADDED.of(epoch=epoch, samples=counted(padding.total(), "sample"), which=_some(padding))
     if len(passes) == world and all(one.whole for one in passes.values()) and dealt:
-        yield from _unseen(subject, epoch, len(passes), seen)
+        yield from _unseen(subject, epoch, len(passes), seen, cut)
 
 
-def _without_shares(subject: Subject, found: str) -> Finding:
-    """Judge that several ranks saw the same indices, which are the same samples only of the same dataset."""
-    own = len(subject.fact("dataset_fingerprint")) > 1
-    return _OWN_DATA if own else _NO_SHARES.of(found=found, samplers=subject.samplers)
+def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> Finding:
+    """Judge that several ranks saw the same indices, which are the same samples only of the same dataset.
+
+    In one order, they may be meant to: only shuffled apart, they are surely not the parts of one model.
+    """
+    if len(subject.fact("dataset_fingerprint")) > 1:
+        return _OWN_DATA
+    meant = _in_order(subject) or len({one.order for one in passes.values()}) == 1
+    return (_EACH_ALL if meant else _NO_SHARES).of(found=found, samplers=subject.samplers)
+
+
+def _is_cut(subject: Subject, passes: dict[int, Pass]) -> bool:
+    """Whether every rank's sampler gave less than its share, as where an epoch is resumed in its middle."""
+    shares = [(len(one.indices or ()), one.share.replicas) for one in passes.values() if one.share is not None]
+    length = subject.length or 0
+    dropped = subject.fact("sampler_drop_last") != {False}
+    return bool(shares) and all(count < (length if dropped else length + n - 1) // n for count, n in shares)
+
+
+def _at_the_ends(passes: dict[int, Pass]) -> Counter[int]:
+    """Count the samples that end the ranks' shares and came before: padding, where the begin of a share is missing."""
+    ends, seen = Counter[int](), Counter(index for one in passes.values() for index in one.indices or ())
+    for one in passes.values():
+        ends.update(index for index in (one.indices or ())[-one.dealt_in :] if seen[index] > 1 + ends[index])
+    return ends
 
 
 def _places(one: Pass) -> Ints:
@@ -656,7 +770,7 @@ def _alike(subject: Subject, passes: dict[int, Pass]) -> str:
     return ""
 
 
-def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int]) -> Iterator[Finding]:
+def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: bool = False) -> Iterator[Finding]:
     length = subject.length or 0
     missing = length - sum(0 <= index < length for index in seen)
     if not missing:
@@ -667,7 +781,8 @@ def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int]) -> Ite
     in_turn = max(sizes, default=1) * ranks - (1 if subject.fact("dealt_in") == {"batches"} else ranks)
     by_loader = in_turn if subject.fact("drop_last") == {True} else 0
     found = f"in epoch {epoch}, {counted(missing, 'sample')} of {length} came to no rank: {which}"
-    yield (_DROPPED if missing <= by_sampler + by_loader else _MISSED).of(found=found)
+    explained = missing <= by_sampler + by_loader
+    yield (_DROPPED if explained else _SKIPPED if cut else _MISSED).of(found=found)
 
 
 def _same_order(subject: Subject) -> Iterator[Finding]:
@@ -689,7 +804,7 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
     found = f"rank {rank} had the same order in epochs {first.epoch} and {second.epoch}"
     found += f" (and in {counted(len(same) - 1, 'more pair')})" if len(same) > 1 else ""
     samplers, shuffle = subject.fact("sampler"), subject.fact("sampler_shuffle")
-    if shuffle == {False} or samplers <= set(_IN_ORDER):
+    if _in_order(subject):
         yield _NO_SHUFFLING.of(found=found)
     elif first.share is not None and second.share is not None and first.share.epoch == second.share.epoch >= 0:
         yield _FORGOTTEN_SET_EPOCH.of(found=found, share=first.share)
@@ -701,29 +816,44 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
 
 def _seeds(subject: Subject) -> Iterator[Finding]:
     """Find seeds that several ranks' workers have, or one rank's workers in several epochs."""
-    if not any(seeds for each in subject.seeds.values() for seeds in each):
+    if not any(seeds.of for each in subject.seeds.values() for seeds in each):
         yield _NO_WORKERS
         return
     owners: dict[int, set[tuple[int, int]]] = {}
     for rank, iterators in subject.seeds.items():
-        for worker, seed in (pair for seeds in iterators for pair in seeds.items()):
+        for worker, seed in (pair for seeds in iterators for pair in seeds.of.items()):
             owners.setdefault(seed, set()).add((rank, worker))
     shared = {seed: who for seed, who in owners.items() if len({rank for rank, _ in who}) > 1}
     if shared:
         seed, who = min(shared.items(), key=lambda item: sorted(item[1]))
         whom = " and ".join(f"worker {worker} of rank {rank}" for rank, worker in sorted(who)[:4])
         more = f"; so have {len(shared) - 1} more" if len(shared) > 1 else ""
-        yield _SEEDS_OF_RANKS.of(whom=whom, seed=seed, more=more)
+        drawn = any(seeds.drawn for rank, _ in who for seeds in subject.seeds[rank])
+        finding = _SEEDS_OF_ONE_STREAM if _one_stream(subject) else _SEEDS_OF_RANKS if drawn else _SEEDS_UNDRAWN
+        yield finding.of(whom=whom, seed=seed, more=more)
     for rank, iterators in sorted(subject.seeds.items()):
-        again = [(i, j) for i, a in enumerate(iterators) for j, b in enumerate(iterators[:i]) if a and a == b]
+        again = [(i, j) for i, a in enumerate(iterators) for j, b in enumerate(iterators[:i]) if a.of and a.of == b.of]
+        again.sort(key=lambda pair: not iterators[pair[1]].whole)
         if again:
+            drawn = any(seeds.drawn for seeds in iterators)
+            finding = _SEEDS_OF_EPOCHS if drawn else _SEEDS_UNDRAWN_AGAIN
+            finding = finding if iterators[again[0][1]].whole else _SEEDS_AFTER_BREAK
             later, earlier = map(_ordinal, again[0])
-            yield _SEEDS_OF_EPOCHS.of(rank=rank, earlier=earlier, later=later)
+            yield finding.of(rank=rank, earlier=earlier, later=later)
             return
 
 
+def _one_stream(subject: Subject) -> bool:
+    """Whether all ranks had the same samples in the same order, in every epoch."""
+    orders = [{one.order for one in passes.values()} for _, passes in subject.epochs()]
+    return bool(orders) and all(len(order) == 1 and order != {()} for order in orders)
+
+
 def _ordinal(number: int) -> str:
-    return {0: "first", 1: "second", 2: "third"}.get(number, f"{number + 1}th")
+    """Return "first" for 0, "21st" for 20."""
+    nth = number + 1
+    ending = "th" if nth % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(nth % 10, "th")
+    return {1: "first", 2: "second", 3: "third"}.get(nth, f"{nth}{ending}")
 
 
 def _some(indices: Iterable[int]) -> str:

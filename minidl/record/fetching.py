@@ -8,6 +8,7 @@ from typing import Any
 
 from minidl.progress import WorkerProgress
 from minidl.record.cpu_time import SHORT_NS, Reader, no_reading, spent
+from minidl.record.draws import Draws
 from minidl.record.indices import SEVERAL, count, indices_of, whole_number
 from minidl.record.recorder import Emit
 from minidl.tracefile import events as ev
@@ -34,6 +35,7 @@ class TracedProgress:
         self.open: tuple[int, int, int] | None = None  # code of the end to emit, with position and index of a sample
         self.fetching = False
         self.at = -1, -1  # position and index of the sample asked for last
+        self.draws: Draws | None = None
 
     def _end_step(self, now: int) -> None:
         """End the step that is open, if one is. now: a reading of the CPU clock, also the next step's; 0 = none."""
@@ -109,6 +111,8 @@ class TracedProgress:
             cpu = spent(self.fetch_cpu, now)
             self.fetching, self.index = False, None
             self.emit(ev.FETCH[1], self.task, self.worker_id, outcome, cpu, spent(self.fetch_delay, self.delay()))
+            if self.draws is not None:
+                self.draws.look()
 
 
 class TracedWorkerProgress(WorkerProgress):

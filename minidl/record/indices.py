@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from minidl.record.harmless import harmless
+
 SEVERAL = (list, np.ndarray, torch.Tensor)
 """Types of the index by which a dataset is asked for several samples at once; a tuple may be one sample's key."""
 
@@ -22,6 +24,7 @@ def indices_of(index: Any) -> Sequence[Any]:
     return (index,)
 
 
+@harmless(-1)
 def count(index: Any) -> int:
     """The number of indices."""
     return len(index) if isinstance(index, list) else len(indices_of(index))
@@ -37,6 +40,7 @@ def whole_number(index: Any) -> int:
         return -1
 
 
+@harmless((-1, -1, 0))
 def facts_of_index(index: Any) -> tuple[int, int, int]:
     """Return the number of indices, the first one, and a digest of them in order.
 

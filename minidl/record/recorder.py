@@ -2,7 +2,8 @@
 
 Interface: `create(directory)` begins a trace, `start(config)` makes this process's `Recorder`, `active()` and `stop()`
 find and end it. A process writes two files into the trace's directory: `<pid>-<ns>.events`, a header page and then one
-64-byte slot an event, memory-mapped; and `<pid>-<ns>.meta.jsonl`, a line of JSON for each description.
+64-byte slot an event, memory-mapped; and `<pid>-<ns>.meta.jsonl`, a line of JSON for each description. Those of
+workers that have ended are folded when they are many (`tracefile.folded`).
 
 Rules of use: `emit` may be called from any thread, from a signal handler, after a fork and while the interpreter exits.
 It raises no error of its own, and takes no lock: a slot is taken from an iterator whose step is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from minidl.record.harmless import harmless
 from minidl.record.indices import facts_of_index
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
@@ -22,6 +23,7 @@ _NAMES = ("rank", "num_replicas"), ("process_index", "num_processes")
 """Of a share and of their number: torch's DistributedSampler, Accelerate's BatchSamplerShard."""
 
 
+@harmless(None)
 def dealt_by(index_sampler: Any) -> tuple[Any, Dealt] | None:
     """The sampler of shares in a loader's sampler, and what it deals out; None if no sampler in it does."""
     nest = list(nested_samplers(index_sampler))

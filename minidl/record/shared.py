@@ -17,7 +17,9 @@ import torch
 from minidl.dispatcher import Deliver, Dispatcher
 from minidl.record import forks, recorder, watchdog
 from minidl.record.cpu_time import cpu_clock, run_delay
+from minidl.record.draws import Draws
 from minidl.record.fetching import TracedProgress
+from minidl.record.harmless import harmless
 from minidl.record.recorder import TraceConfig
 from minidl.resume import Course
 
@@ -77,9 +79,12 @@ class Shared:
         recording = recorder.start(self.config)
         recording.role("loader", loader=self.loader)
         recording.describe("loader", loader=self.loader, **loader)
+        workers = loader.get("num_workers", 0)
+        watchdog.fold_if_many(self.config, workers if isinstance(workers, int) else 0)
         watchdog.answer(recording)
         _expect_program_end()
 
+    @harmless(None)
     def describe_start(self, method: str, worker_id: int) -> None:
         """Describe this process before it starts a worker, if it is not as it was before the one before."""
         facts = forks.about(method)
@@ -89,8 +94,12 @@ class Shared:
             recorder.start(self.config).describe("start", loader=self.loader, worker=worker_id, **facts)
 
     def describe_seed(self, worker_id: int) -> None:
-        """Describe, in a worker, torch's seed as worker_init_fn has left it."""
-        recorder.start(self.config).describe("seed", loader=self.loader, worker=worker_id, seed=torch.initial_seed())
+        """Describe, in a worker, torch's seed as worker_init_fn has left it; later, whether fetching draws."""
+        about = {"loader": self.loader, "worker": worker_id}
+        recording = recorder.start(self.config)
+        recording.describe("seed", **about, seed=torch.initial_seed())
+        if self.fetching is not None:
+            self.fetching.draws = Draws(lambda drawn: recording.describe("drawn", **about, drawn=drawn))
 
     def emit_gone(self) -> int:
         """Emit the ends of workers that have ended; return how many have not."""

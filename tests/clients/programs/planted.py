@@ -90,14 +90,21 @@ class OtherOrders(Planted):
         return {"sampler": DistributedSampler(self, seed=rank)}
 
 
-class SameSeeds(Planted):
+class Augmented(Planted):
+    """Each sample draws a random number, as an augmentation does."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + 0 * torch.rand(())
+
+
+class SameSeeds(Augmented):
     mistakes = ("same seeds on several ranks",)
 
     def options(self, rank: int) -> dict[str, Any]:
         return super().options(rank) | {"generator": seeded(7)}
 
 
-class SameSeedsInEachEpoch(Planted):
+class SameSeedsInEachEpoch(Augmented):
     mistakes = ("same seeds in each epoch",)
 
     def before(self, epoch: int, rank: int, sampler: Any) -> None:
