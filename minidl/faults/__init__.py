@@ -14,14 +14,14 @@ import queue
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from minidl import terminal
 from minidl.faults.cells import Cell, cells
 from minidl.faults.runner import Runner
+from minidl.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,53 @@ class Judged:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the chosen cells, print a table, and return 1 if one failed; or list them and return 0.
+    """Run the chosen cells, print each result as it comes, then a table; return 1 if one failed. Or list the cells.
 
-    Raises ValueError if no cell has such a name.
+    Ctrl-C ends it with the table of what was found so far. Raises ValueError if no cell has such a name, or if the
+    results that were kept are not of this code.
     """
     chosen = select(arguments.patterns, arguments.transport)
     if arguments.list:
         print("\n".join(f"{cell}: {cell.outcome.kind.value}" for cell in chosen))
         return 0
-    began, results = time.monotonic(), []
-    for result in run_all(chosen, arguments.jobs):
-        results.append(result)
-        terminal.progress(f"{len(results)} of {len(chosen)} cells  {result}"[: terminal.columns() - 1])
-        if result.wrong:
-            terminal.progress("")
-            print(result, flush=True)
-    terminal.progress("")
-    failed = [result for result in results if result.wrong]
-    longest = max(results, key=lambda result: result.seconds)
+    kept, began = Kept(arguments.keep), time.monotonic()
+    known = {result.cell: result for result in _known(kept)}
+    found = {cell: known[cell] for cell in chosen if cell in known}
+    if found:
+        print(f"{len(found)} of {len(chosen)} cells are in {arguments.keep}")
+    with running([cell for cell in chosen if cell not in found], arguments.jobs) as results:
+        try:
+            for result in results:
+                kept.add(**asdict(result))
+                found[result.cell] = result
+                print(f"{len(found)} of {len(chosen)}, {time.monotonic() - began:.0f} s  {result}", flush=True)
+        finally:
+            _report([found[cell] for cell in chosen if cell in found], len(chosen), arguments)
+    return int(any(result.wrong for result in found.values()))
+
+
+def _known(kept: Kept) -> Iterator[Judged]:
+    for row in kept.results:
+        try:
+            yield Judged(Cell(**row["cell"]), row["wrong"], row["seconds"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{kept.path}: no results of cells: {error!r}; name another file") from error
+
+
+def _report(results: Sequence[Judged], wanted: int, arguments: argparse.Namespace) -> None:
+    """Print the table of the results that there are, and write them to the file that is asked for."""
+    failed = sum(bool(result.wrong) for result in results)
     print("\n".join(table(results)))
-    print(f"{len(results)} cells in {time.monotonic() - began:.0f} s, {len(failed)} failed")
-    print(f"the longest took {longest.seconds:.1f} s: {longest.cell}")
+    if len(results) < wanted:
+        go_on = "the same command goes on" if arguments.keep is not None else "with --keep FILE it would go on"
+        print(f"stopped before {wanted - len(results)} of {wanted} cells: {go_on}")
+    print(f"{len(results)} cells, {failed} failed", flush=True)
+    if results:
+        longest = max(results, key=lambda result: result.seconds)
+        print(f"the longest took {longest.seconds:.1f} s: {longest.cell}", flush=True)
     if arguments.json is not None:
         report = [{**asdict(result), "outcome": result.cell.outcome.kind.value} for result in results]
         arguments.json.write_text(json.dumps(report, indent=1))
-    return int(bool(failed))
 
 
 def select(patterns: Sequence[str], transport: str) -> list[Cell]:
@@ -75,8 +97,9 @@ def select(patterns: Sequence[str], transport: str) -> list[Cell]:
     return found
 
 
-def run_all(chosen: Sequence[Cell], jobs: int) -> Iterator[Judged]:
-    """Run the cells, `jobs` at a time; yields their results in order."""
+@contextlib.contextmanager
+def running(chosen: Sequence[Cell], jobs: int) -> Iterator[Iterator[Judged]]:
+    """Run the cells, `jobs` at a time; gives their results as they come. At the end, cells that run are waited for."""
     idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
 
     def judged(cell: Cell) -> Judged:
@@ -92,7 +115,7 @@ def run_all(chosen: Sequence[Cell], jobs: int) -> Iterator[Judged]:
             idle.put(stack.enter_context(Runner()))
         pool = ThreadPoolExecutor(jobs)
         stack.callback(pool.shutdown, cancel_futures=True)
-        yield from pool.map(judged, chosen)
+        yield (future.result() for future in as_completed([pool.submit(judged, cell) for cell in chosen]))
 
 
 def table(results: Iterable[Judged]) -> Iterator[str]:

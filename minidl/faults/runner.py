@@ -7,7 +7,6 @@ A cell passes if it ends within `BOUND`, its error names what happened, no proce
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from typing_extensions import Self
 
 from minidl.check import check
 from minidl.faults.cells import Cell, Follows
-from minidl.process_stat import ENDED, every_process
+from minidl.process_stat import ENDED, every_process, kill_if
 from minidl.tracefile.reader import Trace, read_trace
 
 BOUND: Final = 60.0
@@ -65,8 +64,10 @@ class Runner:
             code = json.loads(self._answer())
             left = _left_behind(group, folder, before)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+            while members := _alive(group):
+                for pid in members:
+                    kill_if(pid, lambda fields: int(fields[2]) == group)
+                time.sleep(0.002)
         ended = [f"it did not end within {BOUND:g} s"] if code is None else _told(cell, code, folder)
         return ended + left + _recorded(cell, folder)
 
