@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from minidl.views.viewer import HOST, has_display, tunnel
+from minidl.views.viewer import GUARDS, HOST, has_display, tunnel
 
 
 class _PageServer(ThreadingHTTPServer):
@@ -44,7 +44,8 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in GUARDS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -24,6 +24,8 @@ def test_the_page_is_served_to_this_machine_alone() -> None:
                 connection.request("GET", path, headers={"Host": host})
                 answer = connection.getresponse()
                 answers.append((answer.status, answer.read()))
+                assert answer.headers["Content-Security-Policy"].endswith("frame-ancestors 'none'")
+                assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
                 connection.close()
         finally:
             server.shutdown()
