@@ -1,0 +1,527 @@
+"""A whole DataLoader on one page, to be read from top to bottom beside torch's and article 1 §2.1 to §2.4.
+
+It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
+from workers; and it ends as torch's does. Names are those of torch and of the article. Processes and threads:
+
+    this process      _try_put_index --(idx, index)--> one index queue for each worker
+    worker processes  _worker_loop   --(idx, data)---> the worker result queue
+    pin thread        _pin_memory_loop --(idx, data)-> the data queue       (only with pin_memory)
+    this process      _try_get_data  <--               the queue that is last: `_data_queue`
+
+What it leaves out, and who has it: `iterators.py`, `driver.py`, `protocol.py` (every decision as a pure class, which an
+explorer and a checker run too; a death that leaves a lock taken; errors that name task and sample; a timeout that holds
+while a message is read), `shutdown.py` (an iterator that is collected in a reference cycle; a shutdown that is
+interrupted), `sampler.py`, `distributed.py` (other samplers), `collate.py` (registered types), `stateful.py`
+(`state_dict`), `transport/arena.py` (memory that is used again), `ports.py` (the seam for traces).
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import queue
+import random
+import signal
+import threading
+import weakref
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids, _set_worker_signal_handlers
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterableDataset, get_worker_info
+
+MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the other side is alive
+
+
+# --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
+class SequentialSampler:
+    def __init__(self, data_source):
+        self.data_source = data_source
+
+    def __iter__(self):
+        return iter(range(len(self.data_source)))
+
+    def __len__(self):
+        return len(self.data_source)
+
+
+class RandomSampler(SequentialSampler):
+    """A new permutation in each epoch, from a seed that `generator` (None: the global one) gives."""
+
+    def __init__(self, data_source, generator=None):
+        super().__init__(data_source)
+        self.generator = generator
+
+    def __iter__(self):
+        generator = self.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        for end in (None, 0):  # as torch, which draws a second permutation and uses nothing of it
+            yield from torch.randperm(len(self), generator=generator).tolist()[:end]
+
+
+class _InfiniteConstantSampler:
+    """For an iterable dataset, which knows its samples itself: only their number counts."""
+
+    def __iter__(self):
+        return itertools.repeat(None)
+
+
+def _batches(length, batch_size, drop_last):
+    return length // batch_size if drop_last else -(-length // batch_size)
+
+
+class BatchSampler:
+    def __init__(self, sampler, batch_size, drop_last):
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+
+    def __iter__(self):
+        indices = iter(self.sampler)
+        while batch := list(itertools.islice(indices, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+    def __len__(self):
+        return _batches(len(self.sampler), self.batch_size, self.drop_last)
+
+
+# --- §2.1 The constructor, §2.2 the index sampler, §2.3.1 which iterator ----------------------------------------------
+class _DatasetKind:
+    Map = 0
+    Iterable = 1
+
+    @staticmethod
+    def create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last):
+        fetcher = _MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher
+        return fetcher(dataset, auto_collation, collate_fn, drop_last)
+
+
+class DataLoader:
+    """torch's options with torch's defaults; raises ValueError for those that exclude each other."""
+
+    def __init__(
+        self, dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None, num_workers=0, collate_fn=None,
+        pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, multiprocessing_context=None,
+        generator=None, *, prefetch_factor=None, persistent_workers=False, in_order=True,
+    ):  # fmt: skip
+        iterable = isinstance(dataset, IterableDataset)
+        for wrong, message in (
+            (num_workers < 0 or timeout < 0 or batch_size == 0, "num_workers, timeout < 0, or batch_size 0"),
+            (not num_workers and prefetch_factor is not None, "prefetch_factor option needs num_workers > 0"),
+            (not num_workers and persistent_workers, "persistent_workers option needs num_workers > 0"),
+            (iterable and (shuffle or sampler or batch_sampler), "an IterableDataset has an order of its own"),
+            (sampler is not None and shuffle, "sampler option is mutually exclusive with shuffle"),
+            (batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last),
+             "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"),
+            (batch_size is None and drop_last, "batch_size=None is mutually exclusive with drop_last"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(message)
+        if sampler is None:
+            of_map = RandomSampler(dataset, generator) if shuffle else SequentialSampler(dataset)
+            sampler = _InfiniteConstantSampler() if iterable else of_map
+        if batch_sampler is not None:
+            batch_size = None
+        elif batch_size is not None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.dataset, self._dataset_kind = dataset, _DatasetKind.Iterable if iterable else _DatasetKind.Map
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.sampler, self.batch_sampler, self.generator = sampler, batch_sampler, generator
+        self._auto_collation = batch_sampler is not None
+        self.collate_fn = collate_fn or (default_collate if self._auto_collation else default_convert)
+        self.pin_memory, self.timeout, self.in_order = pin_memory, timeout, in_order
+        self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
+        self.prefetch_factor, self.persistent_workers = prefetch_factor or 2, persistent_workers
+        self.multiprocessing_context, self._iterator = multiprocessing_context, None
+
+    @property
+    def _index_sampler(self):
+        """What gives a task its indices."""
+        return self.batch_sampler if self._auto_collation else self.sampler
+
+    def _get_iterator(self):
+        return _MultiProcessingDataLoaderIter(self) if self.num_workers else _SingleProcessDataLoaderIter(self)
+
+    def __iter__(self):
+        if self._iterator is not None:  # of persistent workers
+            self._iterator._reset(self)
+        iterator = self._iterator or self._get_iterator()
+        self._iterator = iterator if self.persistent_workers else None
+        return iterator
+
+    def __len__(self):
+        if self._dataset_kind == _DatasetKind.Map:
+            return len(self._index_sampler)
+        return _batches(len(self.dataset), self.batch_size or 1, self.drop_last)
+
+
+# --- §2.3.2 What both iterators share ---------------------------------------------------------------------------------
+class _BaseDataLoaderIter:
+    def __init__(self, loader):
+        self._dataset_kind, self._index_sampler = loader._dataset_kind, loader._index_sampler
+        self._fetching = self._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+        self._timeout = loader.timeout
+        self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
+        self._sampler_iter = iter(self._index_sampler)
+        self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
+
+    def __iter__(self):
+        return self
+
+    def _next_index(self):
+        return next(self._sampler_iter)  # may raise StopIteration
+
+    def __next__(self):
+        return self._next_data()
+
+
+# --- §2.3.3 In this process -------------------------------------------------------------------------------------------
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
+    def __init__(self, loader):
+        super().__init__(loader)
+        self._dataset_fetcher = _DatasetKind.create_fetcher(*self._fetching)
+
+    def _next_data(self):
+        data = self._dataset_fetcher.fetch(self._next_index())  # either may raise StopIteration
+        return pin_memory(data) if self._pin_memory else data
+
+
+# --- §2.3.4 From indices to a batch -----------------------------------------------------------------------------------
+class _MapDatasetFetcher:
+    def __init__(self, dataset, auto_collation, collate_fn, drop_last):
+        self.dataset, self.auto_collation = dataset, auto_collation
+        self.collate_fn, self.drop_last = collate_fn, drop_last
+
+    def fetch(self, possibly_batched_index):
+        if not self.auto_collation:
+            data = self.dataset[possibly_batched_index]
+        elif getattr(self.dataset, "__getitems__", None):  # the dataset fetches a whole batch itself
+            data = self.dataset.__getitems__(possibly_batched_index)
+        else:
+            data = [self.dataset[idx] for idx in possibly_batched_index]
+        return self.collate_fn(data)
+
+
+class _IterableDatasetFetcher(_MapDatasetFetcher):
+    def __init__(self, *options):
+        super().__init__(*options)
+        self.dataset_iter = iter(self.dataset)
+        self.ended = False
+
+    def fetch(self, possibly_batched_index):
+        """The next samples, as many as there are indices; raises StopIteration at the end of the dataset."""
+        if self.ended:
+            raise StopIteration
+        if not self.auto_collation:
+            return self.collate_fn(next(self.dataset_iter))
+        data = list(itertools.islice(self.dataset_iter, len(possibly_batched_index)))
+        self.ended = len(data) < len(possibly_batched_index)
+        if not data or (self.ended and self.drop_last):
+            raise StopIteration
+        return self.collate_fn(data)
+
+
+def default_convert(data):
+    """One sample, with its arrays as tensors."""
+    if isinstance(data, (np.ndarray, np.generic)) and data.dtype.kind not in "SUO":
+        return torch.as_tensor(data)
+    return _map_structure(default_convert, data)
+
+
+def default_collate(batch):
+    """Samples of one structure -> that structure, with a batch in each place."""
+    elem = batch[0]
+    if isinstance(elem, torch.Tensor):
+        if get_worker_info() is None:
+            return torch.stack(batch)
+        # In a worker into shared memory at once, so that nothing is copied when it is sent (article 3 §collate).
+        storage = elem._typed_storage()._new_shared(sum(sample.numel() for sample in batch), device=elem.device)
+        return torch.stack(batch, out=elem.new(storage).resize_(len(batch), *elem.size()))
+    if isinstance(elem, np.ndarray) and elem.dtype.kind not in "SUO":
+        return default_collate([torch.as_tensor(sample) for sample in batch])
+    if isinstance(elem, (int, float, np.number, np.bool_)):
+        return torch.as_tensor(np.asarray(batch))
+    if isinstance(elem, (str, bytes)):
+        return batch
+    if isinstance(elem, Mapping):
+        return {key: default_collate([sample[key] for sample in batch]) for key in elem}
+    if any(len(sample) != len(elem) for sample in batch):
+        raise RuntimeError("each element in list of batch should be of equal size")
+    return _map_structure(default_collate, elem, list(zip(*batch, strict=True)))
+
+
+def _map_structure(function, data, members=None):
+    """`function` of each member of a structure (or of `members` in its place): dicts, named tuples, lists."""
+    if isinstance(data, Mapping):
+        return {key: function(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        results = [function(member) for member in members or data]
+        return type(data)(*results) if hasattr(data, "_fields") else results
+    return data
+
+
+# --- §2.4 In worker processes -----------------------------------------------------------------------------------------
+_ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task: begin it; comes back as the answer
+_IterableDatasetStopIteration = namedtuple("_IterableDatasetStopIteration", "worker_id")  # in place of a batch
+
+
+def _attempt(where, function, *args):
+    """What the function returns; or in its place the exception that it raises, with the traceback as text."""
+    try:
+        return function(*args)
+    except Exception:
+        return ExceptionWrapper(where=where)
+
+
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
+    _epoch, _shutdown, _owner = 0, False, None  # without an owner, there is nothing to shut down
+
+    # --- §2.4.2 Start the workers and the pin thread
+    def __init__(self, loader):
+        super().__init__(loader)
+        context = loader.multiprocessing_context
+        context = context if hasattr(context, "Process") else torch.multiprocessing.get_context(context)
+        self._num_workers, self._prefetch_factor = loader.num_workers, loader.prefetch_factor
+        self._in_order, self._persistent_workers = loader.in_order, loader.persistent_workers
+        self._worker_result_queue = self._data_queue = context.Queue()
+        self._index_queues, self._workers, self._workers_status = [], [], [True] * self._num_workers
+        self._workers_done_event, self._pin_memory_thread, self._owner = context.Event(), None, os.getpid()
+        for worker_id in range(self._num_workers):
+            index_queue = context.Queue()
+            index_queue.cancel_join_thread()  # this process need not wait for a worker that died and reads nothing
+            queues = index_queue, self._worker_result_queue, self._workers_done_event
+            seeds = worker_id, self._num_workers, self._base_seed, loader.worker_init_fn
+            worker = context.Process(target=self._worker_loop, args=(self._fetching, *queues, *seeds), daemon=True)
+            worker.start()
+            self._index_queues.append(index_queue)
+            self._workers.append(worker)  # only now: who is listed is joined, and only a started process can be
+        if self._pin_memory:
+            self._data_queue, self._pin_memory_thread_done_event = queue.Queue(), threading.Event()
+            queues = self._worker_result_queue, self._data_queue, self._pin_memory_thread_done_event
+            args = *queues, torch.accelerator.current_device_index()
+            self._pin_memory_thread = threading.Thread(target=self._pin_memory_loop, args=args, daemon=True)
+            self._pin_memory_thread.start()
+        _set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        _set_SIGCHLD_handler()
+        _iterators.add(self)
+        self._reset(loader, first_iter=True)
+
+    # --- §2.4.3 Begin an epoch
+    def _reset(self, loader, first_iter=False):
+        self._sampler_iter = iter(self._index_sampler)
+        self._send_idx = 0  # the number of the next task to send
+        self._rcvd_idx = 0  # the number of the next task to yield
+        self._task_info = {}  # task -> (worker_id,) while it is outstanding, (worker_id, data) once its batch is here
+        self._workers_status = [True] * self._num_workers  # whether it has work to do in this epoch
+        self._workers_num_tasks = [0] * self._num_workers  # sent to it and not yielded yet
+        self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
+        if not first_iter:
+            # Begin the epoch in persistent workers, too. What comes before their answers belongs to the last epoch.
+            self._epoch += 1
+            for index_queue in self._index_queues:
+                index_queue.put((_ResumeIteration(self._epoch), None))
+            missing = self._num_workers
+            while missing > 0:
+                missing -= self._get_data()[0] == _ResumeIteration(self._epoch)
+        for _ in range(self._prefetch_factor * self._num_workers):  # prime the prefetch loop
+            self._try_put_index()
+
+    # --- §2.4.4 Send one task
+    def _try_put_index(self):
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        share = self._prefetch_factor * self._num_workers // max(1, sum(self._workers_status))
+        for worker_id in itertools.islice(self._worker_queue_idx_cycle, self._num_workers):
+            # In order, workers take turns. Out of order a worker has at most its share, so a slow one gets fewer tasks.
+            if self._workers_status[worker_id] and (self._in_order or self._workers_num_tasks[worker_id] < share):
+                self._index_queues[worker_id].put((self._send_idx, index))
+                self._task_info[self._send_idx] = (worker_id,)
+                self._workers_num_tasks[worker_id] += 1
+                self._send_idx += 1
+                return
+
+    # --- §2.4.5 What a worker runs, in its own process
+    @staticmethod
+    def _worker_loop(fetching, index_queue, data_queue, done_event, worker_id, num_workers, base_seed, init_fn):
+        where = f"in DataLoader worker process {worker_id}"
+        parent, parent_pid = torch.multiprocessing.parent_process(), os.getppid()
+        try:
+            _set_worker_signal_handlers()  # in C: they tell what a SIGBUS means before the process dies
+            torch.set_num_threads(1)
+            seed = base_seed + worker_id
+            random.seed(seed)
+            torch.manual_seed(seed)
+            np.random.seed(np.random.SeedSequence((worker_id, base_seed)).generate_state(4))
+            info = torch_worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=fetching[1])
+            torch_worker._worker_info = info  # torch's get_worker_info() returns it
+            fetcher, iteration_end = _attempt(where, init_fn, worker_id) if init_fn is not None else None, False
+            if not isinstance(fetcher, ExceptionWrapper):
+                fetcher = _attempt(where, _DatasetKind.create_fetcher, *fetching)
+            while parent.is_alive() and os.getppid() == parent_pid:
+                try:
+                    idx, index = index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
+                except queue.Empty:
+                    continue
+                if idx is None:  # the sentinel
+                    break
+                if isinstance(idx, _ResumeIteration):
+                    data_queue.put((idx, None))
+                    fetcher, iteration_end = _attempt(where, _DatasetKind.create_fetcher, *fetching), False
+                    continue
+                if done_event.is_set() or iteration_end:  # nobody wants this task; only the sentinel ends the loop
+                    continue
+                data = fetcher if isinstance(fetcher, ExceptionWrapper) else _attempt(where, fetcher.fetch, index)
+                if getattr(data, "exc_type", None) is StopIteration and fetching[0] == _DatasetKind.Iterable:
+                    data, iteration_end = _IterableDatasetStopIteration(worker_id), True
+                data_queue.put((idx, data))  # the queue's thread pickles it: see article 3 §tensor
+                del data, idx, index  # they need not stay while the next task is waited for
+        except KeyboardInterrupt:
+            pass  # the loader gets it, too, and says so
+        if done_event.is_set() or not parent.is_alive():
+            data_queue.cancel_join_thread()  # the loader reads no more, and the pipe may be full
+
+    # --- §2.4.6 What the pin thread runs: a device can copy nothing from other memory by itself
+    @staticmethod
+    def _pin_memory_loop(in_queue, out_queue, done_event, device_id):
+        torch.set_num_threads(1)
+        torch.accelerator.set_device_index(device_id)
+        while not done_event.is_set():
+            try:
+                idx, data = in_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
+            except queue.Empty:
+                continue
+            if not done_event.is_set():
+                out_queue.put((idx, _attempt(f"in pin memory thread for device {device_id}", pin_memory, data)))
+            del idx, data
+
+    # --- §2.4.7 Yield one batch
+    def _next_data(self):
+        while True:
+            self._skip_ended_workers()
+            if self._rcvd_idx >= self._send_idx:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            if len(self._task_info[self._rcvd_idx]) == 2:  # it came before its turn
+                return self._process_data(self._rcvd_idx, self._task_info[self._rcvd_idx][1])
+            idx, data = self._get_data()
+            if isinstance(data, _IterableDatasetStopIteration):
+                self._workers_status[data.worker_id] = False
+                if not self._persistent_workers:
+                    self._mark_worker_as_unavailable(data.worker_id)
+                self._try_put_index()
+            elif idx == self._rcvd_idx or not self._in_order:
+                return self._process_data(idx, data)
+            else:
+                self._task_info[idx] += (data,)  # before its turn: kept in the reorder buffer
+
+    def _skip_ended_workers(self):
+        """Move `_rcvd_idx` to a task that will be answered: its worker's dataset has not ended before it."""
+        while self._rcvd_idx < self._send_idx:
+            info = self._task_info.get(self._rcvd_idx)  # None: yielded already, out of order
+            if info is not None and (len(info) == 2 or self._workers_status[info[0]]):
+                return
+            self._task_info.pop(self._rcvd_idx, None)
+            self._rcvd_idx += 1
+
+    def _process_data(self, idx, data):
+        self._workers_num_tasks[self._task_info.pop(idx)[0]] -= 1
+        self._rcvd_idx += idx == self._rcvd_idx
+        self._try_put_index()  # one batch leaves, one task follows
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()
+        return data
+
+    def _get_data(self):
+        while True:
+            success, message = self._try_get_data(self._timeout or MP_STATUS_CHECK_INTERVAL)
+            if success:
+                return message
+            if self._timeout > 0:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            if self._pin_memory and not self._pin_memory_thread.is_alive():
+                raise RuntimeError("Pin memory thread exited unexpectedly")
+
+    def _try_get_data(self, timeout):
+        """Wait for one message. If none comes, or it can't be rebuilt, a worker may have died (article 4 §shutdown)."""
+        try:
+            return True, self._data_queue.get(timeout=timeout)
+        except Exception as error:
+            failed = [i for i, w in enumerate(self._workers) if self._workers_status[i] and not w.is_alive()]
+            for worker_id in failed:
+                self._mark_worker_as_unavailable(worker_id)
+            if failed:
+                pids = ", ".join(str(self._workers[worker_id].pid) for worker_id in failed)
+                raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
+            if isinstance(error, queue.Empty):
+                return False, None
+            raise
+
+    # --- The end: article 4 §shutdown
+    def _mark_worker_as_unavailable(self, worker_id):
+        """Send a worker its sentinel, after which it leaves its loop. The shutdown joins it."""
+        self._index_queues[worker_id].put((None, None))
+        self._workers_status[worker_id] = False
+
+    def _shutdown_workers(self):
+        """End the pin thread, then the workers. Only once, and only in the process that has started them."""
+        if self._shutdown or os.getpid() != self._owner:
+            return
+        self._shutdown = True
+        try:
+            if self._pin_memory_thread is not None:  # first: it may be reading what a worker writes
+                self._pin_memory_thread_done_event.set()
+                self._worker_result_queue.put((None, None))  # wakes it
+                self._pin_memory_thread.join(2 * MP_STATUS_CHECK_INTERVAL)
+                self._worker_result_queue.cancel_join_thread()
+                self._worker_result_queue.close()
+            self._workers_done_event.set()
+            for worker_id in range(len(self._workers)):
+                if self._workers_status[worker_id] or self._persistent_workers:
+                    self._mark_worker_as_unavailable(worker_id)
+            for worker in self._workers:
+                worker.join(MP_STATUS_CHECK_INTERVAL)
+            for index_queue in self._index_queues:
+                index_queue.close()
+        finally:  # also after Ctrl-C
+            _remove_worker_pids(id(self))
+            for end in ("terminate", "kill"):
+                for worker in [worker for worker in self._workers if worker.is_alive()]:
+                    getattr(worker, end)()
+                    worker.join(MP_STATUS_CHECK_INTERVAL)
+
+    __del__ = _shutdown_workers
+
+
+def pin_memory(data):
+    return data.pin_memory() if hasattr(data, "pin_memory") else _map_structure(pin_memory, data)
+
+
+# --- Three ends, article 4 §shutdown: of the iterator (above), of Python, and of a process that is killed -------------
+_iterators = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit():  # before multiprocessing kills daemonic workers: one might be in the middle of a message
+    for iterator in tuple(_iterators):
+        iterator._shutdown_workers()
+
+
+def _set_SIGCHLD_handler():  # noqa: N802
+    """Raise in the main thread as soon as the kernel tells that a worker died. (Else the next look would tell.)"""
+    previous = signal.getsignal(signal.SIGCHLD)
+    if getattr(previous, "of_mini", False) or threading.current_thread() is not threading.main_thread():
+        return
+
+    def handler(signum, frame):
+        _error_if_any_worker_fails()  # one of those that were named by `_set_worker_pids`
+        if callable(previous):
+            previous(signum, frame)
+
+    handler.of_mini = True
+    signal.signal(signal.SIGCHLD, handler)

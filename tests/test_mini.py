@@ -1,0 +1,370 @@
+"""The loader on one page: the same programs on torch's loader and on it; and its ends, under faults."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+import workloads as wl
+from differential import GRID, OPTIONS, TORCH, allowed, epochs, observe, steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_twice import different
+
+from minidl import mini
+
+SOURCE = Path(mini.__file__).read_text()
+
+
+def agree(program: Callable[[Any], Any], what: object = "") -> Any:
+    """Fail unless both are observed to do the same, but for warnings; return the value."""
+    expected, got = observe(program, TORCH), observe(program, mini)
+    del expected["warnings"], got["warnings"]
+    difference = different(expected, got)
+    assert difference is None, f"{what}\ntorch: {expected['value']}\nmini:  {got['value']}\ndiffer in {difference}"
+    return got["value"]
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+def lines_of_code(text: str) -> int:
+    """Lines with code: no blank ones, comments, docstrings."""
+    tree, texts = ast.parse(text), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(number not in texts and bool(line.strip()) and line.strip()[0] != "#" for number, line in lines)
+
+
+def test_it_is_one_page_and_needs_nothing_else_of_the_package() -> None:
+    assert lines_of_code(SOURCE) <= 400
+    assert not re.search(r"^(from|import) minidl", SOURCE, re.MULTILINE)
+
+
+def test_its_parts_are_in_the_order_of_the_article() -> None:
+    sections = re.findall(r"§(2\.\d(?:\.\d)?)", "\n".join(re.findall(r"# --- (.*)", SOURCE)))
+    assert sections == sorted(sections)
+    assert {"2.1", "2.3.1", "2.3.4", "2.4.2", "2.4.3", "2.4.4", "2.4.5", "2.4.6", "2.4.7"} <= set(sections)
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+@pytest.mark.parametrize("part", range(4))
+def test_worker_processes(part: int) -> None:
+    """Every pair of options' values at least once, and a sample of what covers every three."""
+    for case in GRID[part::4]:
+        agree(lambda lib, case=case: epochs(lib, case), what=case)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}).filter(allowed))
+def test_one_process(case: dict[str, Any]) -> None:
+    case |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    agree(lambda lib: epochs(lib, case), what=case)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(42)
+
+
+SAMPLING: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffle with a generator": lambda: {"shuffle": True, "generator": seeded(), "batch_size": 2},
+    "list": lambda: {"sampler": [5, 0, 3, 3], "batch_size": 3},
+    "torch's": lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1, 0, 5, 0, 2], 6), "batch_size": 2},
+    "batches": lambda: {"batch_sampler": [[0], [1, 2], [], [3, 4, 5]], "collate_fn": wl.as_list},
+    "batches as samples": lambda: {"batch_size": None, "sampler": [[0, 1], [2, 6]]},
+    "used up after one epoch": lambda: {"sampler": iter([4, 5, 6])},
+    "empty": lambda: {"sampler": []},
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@pytest.mark.parametrize("name", SAMPLING)
+def test_samplers(name: str, num_workers: int) -> None:
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(wl.Probe(7), num_workers=num_workers, **SAMPLING[name]())
+        return [steps(loader), steps(loader)]
+
+    agree(program)
+
+
+SAMPLES: dict[str, Any] = {
+    "tensors": torch.arange(6.0).reshape(3, 2),
+    "arrays": np.arange(6, dtype=np.int16).reshape(3, 2),
+    "numbers of NumPy": list(np.float32([1, 2, 3])),
+    "truths": [True, False, True],
+    "structures": [
+        {"a": i, "b": [float(i), (str(i), np.arange(i, i + 2))], "p": wl.Point(torch.ones(i % 2 + 1 - i % 2), i)}
+        for i in range(3)
+    ],
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("samples", SAMPLES)
+def test_batches_of_every_kind(samples: str, batch_size: int | None, num_workers: int) -> None:
+    agree(lambda lib: steps(lib.DataLoader(SAMPLES[samples], batch_size=batch_size, num_workers=num_workers)))
+
+
+@pytest.mark.live
+def test_a_worker_collates_into_shared_memory() -> None:
+    assert all(batch.is_shared() for batch in mini.DataLoader(torch.arange(6.0).reshape(3, 2), num_workers=1))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods(method: str) -> None:
+    def program(lib: Any) -> Any:
+        used = method if lib is mini else "fork"
+        loader = lib.DataLoader(wl.Probe(5), 2, True, num_workers=2, multiprocessing_context=used)
+        return [steps(loader), steps(loader)]
+
+    agree(program)
+
+
+@pytest.mark.live
+def test_an_epoch_that_is_left_does_not_reach_into_the_next() -> None:
+    """What persistent workers had fetched for it is dropped."""
+
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(wl.Numbers(12), 2, num_workers=2, persistent_workers=True)
+        seen = []
+        for left_after in (1, 0, 4, 99):
+            batches = []
+            for batch in loader:
+                batches.append(batch)
+                if len(batches) > left_after:
+                    break
+            seen.append(batches)
+        loader._iterator._shutdown_workers()
+        return seen
+
+    agree(program)
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+def test_options_that_exclude_each_other_are_refused_as_by_torch() -> None:
+    stream = wl.Stream(3)
+    for given_options in (
+        {"num_workers": -1}, {"timeout": -1}, {"batch_size": 0}, {"prefetch_factor": 2}, {"persistent_workers": True},
+        {"sampler": [0], "shuffle": True}, {"batch_sampler": [[0]], "batch_size": 2},
+        {"batch_sampler": [[0]], "drop_last": True}, {"batch_size": None, "drop_last": True},
+        {"dataset": stream, "shuffle": True}, {"dataset": stream, "sampler": [0]},
+    ):  # fmt: skip
+        for lib in (TORCH, mini):
+            with pytest.raises(ValueError):
+                lib.DataLoader(**{"dataset": range(3), **given_options})
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+@pytest.mark.parametrize("name", wl.ERRORS)
+def test_errors_of_every_type(name: str, num_workers: int) -> None:
+    """Type and first line are torch's; the batches after the error still come."""
+    dataset = wl.Failing(6, wl.ERRORS[name])
+    agree(lambda lib: steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
+
+
+PLACES: dict[str, Callable[[], dict[str, Any]]] = {
+    "sample": lambda: {"dataset": wl.Failing(6, wl.SimpleError("one"), at=(0, 5))},
+    "collate": lambda: {"dataset": wl.Numbers(6), "collate_fn": wl.failing_collate},
+    "unequal lengths": lambda: {"dataset": [[1], [1, 2], [3], [4]]},
+    "stream": lambda: {"dataset": wl.FailingStream(4, "next"), "batch_size": 1},
+    "sampler": lambda: {"dataset": wl.Numbers(9), "sampler": wl.FailingSampler([0, 1, 2])},
+    "index beyond the end": lambda: {"dataset": [1, 2, 3], "sampler": [0, 1, 2, 3]},
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@pytest.mark.parametrize("place", PLACES)
+def test_errors_in_every_place(place: str, num_workers: int) -> None:
+    def program(lib: Any) -> Any:
+        return steps(lib.DataLoader(**({"batch_size": 2, "num_workers": num_workers} | PLACES[place]())), limit=12)
+
+    assert any(isinstance(step, tuple) for step in agree(program))
+
+
+@pytest.mark.live
+def test_an_error_before_the_first_task_is_that_of_each_task() -> None:
+    seen = steps(mini.DataLoader(wl.Numbers(2), num_workers=1, worker_init_fn=wl.failing_init))
+    assert [kind for kind, _ in seen] == [wl.SimpleError] * 2
+
+
+# --- The ends ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini, "MP_STATUS_CHECK_INTERVAL", 0.3)
+
+
+@pytest.fixture(params=["SIGCHLD", "polling"])
+def told_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How a death is noticed."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if request.param == "polling":
+        monkeypatch.setattr(mini, "_set_SIGCHLD_handler", lambda: None)
+        monkeypatch.setattr(mini, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    yield request.param
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("told_by")
+@pytest.mark.parametrize("death", [wl.kill_myself, wl.exit_at_once, wl.segfault])
+def test_a_worker_that_dies_is_noticed(tmp_path: Path, death: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    iterator = iter(mini.DataLoader(wl.Gate(20, tmp_path / "die", at=5, thing=death), num_workers=2))
+    seen = [int(next(iterator)) for _ in range(5)]
+    (tmp_path / "die").touch()
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (exited unexpectedly|is killed by signal)"):
+        seen += (int(batch) for batch in iterator)
+    assert seen == list(range(5))
+    pids = [worker.pid for worker in iterator._workers]
+    del iterator
+    wl.wait_until_gone(pids)
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("impatient")
+def test_a_timeout_is_an_error_and_the_workers_end(tmp_path: Path) -> None:
+    with wl.no_sigchld():
+        iterator = iter(mini.DataLoader(wl.Gate(4, tmp_path / "go"), num_workers=1, timeout=0.5))
+        with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds"):
+            next(iterator)
+        (tmp_path / "go").touch()
+        assert [int(batch) for batch in iterator] == [0, 1, 2, 3]
+
+
+@pytest.mark.live
+def test_an_iterator_that_is_dropped_ends_its_workers() -> None:
+    iterator = iter(mini.DataLoader(wl.Numbers(100), num_workers=2))
+    next(iterator)
+    pids = [worker.pid for worker in iterator._workers]
+    del iterator
+    assert not any(map(wl.alive, pids))
+
+
+class Stuck(wl.Numbers):
+    """A sample that does not end; it says that it has begun."""
+
+    path = ""
+
+    def __getitem__(self, index: int) -> int:
+        wl.touch(self.path)
+        while True:
+            time.sleep(1000)
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_hangs_is_terminated(tmp_path: Path) -> None:
+    dataset = Stuck(4)
+    dataset.path = str(tmp_path / "begun")
+    iterator = iter(mini.DataLoader(dataset, num_workers=1))
+    deadline = time.monotonic() + wl.BOUND
+    while not os.path.exists(dataset.path):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    worker = iterator._workers[0]
+    iterator._shutdown_workers()
+    assert worker.exitcode == 0, "torch's handler of SIGTERM in a worker exits so"
+
+
+@pytest.mark.live
+def test_a_loader_whose_worker_can_not_be_started_leaves_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    loader = mini.DataLoader(
+        wl.Numbers(3), num_workers=1, collate_fn=lambda batch: batch, multiprocessing_context="spawn"
+    )
+    with pytest.raises((AttributeError, TypeError), match="pickle"):
+        iter(loader)
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn if "ignored" in str(warning.message)]
+
+
+@pytest.mark.live
+def test_a_forked_child_ends_nobody() -> None:
+    iterator = iter(mini.DataLoader(wl.Numbers(9), num_workers=1))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            del iterator
+            gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [int(batch) for batch in iterator] == list(range(1, 9))
+
+
+LEFT = """
+import sys, workloads as wl
+from minidl import mini
+loader = mini.DataLoader(wl.Numbers(10**6), num_workers=2, persistent_workers=sys.argv[1] == "persistent")
+iterator = iter(loader)
+next(iterator)
+print(*(worker.pid for worker in iterator._workers), flush=True)
+if sys.argv[2] == "wait":
+    while True:
+        next(iterator)
+if sys.argv[2] == "raise":
+    raise KeyError("the program's own")
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("persistent", ["persistent", "not"])
+@pytest.mark.parametrize("end", ["end", "raise"])
+def test_python_ends(end: str, persistent: str) -> None:
+    done = wl.run(LEFT, persistent, end)
+    assert (done.returncode, "the program's own" in done.stderr) == ((0, False) if end == "end" else (1, True))
+    assert "Exception ignored" not in done.stderr
+    wl.wait_until_gone([int(pid) for pid in done.stdout.split()])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_loaders_process_is_ended(number: int) -> None:
+    with wl.started(LEFT, "not", "wait") as program:
+        pids = wl.pids_said_by(program)
+        os.kill(program.pid, number)
+        program.wait(wl.BOUND)
+        wl.wait_until_gone(pids)
+        assert program.returncode in (-number, 1)
+
+
+# --- Page-locked memory -----------------------------------------------------------------------------------------------
+@pytest.mark.live
+@pytest.mark.usefixtures("simulate")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_are_pinned(persistent: bool) -> None:
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(
+            wl.Tensors(6), 2, num_workers=2, pin_memory=True, persistent_workers=persistent, shuffle=True
+        )
+        seen = [(batch.is_pinned(), batch) for _ in range(2) for batch in loader]
+        if persistent:
+            loader._iterator._shutdown_workers()
+        return seen
+
+    assert all(pinned for pinned, _ in agree(program))
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("simulate", "impatient")
+@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_pin_thread_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(data: Any) -> Any:
+        raise SystemExit
+
+    monkeypatch.setattr(mini, "pin_memory", die)
+    with wl.no_sigchld(), pytest.raises(RuntimeError, match="Pin memory thread exited unexpectedly"):
+        next(iter(mini.DataLoader(wl.Tensors(6), num_workers=1, pin_memory=True)))
