@@ -20,11 +20,12 @@ PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
     ("", "articles references messages errors worker_info containers live_repr process_stat segments"),
+    ("", "mini"),
     ("", "_libstdcxx dataset sampler distributed collate fetch"),
-    ("", "dispatcher protocol driver resume stateful"),
+    ("", "frameworks dispatcher protocol driver resume stateful"),
     ("", "signal_handling"),
     ("device", "sim"),
-    ("transport", "tensors message queues packets arguments arena arena_queue"),
+    ("transport", "atomic tensors message queues packets arguments arena arena_queue"),
     ("", "progress ports"),
     ("", "pin_memory worker shutdown liveness iterators dataloader"),
     ("device", "nest streams loader augment"),
@@ -32,14 +33,14 @@ ORDER = (
     ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
-        "events arrays format words ranks attachments watched files process spans batches order reader loaders unended "
-        "tail profile join",
+        "events arrays format words facts ranks attachments watched packs folded files process spans batches order "
+        "reader loaders unended tail profile join",
     ),
     (
         "record",
-        "cpu_time recorder stack_dumps watchdog forks group functions indices fetching shared slabs sampling "
-        "device_clock spans decisions channels device_stream ports session handover observed_loader observed_worker "
-        "observed_alone observed_channels observe clocks",
+        "harmless patches cpu_time recorder stack_dumps watchdog forks group functions indices datasets draws fetching "
+        "shared slabs sampling device_clock spans decisions channels device_stream ports session handover "
+        "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),
     (
@@ -59,7 +60,7 @@ ORDER = (
         "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
-    ("watch", "waits vitals dumps watcher"),
+    ("watch", "waits vitals dumps folding watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -69,6 +70,7 @@ ORDER = (
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine memory own_thread pairs events files loader device samplers states transports __init__"),
     ("recordings", "images training scenes table suite one __main__"),
+    ("", "kept"),
     ("faults", "cells program runner __init__"),
     ("lab", "case"),
     (
@@ -178,7 +180,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_no_class_name_is_defined_twice() -> None:
     shared = {
-        name: sorted(module for module in where if not module.startswith("lab.cases."))  # each is a program by itself
+        name: sorted(
+            module for module in where if module != "mini" and not module.startswith("lab.cases.")
+        )  # whole by itself
         for name, where in structure.classes(PACKAGE).items()
     }
     doubles = {name: where for name, where in shared.items() if len(where) > 1}
@@ -238,17 +242,17 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage draw_structure holdings live namesakes package readme dispatcher_mutants "
+    "": "architecture core_coverage crew draw_structure holdings live namesakes package readme dispatcher_mutants "
     "on_gpu subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
-    "clients": "one_process planted several_ranks state table",
+    "clients": "correct one_process planted several_ranks state table",
     "bench": "bench_device",
     "device": "pin_memory_differential",
     "lab": "lab_runner lab_table",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
-    "record": "observe_arena observe_differential references ring tracing",
+    "record": "observe_arena observe_differential pairs references ring tracing",
     "views": "damaged same_facts",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""

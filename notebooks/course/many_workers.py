@@ -230,7 +230,6 @@ def room(function: Callable[[Sequence[bool], Sequence[int], int, int], int | Non
                 idx = dice.choice(list(dispatcher.task_info))
                 if dice.random() < 0.1 and sum(dispatcher.workers_status) > 1:
                     dispatcher.exhausted(idx, dispatcher.task_info[idx].worker_id)
-                    del dispatcher.task_info[idx]
                 else:
                     assert isinstance(dispatcher.receive(idx, None), Deliver)
                 continue
