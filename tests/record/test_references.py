@@ -31,10 +31,10 @@ RUNS = (
     "worker_init error", "unpicklable batch", "resumed", "resumed, no workers", "slabs",
 )  # fmt: skip
 
-NOT_HERE = {
-    "host_wait": "the simulated device is never so far behind that the host waits",
+NOT_ALWAYS = {
+    "host_wait": "the simulated device is seldom so far behind that the host waits",
 }
-"""Event -> why these runs do not emit it."""
+"""Event -> why these runs may not emit it."""
 
 RARE = {
     ("join", "liveness:wait_for_a_dying_worker"): "a worker is killed between sending a batch and its being rebuilt",
@@ -147,7 +147,7 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
 @pytest.mark.parametrize("code", EVENTS, ids=lambda code: f"{EVENTS[code].name}-{EVENTS[code].phase.value}")
 def test_the_named_function_is_being_executed(witnessed: Any, code: int) -> None:
     event = EVENTS[code]
-    assert (code in witnessed) != (event.name in NOT_HERE), NOT_HERE.get(event.name, "no run emits it")
+    assert code in witnessed or event.name in NOT_ALWAYS, "no run emits it"
     if code in witnessed:
         others = [executed for named, executed in witnessed[code] if not named]
         assert not others, f"{event.name} {event.phase.value} names {event.ours}, but was emitted in {others}"
