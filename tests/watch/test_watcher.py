@@ -152,7 +152,7 @@ HURRIED = """
 def test_a_look_that_never_ends_keeps_no_alarm_from_coming(tmp_path: Path) -> None:
     write(tmp_path / "start.py", HURRIED)
     write(tmp_path / "train.py", UNREADABLE)
-    command = ["start.py", "minidl", "run", "--trace", "trace", "--hang-after", "1", "--on-hang", "kill", "train.py"]
+    command = ["start.py", "minidl", "run", "--trace", "trace", "--hang-after", "5", "--on-hang", "kill", "train.py"]
     done = python(*command, cwd=tmp_path)
     trace = finished(tmp_path)
     assert done.returncode == -15
