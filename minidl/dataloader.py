@@ -151,6 +151,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self._live_iterators = _LiveIterators()
         self.state_every = _checked_state_every(state_every)
         self._given: stateful.State | None = None  # to resume from at the next iter()
+        self._told_at_load: int | None = None  # the sampler's epoch when that was loaded
         self._record: stateful.Record | None = None  # of the epoch that iter() has begun last
         self._made_at = users_line(self)
         self.check_worker_number_rationality()
@@ -195,6 +196,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             next(iterator, None)  # its end, unless the framework ends epochs before
             if not self.persistent_workers:
                 iterator.close()
+            stateful.tell_next(self, given or {})  # Lightning does it after iter(), too late for workers
             iterator = self._iterator_for(host)
         return iterator
 
@@ -258,7 +260,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         own may have another number of workers. Raises TypeError or ValueError for what is no state of a loader.
         """
         self._given = stateful.checked(state_dict) if state_dict else None
-        self._record = None
+        self._record, self._told_at_load = None, stateful.told_epoch(self)
 
     def close(self) -> None:
         """End every iterator that is still going, with its workers; the loader can be iterated over again after it."""

@@ -6,6 +6,7 @@ Lightning's fit loop goes on by its own counters of epochs and batches. They dif
 - A checkpoint of the callback `on_train_batch_end`, at the last batch, makes it count the epoch as done, although it
   has not seen the loader's end. What `iter()` makes after `load_state_dict` is then its next epoch.
 - After that, it takes a checkpoint in the middle of an epoch for one at an epoch's end, and loads no state of loaders.
+  It counts that epoch's batches from 0 again, so that its `limit_train_batches` would let too many through.
 
 The loops are found among the callers, by the names of their modules. Where they look otherwise than Lightning 2's, the
 loader counts what it has handed out, as for any other program.
@@ -13,6 +14,7 @@ loader counts what it has handed out, as for any other program.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +58,8 @@ def takes_ahead() -> int:
 def goes_on(loader: Any, given: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
     """The state from which `loader` goes on at this iter(), and whether Lightning counts the state's epoch as done.
 
-    given: what the loader was given. Raises StateMismatchError if Lightning would leave out an epoch.
+    given: what the loader was given. Raises StateMismatchError if Lightning would leave out an epoch, or give one more
+    batches than its `limit_train_batches`.
     """
     for loop in _callers("loops.fit_loop", "setup_data"):
         state = given if given is not None else _withheld(loop, loader)
@@ -64,6 +67,12 @@ def goes_on(loader: Any, given: dict[str, Any] | None) -> tuple[dict[str, Any] |
             return given, False
         if given is None:
             begins_anew = state["finished"] or state["epoch"] < loop.epoch_progress.current.processed
+            if not begins_anew and _is_limited(loop, loader):
+                raise StateMismatchError(
+                    "DataLoader: the checkpoint was saved within an epoch, and Lightning's counters say at an epoch's "
+                    "end, so it would count limit_train_batches from 0 again and lengthen the epoch. Go on from a "
+                    "checkpoint that was saved before Lightning was first resumed, or without limit_train_batches"
+                )
             return (None if begins_anew else state), False
         if state["finished"] and loop.max_epochs != -1:
             raise StateMismatchError(
@@ -73,6 +82,17 @@ def goes_on(loader: Any, given: dict[str, Any] | None) -> tuple[dict[str, Any] |
             )
         return given, not state["finished"] and _counts(loop)
     return given, False
+
+
+def _is_limited(loop: Any, loader: Any) -> bool:
+    """Whether Lightning ends the loader's epochs before the loader does."""
+    combined = loop._combined_loader
+    limits = zip(combined.flattened, combined.limits or [], strict=False)
+    limit = next((limit for one, limit in limits if getattr(one, "loader", one) is loader), math.inf)
+    try:
+        return bool(limit < len(loader))
+    except TypeError:  # it has no length
+        return limit < math.inf
 
 
 def _withheld(loop: Any, loader: Any) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ import torch.utils.data.sampler
 
 import minidl
 from minidl import dataloader, terminal
+from minidl.dataloader import checked_transport
 from minidl.device import sim
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
@@ -51,6 +52,7 @@ from minidl.record.shared import write_program_end, write_uncaught
 from minidl.record.stand_in import StandIn
 from minidl.record.watchdog import stay_to_the_exit
 from minidl.tracefile.ranks import lacking, words_of
+from minidl.transport.arena import budget
 
 
 class RunError(Exception):
@@ -94,9 +96,10 @@ def run_script(
     process ends with the script, so that the watchdog watches its exit handlers, too. recording: further options of
     `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
     if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
-    if the environment asks for it; TraceError if `trace` already holds a trace, or functions are to be recorded and
-    viztracer is missing.
+    if the environment asks for it, or if `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError
+    if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
     """
+    _check_transport(transport)
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
     with _in_front(os.getcwd() if module else _folder(Path(name))):
         try:
@@ -123,6 +126,15 @@ def run_script(
         for text in lacking(*words_of(trace)):
             terminal.say(f"minidl: {text}")
         return code
+
+
+def _check_transport(transport: str | None) -> None:
+    """Refuse now what the script's first loader, or its first one with slabs, would refuse."""
+    try:
+        checked_transport(transport)
+        budget()
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 @contextlib.contextmanager

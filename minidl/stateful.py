@@ -341,6 +341,7 @@ def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = F
     if given is None:
         return Record(make_course(places, indexed))
     given = _fitting(_of_this_rank(given, loader), loader)
+    _go_back(loader, given)
     for place, saved in zip(places, given["workers"], strict=False):
         place.yielded, place.at, place.over = saved["yielded"], saved["at"], saved["over"]
         place.state = None if saved["state"] is None else pack(saved["state"])
@@ -386,6 +387,7 @@ def saved(loader: Loader) -> State:
         "turn": course.turn,
         "base_seed": record.base_seed if stays or not ended else None,
         "random": {"begin": now if ended else list(map(_to_text, record.begin)), "now": now[0]},
+        "sampler_epoch": told_epoch(loader),
         "sampler": None if sampler is None else {"at": sampler[0], "state": unpack(sampler[1])},
         "workers": [_saved_place(place, loader, record, ended, stays) for place in course.places],
     }
@@ -432,6 +434,44 @@ def _traits(loader: Loader) -> State:
 def _told(loader: Loader) -> Any:
     """The sampler that a program tells its epoch: that in a batch sampler."""
     return getattr(loader._index_sampler, "sampler", loader._index_sampler)
+
+
+def told_epoch(loader: Loader) -> int | None:
+    """The epoch that the loader's sampler was told last, None if it can be told none."""
+    epoch = getattr(_told(loader), "epoch", None)
+    return epoch if isinstance(epoch, int) and callable(getattr(_told(loader), "set_epoch", None)) else None
+
+
+def tell_next(loader: Loader, given: State) -> None:
+    """Tell the loader's sampler, if it can be told one, the epoch that follows the state's."""
+    if given.get("sampler_epoch") is not None and told_epoch(loader) is not None:
+        _told(loader).set_epoch(given["sampler_epoch"] + 1)
+
+
+def _go_back(loader: Loader, given: State) -> None:
+    """Tell the sampler the epoch that the state is in the middle of: a framework may do so after iter(), or never.
+
+    Raises StateMismatchError if the program has told it another one since it loaded the state: it has come through the
+    state's epoch without it.
+    """
+    saved, now = given.get("sampler_epoch"), told_epoch(loader)
+    if saved is None or now is None or given["ended"] or _is_at_the_end(loader, given):
+        return
+    if now not in (saved, loader._told_at_load):
+        raise StateMismatchError(
+            f"DataLoader: the state to resume from is in the middle of epoch {saved} of the sampler, and "
+            f"set_epoch({now}) was called after load_state_dict. If the program has finished that epoch otherwise, as "
+            f"by skip_first_batches, it should load no state; if not, it should call set_epoch({saved})"
+        )
+    _told(loader).set_epoch(saved)
+
+
+def _is_at_the_end(loader: Loader, given: State) -> bool:
+    """Whether no batch is left in the state's epoch."""
+    try:
+        return bool(given["yielded"] + len(given["ahead"]) >= len(loader._index_sampler))
+    except TypeError:  # the sampler has no length
+        return False
 
 
 def _place_of(loader: Loader) -> tuple[int, int]:

@@ -60,15 +60,17 @@ def main() -> int:
 
 
 def of_frameworks(kills: int, dice: random.Random) -> int:
-    wrong = total = 0
+    wrong = refused = total = 0
     print(f"{'framework':<12} {'training':<80} {'kills':>5} {'lost':>5} {'repeated':>8}  error")
     for case in kill_frameworks.CASES:
         kill_frameworks.prepare(case.framework)
         done = kill_frameworks.train(case, kill_frameworks.chosen(case, kills, dice))
         error = done.error.splitlines()[0] if done.error else ""
-        print(f"{case.framework:<12} {case.name():<80} {done.kills:>5} {done.lost:>5} {done.repeated:>8}  {error}")
-        wrong, total = wrong + done.lost + done.repeated + bool(done.error), total + done.kills
-    print(f"{total} kills; samples lost or repeated, and errors: {wrong}")
+        line = f"{case.framework:<12} {case.name():<80} {done.kills:>5} {done.lost:>5} {done.repeated:>8}  {error}"
+        print(line, flush=True)
+        refused, total = refused + done.refused, total + done.kills
+        wrong += done.lost + done.repeated + (bool(done.error) and not done.refused)
+    print(f"{total} kills; samples lost or repeated, and errors: {wrong}; refused with a reason: {refused}")
     return 1 if wrong else 0
 
 

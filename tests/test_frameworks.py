@@ -46,7 +46,7 @@ class Loop:
         self.epoch_progress = Counter(1, 0, 0)
         self.epoch_loop = types.SimpleNamespace(batch_progress=Counter(0, 0, 0))
         self._data_fetcher = types.SimpleNamespace(prefetch_batches=1, batches=[])
-        self._combined_loader = types.SimpleNamespace(flattened=[loader])
+        self._combined_loader = types.SimpleNamespace(flattened=[loader], limits=None)
         self._combined_loader_states_to_load: list[Any] = []
 
     def begin(self) -> Iterator[Any]:
@@ -86,6 +86,16 @@ def test_an_epoch_that_lightning_counts_as_done_is_followed_by_a_whole_one(optio
     assert goes_on(loader(**options), loop, loop.save()) == []
 
 
+def test_the_sampler_is_told_the_epoch_after_one_that_lightning_counts_as_done() -> None:
+    """Lightning tells it after iter(), which is too late for workers."""
+    made = [loader(sampler=torch.utils.data.DistributedSampler(range(6), 1, 0)) for _ in range(2)]
+    loop = Loop(made[0])
+    list(zip(range(3), loop.begin(), strict=False))
+    loop.trained(3, last=True)
+    assert len(goes_on(made[1], loop, loop.save())) == 3
+    assert [one.sampler.epoch for one in made] == [0, 1]
+
+
 def test_a_batch_that_lightning_has_taken_ahead_comes_again() -> None:
     """Of a stream without a length; and one that no step has learnt from yet, as after an error in it."""
     for stateful in (False, True):
@@ -110,6 +120,25 @@ def test_a_state_that_lightning_does_not_load_is_taken_if_its_epoch_is_not_over(
         other = Loop(loader())
         other._combined_loader_states_to_load = [state]
         other.epoch_progress = Counter(epochs, epochs, epochs)
+        assert list(other.begin()) == left
+
+
+@pytest.mark.parametrize(("sized", "limit", "fails"), [(True, 2, True), (True, 3, False), (False, 3, True)])
+def test_an_epoch_that_lightning_would_lengthen_is_an_error(sized: bool, limit: int, fails: bool) -> None:
+    """Where it loads no state it counts from 0, up to its limit_train_batches; the loader's own end is no limit."""
+    make = loader if sized else lambda: minidl.DataLoader(Stream(stateful=True), 3, collate_fn=list)
+    loop = Loop(make())
+    iterator = loop.begin()
+    next(iterator)
+    loop.trained(1, last=False)
+    other = Loop(make())
+    other._combined_loader_states_to_load, left = [loop.save()], list(iterator)
+    other._combined_loader.limits = [limit]
+    other.epoch_progress = Counter(0, 0, 0)
+    if fails:
+        with pytest.raises(ValueError, match="lengthen the epoch"):
+            other.begin()
+    else:
         assert list(other.begin()) == left
 
 

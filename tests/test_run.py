@@ -343,6 +343,24 @@ def test_a_module_that_cannot_run_is_refused(tmp_path: Path, module: str) -> Non
         run.run_script([module], module=True, trace=tmp_path / "trace")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MINIDL_TRANSPORT", "shm", "transport='shm' (from MINIDL_TRANSPORT): give one of 'upstream', 'arena'"),
+        ("MINIDL_ARENA_BYTES", "much", "MINIDL_ARENA_BYTES='much': give the bytes of slabs"),
+    ],
+)
+def test_a_transport_that_no_loader_could_have_is_refused_before_the_script_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    write(tmp_path / "train.py", "open('begun', 'w')")
+    monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(run.RunError, match=re.escape(message)):
+        run.run_script(["train.py"], module=False, trace=tmp_path / "t")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "neither the script nor a trace has begun"
+
+
 def test_a_second_run_takes_the_next_directory(tmp_path: Path) -> None:
     assert [run.free_directory(tmp_path, "trace").name for _ in range(3)] == ["trace-1", "trace-2", "trace-3"]
 

@@ -741,6 +741,44 @@ def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:
     assert got + list(third) == list(fresh), "in an epoch, the state has its number"
 
 
+def told(sampler_class: Any, epoch: int) -> Any:
+    loader = minidl.DataLoader(range(12), 2, sampler=sampler_class(range(12), 1, 0), collate_fn=list)
+    loader.sampler.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("sampler_class", [minidl.DistributedSampler, torch.utils.data.DistributedSampler])
+def test_a_sampler_goes_back_to_the_epoch_of_the_state(sampler_class: Any) -> None:
+    """Lightning tells it its epoch after iter(), when the workers have drawn; torch's has no state of its own."""
+    one = told(sampler_class, 1)
+    iterator = iter(one)
+    next(iterator)
+    state, left = one.state_dict(), list(iterator)
+    for before_load, after_load in ((0, None), (2, 1), (1, 1)):
+        other = told(sampler_class, before_load)
+        other.load_state_dict(state)
+        if after_load is not None:
+            other.sampler.set_epoch(after_load)
+        assert list(other) == left
+        assert other.sampler.epoch == 1
+
+
+@pytest.mark.parametrize("sampler_class", [minidl.DistributedSampler, torch.utils.data.DistributedSampler])
+def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampler_class: Any) -> None:
+    """It would leave its beginning out: as where skip_first_batches, on a copy of the loader, has ended its own."""
+    one, other = told(sampler_class, 0), told(sampler_class, 0)
+    iterator = iter(one)
+    next(iterator)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    with pytest.raises(ValueError, match=r"in the middle of epoch 0 .* set_epoch\(1\) was called after"):
+        iter(other)
+    list(iterator)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    assert list(other) == list(told(sampler_class, 1))
+
+
 def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)

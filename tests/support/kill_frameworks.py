@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import minidl
+from minidl.errors import StateMismatchError
 
 LENGTH, BATCH, EPOCHS = 12, 2, 3
 STEPS = LENGTH // BATCH
@@ -357,6 +358,13 @@ def chosen(case: Case, kills: int, dice: random.Random) -> list[Reaper]:
 
 
 # --- Lives ------------------------------------------------------------------------------------------------------------
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
 def _live(case: Case, folder: Path, reaper: Reaper) -> None:
     os.setpgrp()
     torch.set_num_threads(1)
@@ -369,19 +377,22 @@ def _live(case: Case, folder: Path, reaper: Reaper) -> None:
         answer: dict[str, Any] = {"seen": LIVES[case.framework](case, folder, reaper).tolist()}
     except Exception as error:
         traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        refused = [one for one in _chain(error) if isinstance(one, StateMismatchError)]
+        first = (refused or [error])[0]  # a framework may fail at its teardown after it
+        answer = {"error": f"{type(first).__name__}: {first}\n", "refused": bool(refused)}
     (folder / "answer").write_text(json.dumps(answer))
     os._exit(0)
 
 
 @dataclass
 class Outcome:
-    """What became of a training. seen: by epoch and sample."""
+    """What became of a training. seen: by epoch and sample. refused: the error says that a state does not fit."""
 
     kills: int
     lost: int = 0
     repeated: int = 0
     error: str = ""
+    refused: bool = False
     seen: list[list[int]] = field(default_factory=list)
 
 
@@ -401,7 +412,8 @@ def train(case: Case, reapers: list[Reaper]) -> Outcome:
             return Outcome(kills, error=(folder / "output").read_text()[-1000:])
         answer = json.loads((folder / "answer").read_text())
         if "error" in answer:
-            return Outcome(kills, error=answer["error"] + (folder / "output").read_text()[-1500:])
+            error = answer["error"] + (folder / "output").read_text()[-1500:]
+            return Outcome(kills, error=error, refused=answer["refused"])
     seen = answer["seen"]
     limit = dict(case.extra).get("limit_train_batches")
     if limit is not None:  # any samples, so many an epoch
