@@ -1,4 +1,4 @@
-"""Cost of a batch: torch's loader, ours, and ours while it is traced.
+"""Cost of a batch: torch's loader, the one-page loader, ours, and ours while it is traced.
 
 Interface: `bench_loader(rounds, length)`; `KINDS` are the batches, `VARIANTS` the loaders. Each loader has a process of
 its own, keeps its workers, and runs an epoch in its turn; the first epoch does not count. Kinds that need Pillow are
@@ -24,7 +24,7 @@ import torch
 import torch.utils.data
 
 import minidl
-from minidl import demo
+from minidl import demo, mini
 from minidl.bench.child import Child
 from minidl.bench.pairs import Row, rows_of, take_turns
 from minidl.tracefile.words import counted
@@ -92,10 +92,10 @@ KINDS = {
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
-TORCH, PLAIN, ENDED, BATCHES, SAMPLES = (
-    "torch", "minidl", "minidl, after a trace", "minidl, traced by batch", "minidl, traced by sample",
+TORCH, MINI, PLAIN, ENDED, BATCHES, SAMPLES = (
+    "torch", "minidl.mini", "minidl", "minidl, after a trace", "minidl, traced by batch", "minidl, traced by sample",
 )  # fmt: skip
-VARIANTS = {TORCH: "", PLAIN: TORCH, ENDED: PLAIN, BATCHES: PLAIN, SAMPLES: PLAIN}
+VARIANTS = {TORCH: "", MINI: TORCH, PLAIN: TORCH, ENDED: PLAIN, BATCHES: PLAIN, SAMPLES: PLAIN}
 """Each loader, and the one that it is compared with. The difference between ENDED and PLAIN is the noise."""
 
 
@@ -112,8 +112,8 @@ def _tracing(variant: str, directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Any]:
-    make: Any = torch.utils.data.DataLoader if variant == TORCH else minidl.DataLoader
-    loader = make(
+    makers: dict[str, Any] = {TORCH: torch.utils.data.DataLoader, MINI: mini.DataLoader}
+    loader = makers.get(variant, minidl.DataLoader)(
         Samples(kind.batch_size * batches, kind.make),
         kind.batch_size,
         num_workers=workers,
