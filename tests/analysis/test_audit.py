@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -212,6 +213,74 @@ def test_other_shares_of_several_ranks_are_mistakes(dealt: Any, told: Any, rule:
     assert rules(parallel(tmp_path, dealt, told=told), MISTAKE) == [rule]
 
 
+def own(place: Path, *ranks: dict[str, Any]) -> Audit:
+    """The audit of ranks, each of which has a loader with such options and iterates it twice."""
+    for rank, options in enumerate(ranks):
+        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(ranks)))
+        with group, minidl.trace(place / f"rank{rank}"):
+            loader = minidl.DataLoader(**{"batch_size": 4, **options})
+            for _ in range(2):
+                list(loader)
+    return audit([read_trace(path) for path in traces_in([place])])
+
+
+class Subset(list[int]):
+    """Samples that say, as Hugging Face's datasets do, which ones they are."""
+
+    def __init__(self, samples: range) -> None:
+        super().__init__(samples)
+        self._fingerprint = repr(samples)
+
+
+def seeded(seed: int) -> dict[str, Any]:
+    return {"dataset": range(32), "shuffle": True, "generator": torch.Generator().manual_seed(seed)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "level"),
+    [
+        ([seeded(1), seeded(2)], MISTAKE),
+        ([seeded(3), seeded(3)], QUESTION),  # as the parts of one model have them
+        ([{"dataset": range(32)}] * 2, QUESTION),  # an evaluation on each rank
+        ([{"dataset": range(32)}, {"dataset": range(32), "sampler": [*range(31, -1, -1)]}], MISTAKE),
+        ([{"dataset": Subset(range(32))}, {"dataset": Subset(range(32, 64))}], UNKNOWN),
+    ],
+    ids=["shuffled apart", "shuffled alike", "in order", "orders of their own", "datasets of their own"],
+)
+def test_the_same_samples_without_shares_are_a_mistake_only_if_they_can_not_be_meant(
+    ranks: list[dict[str, Any]], level: str, tmp_path: Path
+) -> None:
+    (subject,) = own(tmp_path, *ranks).subjects
+    rule = {MISTAKE: "forgotten DistributedSampler", QUESTION: "the same samples on each rank", UNKNOWN: "overlap"}
+    assert rule[level] in [f.rule for f in subject.findings if f.level == level]
+    assert [f.level for f in subject.findings if f.rule in rule.values()] == [level]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "level"),
+    [({"shuffle": True}, MISTAKE), ({"shuffle": False}, QUESTION), ({"even_batches": False}, QUESTION), (None, QUESTION)],
+    ids=["shuffled", "in order", "by the sampler's own word", "stream"],
+)
+def test_uneven_batches_are_a_mistake_only_where_batches_are_to_be_even(
+    sampler: dict[str, Any] | None, level: str, tmp_path: Path
+) -> None:
+    ranks: list[dict[str, Any]] = []
+    for rank, batch_size in enumerate((4, 2)):
+        if sampler is None:
+            ranks.append({"dataset": Stream(), "batch_size": batch_size})
+        else:
+            shares: Any = minidl.DistributedSampler(range(32), 2, rank, shuffle=sampler.get("shuffle", True))
+            vars(shares).update(sampler)
+            ranks.append({"dataset": range(32), "sampler": shares, "batch_size": batch_size})
+    (subject,) = own(tmp_path, *ranks).subjects
+    assert [f.level for f in subject.findings if f.rule == "uneven batches"] == [level]
+
+
+class Stream(minidl.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(16))
+
+
 def test_what_ranks_saw_before_they_were_started_anew_is_not_judged(tmp_path: Path, monkeypatch: Any) -> None:
     """torchrun --max-restarts: rank 0 had begun an epoch when rank 1 failed; both begin again, with the same seed."""
     sampler: Any = minidl.DistributedSampler(range(32), num_replicas=2, rank=0)
@@ -383,8 +452,9 @@ def test_samples_that_came_to_no_rank_are_counted_and_named(seen: list[int], tex
     assert not list(_unseen(subject, 3, 2, Counter(range(9))))
 
 
-def test_one_rank_twice_is_refused(place: Path) -> None:
-    one = traces(place, "correct")[0]
+def test_one_rank_twice_is_refused(tmp_path: Path) -> None:
+    parallel(tmp_path, [(0, 2), (1, 2)])
+    one = read_trace(tmp_path / "rank0")
     with pytest.raises(TraceError, match="audit: rank 0 twice"):
         audit([one, one])
 

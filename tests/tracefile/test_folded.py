@@ -68,6 +68,18 @@ def test_the_oldest_packs_are_deleted_beyond_a_limit_and_that_is_said(tmp_path: 
     assert found.problems == [f"the files of the {gone} workers that ended first (--full keeps all)"]
 
 
+def test_a_pack_does_not_grow_beyond_its_bound_and_the_newest_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folded, "MERGED", 5000)  # bytes: a pack of one has 2000
+    for number in range(1, 9):
+        fold(tmp_path, [leave(tmp_path, number, noise=8192)], None)
+    assert [pack[:2] for pack in packs_of(os.listdir(tmp_path))] == [(1, 2), (3, 4), (5, 6), (7, 8)]
+    (tmp_path / "ended-1-1.minidl").write_bytes(b"what a fold that was killed has left: 1-2 holds it")
+    fold(tmp_path, [leave(tmp_path, 9, noise=8192)], 1)
+    assert list(tmp_path.glob("ended-*")) == [tmp_path / "ended-9-9.minidl"]
+
+
 class Killed(BaseException):
     pass
 

@@ -11,7 +11,9 @@ import pytest
 import minidl
 from minidl.check import examine
 from minidl.tracefile.folded import KEPT, NAME
+from minidl.tracefile.format import SIDE_SUFFIX, side_line, stem_of
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.watch import folding
 
 EPOCHS, WORKERS = 12, 4
 MOST = 2 * (2 * KEPT + WORKERS) + 12
@@ -20,6 +22,18 @@ MOST = 2 * (2 * KEPT + WORKERS) + 12
 
 def numbers(trace: Trace) -> list[int]:
     return sorted(process.worker for process in trace.processes if process.role == "worker")
+
+
+def test_workers_have_ended_that_are_gone_or_only_not_asked_for_their_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, gone, zombie, main = (stem_of(pid, 5) for pid in (101, 102, 103, 104))
+    monkeypatch.setattr(folding, "there_at", lambda pid, since: (pid, since) in {(101, 5), (103, 5)})
+    monkeypatch.setattr(folding, "exit_code", {101: None, 103: 0}.get)
+    for stem in (running, gone, zombie, main):
+        (tmp_path / (stem + SIDE_SUFFIX)).write_bytes(side_line("process", role="main" if stem == main else "worker"))
+    without_file = stem_of(105, 5) + SIDE_SUFFIX
+    assert folding.ended_workers(tmp_path, [*sorted(os.listdir(tmp_path)), without_file]) == sorted([gone, zombie])
 
 
 @pytest.mark.live
