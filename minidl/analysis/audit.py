@@ -596,7 +596,7 @@ def _uneven(subject: Subject) -> Iterator[Finding]:
     order that is not shuffled, or of a stream.
     """
     by_design = subject.fact("sampler_even_batches") == {False} or _in_order(subject)
-    finding = _UNEVEN_OR_NOT if by_design or "iterable" in subject.fact("dataset_kind") else _UNEVEN
+    finding = _UNEVEN_OR_NOT if by_design else _UNEVEN
     for epoch, passes in subject.epochs():
         least = min((one.batches for one in passes.values() if one.whole), default=1 << 62)
         counts = {rank: one.batches for rank, one in passes.items() if one.whole or one.batches > least}
@@ -606,7 +606,7 @@ def _uneven(subject: Subject) -> Iterator[Finding]:
 
 
 def _in_order(subject: Subject) -> bool:
-    """Whether its sampler does not shuffle, as that of an evaluation."""
+    """Whether its sampler does not shuffle, as that of an evaluation or of a stream."""
     return subject.fact("sampler_shuffle") == {False} or subject.fact("sampler") <= set(_IN_ORDER)
 
 

@@ -258,7 +258,12 @@ def test_the_same_samples_without_shares_are_a_mistake_only_if_they_can_not_be_m
 
 @pytest.mark.parametrize(
     ("sampler", "level"),
-    [({"shuffle": True}, MISTAKE), ({"shuffle": False}, QUESTION), ({"even_batches": False}, QUESTION), (None, QUESTION)],
+    [
+        ({"shuffle": True}, MISTAKE),
+        ({"shuffle": False}, QUESTION),
+        ({"even_batches": False}, QUESTION),
+        (None, QUESTION),
+    ],
     ids=["shuffled", "in order", "by the sampler's own word", "stream"],
 )
 def test_uneven_batches_are_a_mistake_only_where_batches_are_to_be_even(
