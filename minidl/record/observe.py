@@ -295,9 +295,14 @@ def names_of(worker_loop: Callable[..., None]) -> tuple[str, ...] | None:
         names = ()
     missing = _TAKEN - set(names)
     if missing:
-        reason = f"torch {torch.__version__}'s workers take no {', '.join(sorted(missing))}"
+        whose = f"torch {torch.__version__}'s workers" if loop is _worker_loop else f"workers that run {_name_of(loop)}"
+        reason = f"{whose} take no {', '.join(sorted(missing))}"
         say_once(f"torch's loader is not recorded: {reason}. The run goes on")
     return None if missing else names
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 _TAKEN: Final = {
@@ -356,30 +361,32 @@ def observed_iterators() -> Iterator[None]:
     plain_loader, plain_alone, plain_next = _TorchLoader.__init__, _TorchAlone.__init__, _TorchAlone._next_data
     following = observed_alone.followed(plain_next)
 
+    @_without_a_place
     @functools.wraps(plain_loader)
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
         self.__dict__["_made_at"] = users_line(self)
         plain_loader(self, *args, **kwargs)
 
+    @_without_a_place
     @functools.wraps(plain_base)
-    def init_base(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        plain_base(self, loader, *args, **kwargs)
+    def init_base(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_base(self, *args, **kwargs)
         if not isinstance(self, _MinidlIterator):
-            _begin_foreign(self, loader)
+            _begin_foreign(self, *args, **kwargs)
 
+    @_without_a_place
     @functools.wraps(plain_multi)
-    def init_multi(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        given = loader.multiprocessing_context
-        own = isinstance(self, _MinidlIterator) or isinstance(given, ObservedContext)
+    def init_multi(self: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, _MinidlIterator):
-            _left.add(self)
-        plain_multi(self, loader if own else _WithContext(loader, _around(given)), *args, **kwargs)
+            args, kwargs = _with_context(self, *args, **kwargs) or (args, kwargs)
+        plain_multi(self, *args, **kwargs)
 
+    @_without_a_place
     @functools.wraps(plain_alone)
-    def init_alone(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        plain_alone(self, loader, *args, **kwargs)
+    def init_alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_alone(self, *args, **kwargs)
         if type(self)._next_data is following:
-            _begin_alone(self, loader)
+            _begin_alone(self, *args, **kwargs)
 
     changes: list[tuple[Any, str, Any, Any]] = [
         (base, "__init__", plain_base, init_base),
@@ -397,8 +404,31 @@ def observed_iterators() -> Iterator[None]:
             setattr(kind, name, plain)
 
 
+def _without_a_place(function: Callable[..., None]) -> Callable[..., None]:
+    """The function, of which no warning says that it is the place: `warnings` passes over what imports modules.
+
+    A warning of torch's that has a stacklevel then points to the line that it points to without the recording.
+    """
+    place = f"{__file__} (which warnings take for importlib._bootstrap)"
+    function.__code__ = function.__code__.replace(co_filename=place)
+    return function
+
+
+@harmless(None)
+def _with_context(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of torch's iterator with workers, the loader with an observing context; keep the iterator in mind.
+
+    None where the loader has no context: torch says so.
+    """
+    _left.add(iterator)
+    given = loader.multiprocessing_context
+    return (loader if isinstance(given, ObservedContext) else _WithContext(loader, _around(given)), *args), kwargs
+
+
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Observed iterators that the program still has."""
+"""Observed iterators that the program still has, of this process."""
+
+os.register_at_fork(after_in_child=_left.clear)
 
 
 def shut_down_observed() -> None:
@@ -417,7 +447,7 @@ def _around(context: Any) -> ObservedContext:
 
 
 @harmless(None)
-def _begin_foreign(iterator: Any, loader: Any) -> None:
+def _begin_foreign(iterator: Any, loader: Any, *_: Any) -> None:
     """Prepare for an iterator that is not torch's own with workers, which finds its context in its loader."""
     if iterator._num_workers == 0:
         if type(iterator)._next_data is not _TorchAlone._next_data:
@@ -430,7 +460,7 @@ def _begin_foreign(iterator: Any, loader: Any) -> None:
 
 
 @harmless(None)
-def _begin_alone(iterator: Any, loader: Any) -> None:
+def _begin_alone(iterator: Any, loader: Any, *_: Any) -> None:
     """Follow an iterator without workers, if a trace is on."""
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
@@ -479,6 +509,7 @@ class ObservedPorts(ObservedShared):
 
     def enter(self, worker_id: int, seed: int) -> ObservedWorker:
         """In a worker's process."""
+        self.emit = recorder.emitter_for(self.config, self.loader)
         self.worker_side = ObservedWorker(self, worker_id, seed)
         watch_sharing()
         enter_worker(self, worker_id)

@@ -31,8 +31,8 @@ from minidl.record.harmless import harmless
 from minidl.record.indices import count
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, outcome_of_torch
-from minidl.record.recorder import emit_of, spanned
-from minidl.record.shared import Shared
+from minidl.record.recorder import emit_of, no_emit, spanned
+from minidl.record.shared import Shared, live
 from minidl.record.slabs import emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
 from minidl.transport.tensors import is_filling
@@ -170,9 +170,23 @@ class ObservedShared(Shared):
     with_state = False
     """A task is (idx, (index, ...)), a result (idx, (data, ...)), as of torchdata's StatefulDataLoader."""
 
+    def fall_silent(self) -> None:
+        """In a forked child that has inherited the iterator, and is none of its workers: it is the parent's."""
+        self.emit = no_emit
+
     def content(self, message: tuple[Any, ...]) -> Any:
         """The indices of a task, or the data of a result."""
         return message[1][0] if self.with_state else message[1]
+
+
+@harmless(None)
+def _inherit() -> None:
+    for shared in tuple(live):
+        if isinstance(shared, ObservedShared):
+            shared.fall_silent()
+
+
+os.register_at_fork(after_in_child=_inherit)
 
 
 class _ObservedQueue(TracedQueue):

@@ -487,12 +487,12 @@ _emit_of: dict[int, Emit] = {}
 """`emit` by loader, of the trace that this process records now."""
 
 
-def _no_emit(*args: int) -> None: ...
+def no_emit(*args: int) -> None: ...
 
 
 def emit_of(loader: int) -> Emit:
     """Return the `emit` of a loader that is recorded now; for another loader, one that does nothing."""
-    return _emit_of.get(loader, _no_emit)
+    return _emit_of.get(loader, no_emit)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -14,7 +15,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +34,7 @@ from minidl.check import check
 from minidl.evidence.stacks import current_frames
 from minidl.record import observe as module
 from minidl.record import recorder
-from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators
+from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators, shut_down_observed
 from minidl.record.observed_channels import ObservedResultQueue, joins_the_terminated
 from minidl.tracefile import events
 from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
@@ -503,6 +505,90 @@ def test_programs_end_as_without_it(tmp_path: Path, how: str) -> None:
     assert [line for line in seen.stderr.splitlines() if line and "minidl: recording" not in line][-1:] == last
     trace = clean(tmp_path / "t")
     assert len(trace.select("yield")) >= 5
+
+
+def test_a_loop_that_is_not_torchs_is_blamed_by_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    assert module.names_of(warned_at) is None  # a function that takes no worker's arguments
+    assert "workers that run test_observe.warned_at take no auto_collation" in capfd.readouterr().err
+
+
+class Lacking:
+    """Stands for a loader, and has none of its attributes."""
+
+
+def warned_at(make: Callable[[], Any], capfd: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
+    """The files and lines of the warnings that making an iterator gives; and its error, with no word of minidl's."""
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            make()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        else:
+            said = ""
+        gc.collect()
+    capfd.readouterr()
+    return [(one.filename, one.lineno, str(one.message)) for one in given], said
+
+
+class OwnIterator(_BaseDataLoaderIter):
+    """Its warnings point here."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+
+
+class NeverMade(_MultiProcessingDataLoaderIter):
+    def __del__(self) -> None: ...
+
+
+@pytest.mark.live
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the warning is that there is no accelerator")
+def test_a_warning_points_to_the_line_that_it_points_to_without_the_recording(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also an error is the one that torch's loader raises."""
+    makers: tuple[Callable[[], Any], ...] = (
+        lambda: iter(DataLoader(wl.Numbers(3), pin_memory=True)),
+        lambda: iter(loader(wl.Numbers(3), context="fork", pin_memory=True)),
+        lambda: iter(loader(wl.Numbers(3), context="spawn", collate_fn=wl.Unpicklable())),
+        lambda: OwnIterator(DataLoader(wl.Numbers(3), pin_memory=True)),
+        lambda: NeverMade(Lacking()),
+        lambda: NeverMade(),
+    )
+    plain = [warned_at(make, capfd) for make in makers]
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        observed = [warned_at(make, capfd) for make in makers]
+    assert observed == plain
+    assert [len(warned) for warned, _ in plain] == [1, 1, 1, 1, 0, 0]
+    assert plain[3][0][0][0] == __file__
+    assert [bool(error) for _, error in plain] == [False, False, True, False, True, True]
+
+
+@pytest.mark.live
+def test_an_iterator_is_silent_in_a_process_that_has_inherited_it(tmp_path: Path) -> None:
+    """A child of os.fork, and a worker of another loader, shut it down; the trace has its own process's shutdown."""
+
+    def shut_down(*_: int) -> None:
+        with contextlib.suppress(AssertionError):  # "can only join a child process"
+            used._shutdown_workers()
+
+    with minidl.trace(tmp_path / "t"), observed_iterators():
+        used: Any = iter(DataLoader(wl.Numbers(4), num_workers=1, persistent_workers=True))
+        assert len(list(used)) == 4
+        child = os.fork()
+        if child == 0:
+            shut_down()
+            shut_down_observed()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(list(DataLoader(wl.Numbers(3), num_workers=1, worker_init_fn=shut_down))) == 3
+        used._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    begun = trace.select("shutdown", Phase.BEGIN)
+    assert sorted(begun["loader"]) == sorted(set(trace.select("yield")["loader"]))
+    assert set(begun["process"]) == set(trace.select("yield")["process"])
 
 
 # --- Programs that nobody touches -------------------------------------------------------------------------------------
