@@ -244,7 +244,8 @@ class ObservedContext(BaseContext):
         if self.transport != "arena" or not isinstance(caller.f_locals.get("self"), _AnyIterator):
             return False
         context = self.get_context()
-        plain = context is torch.multiprocessing or type(context).Queue is BaseContext.Queue
+        modules = (multiprocessing, torch.multiprocessing)  # fastai gives one in a context's place
+        plain = context in modules or getattr(type(context), "Queue", None) is BaseContext.Queue
         known = names_of(_worker_loop) is not None and patched_pickling() is None
         return plain and known and self._starts_processes()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import own_iterators
 import pytest
 import torch
 import workloads as wl
@@ -51,6 +53,28 @@ def test_it_is_traced_and_keeps_every_rule(tmp_path: Path) -> None:
         assert sorted(trace.select(name)["task"].tolist()) == [*range(5)], name
     assert trace.select("slab_send")["y"].tolist() == [4 * SIZE * 4] * 5
     assert trace.loaders[1]["transport"] == "arena"
+
+
+class Unknown:
+    """A context of a program's own, which makes queues that nobody knows."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(multiprocessing.get_context("fork"), name)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("context", "takes"), [(multiprocessing, True), (Unknown(), False)])
+def test_a_module_is_a_context_and_an_unknown_one_sends_no_slabs(tmp_path: Path, context: Any, takes: bool) -> None:
+    """fastai's loader has the module multiprocessing for a context."""
+    numbers = [torch.full((SIZE,), float(number)) for number in range(6)]
+    loader = own_iterators.FastLoader(numbers, 2)
+    loader.stand_in.context = minidl.observe(context, transport="arena")
+    with minidl.trace(tmp_path / "t"):
+        assert [batch[0].item() for batch in loader] == list(range(6))
+        gc.collect()
+    trace = read_trace(tmp_path / "t")
+    assert check(trace) == []
+    assert len(trace.select("slab_send")) == 6 * takes
 
 
 @pytest.mark.live

@@ -173,6 +173,7 @@ class StandIn:
 
     def __init__(self, batches: list[Any], num_workers: int) -> None:
         self.batches, self.num_workers, self.dataset = batches, num_workers, self
+        self.context: Any = multiprocessing
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
@@ -184,7 +185,7 @@ class StandIn:
 
     @property
     def multiprocessing_context(self) -> Any:
-        return (None, multiprocessing)[self.num_workers > 0]
+        return (None, self.context)[self.num_workers > 0]
 
     @staticmethod
     def collate_fn(data: Any) -> Any:
