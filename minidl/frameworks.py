@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from minidl.errors import StateMismatchError
 
-_PACKAGES: Final = ("lightning", "pytorch_lightning")
+_LIGHTNING: Final = ("lightning", "pytorch_lightning")
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,17 @@ def _counts(loop: Any) -> bool:
     return bool(batches.is_last_batch and at_batch_end and in_epoch)
 
 
-def _callers(module: str, method: str) -> Iterator[Any]:
-    """The objects of Lightning's `module` whose `method` is being called, beginning with the innermost."""
+def keeps_rank_0_alone() -> bool:
+    """Whether Accelerate is saving the state: it asks all ranks for theirs, and writes that of its main process."""
+    return any(True for _ in _callers("checkpointing", "save_custom_state", ("accelerate",)))
+
+
+def _callers(module: str, method: str, packages: tuple[str, ...] = _LIGHTNING) -> Iterator[Any]:
+    """The objects of a framework's `module` whose `method` is being called, beginning with the innermost."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == method:
             package, _, name = str(frame.f_globals.get("__name__")).partition(".")
-            if package in _PACKAGES and name.endswith(module):
+            if package in packages and name.endswith(module):
                 yield frame.f_locals.get("self")
         frame = frame.f_back

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import copy
 import pickle
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -391,13 +392,26 @@ def saved(loader: Loader) -> State:
         "sampler": None if sampler is None else {"at": sampler[0], "state": unpack(sampler[1])},
         "workers": [_saved_place(place, loader, record, ended, stays) for place in course.places],
     }
-    return state if saving is None else state | {"others": _of_all_ranks(state, loader)}
+    if saving is not None:
+        return state | {"others": _of_all_ranks(state, loader)}
+    if rank > 0 and frameworks.keeps_rank_0_alone() and not _any_ranks_will_do(state, loader):
+        warnings.warn(
+            f"DataLoader.state_dict: Accelerate keeps the state of rank 0 alone, and this is rank {rank}'s, which no "
+            "other one can stand for: save it in a file of its own",
+            stacklevel=3,
+        )
+    return state
+
+
+def _any_ranks_will_do(state: State, loader: Loader) -> bool:
+    """Whether a rank can go on from another one's state."""
+    return state["kind"] == "map" and not has_state(loader.dataset)
 
 
 def _of_all_ranks(state: State, loader: Loader) -> list[State]:
-    """The states of all ranks, if another one's will not do; for a framework that keeps only that of rank 0."""
+    """The states of all ranks, if another one's will not do; for Lightning, which keeps only that of rank 0."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not distributed or (state["kind"] == "map" and not has_state(loader.dataset)):
+    if not distributed or _any_ranks_will_do(state, loader):
         return []
     states: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(states, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,11 @@ from minidl import frameworks
 
 def lightnings(module: str, method: str) -> Callable[[Any, Callable[[], Any]], Any]:
     """A method, of a module of Lightning's, that calls what it is given."""
-    space: dict[str, Any] = {"__name__": f"lightning.pytorch.loops.{module}"}
+    return method_of(f"lightning.pytorch.loops.{module}", method)
+
+
+def method_of(module: str, method: str) -> Callable[[Any, Callable[[], Any]], Any]:
+    space: dict[str, Any] = {"__name__": module}
     exec(f"def {method}(self, call): return call()", space)
     found: Callable[[Any, Callable[[], Any]], Any] = space[method]
     return found
@@ -191,6 +196,23 @@ def test_the_state_of_rank_0_holds_those_of_all_ranks(monkeypatch: pytest.Monkey
         present[0] = rank
         assert goes_on(minidl.DataLoader(Stream(rank, 2, stateful=True), 3, collate_fn=list), loop, state) == left[rank]
     assert Loop(loader()).save()["others"] == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "dataset", "warns"), [(1, Stream(stateful=True), True), (0, Stream(stateful=True), False), (1, [0], False)]
+)
+def test_a_state_that_accelerate_will_not_keep_is_said_when_it_is_taken(
+    rank: int, dataset: Any, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes that of rank 0; what another rank would be missing at its iter() is an error there."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    save = method_of("accelerate.checkpointing", "save_custom_state")
+    one = minidl.DataLoader(dataset, 3, collate_fn=list)
+    with pytest.warns(UserWarning, match="keeps the state of rank 0 alone") if warns else contextlib.nullcontext():
+        assert save(None, one.state_dict)["rank"] == rank
+    one.state_dict()
 
 
 def test_a_dataset_that_gives_no_state_at_an_epochs_begin_is_an_error_when_lightning_saves() -> None:

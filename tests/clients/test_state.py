@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     for name, (left, seen) in resumed.items():
         assert seen == left, name
         assert len(left) == 20 - 7 + 20
+
+
+@pytest.mark.slow
+def test_two_ranks_of_lightning_go_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """Rank 0's checkpoint holds the states of both, and the sampler is in the checkpoint's epoch before it is asked."""
+    client_runs.require(LIGHTNING)
+    done = client_runs.run(replace(LIGHTNING, program="lightning_ddp_resume.py"), "direct", tmp_path)
+    assert done.code == 0, done.output[-3000:]
+    assert sorted(done.ranks) == [0, 1]
+    for rank in done.ranks.values():
+        for name, (left, seen) in rank["facts"]["resumed"].items():
+            assert seen == left, name
+            assert len(left) in {12 - 2, 12 - 4, 12 - 6}
 
 
 @pytest.mark.slow

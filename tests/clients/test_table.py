@@ -27,7 +27,7 @@ def test_a_line_says_whether_the_samples_are_the_same() -> None:
     torchs, others = ran([0, 1], [2, 3]), ran([1, 0], [2, 3])
     slower = replace(torchs, ranks={0: torchs.ranks[0] | {"spent": 3.0}})
     line = row(TORCH, {"torch": torchs, "direct": slower})
-    assert line == f"| Torch | {TORCH.version} | 1 | 4 | `{torchs.digest}` | same; 1.50 |  |  |"
+    assert line == f"| Torch | {TORCH.version} | 1 | 4 | `{torchs.digest}` | same; 1.50 |  |  |  |"
     assert f"| `{others.digest}`; 1.00 |" in row(TORCH, {"torch": torchs, "direct": others})
 
 

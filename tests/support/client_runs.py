@@ -9,8 +9,8 @@
     run arena, observe arena   the same with the transport "arena", and every tensor in a slab
 
 `row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table;
-with `--transport arena`, it runs them all with slabs, compares their hashes with the table's, and exits with 1 if one
-differs.
+with names of clients, their lines. The line of a client that is not installed stays. With `--transport arena`, it runs
+them all with slabs, compares their hashes with the table's, and exits with 1 if one differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from minidl.tracefile.reader import Trace, read_trace
 
 PROGRAMS = Path(__file__).parents[1] / "clients" / "programs"
 README = Path(__file__).parents[2] / "README.md"
-MODES = ("torch", "direct", "run", "observe")
+MODES = ("torch", "direct", "run", "observe", "observe arena")
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 ACCELERATE = (
     *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
@@ -53,6 +53,7 @@ BOUND = 200.0
 class Client:
     """A program. distribution, module: of the package that it needs. launcher: the command in front of it, "-m" for a
     module. modes: besides torch's own. like: the client whose run on torch's loader is also this one's, "" = its own.
+    extra: of this package, which installs what it needs.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Client:
     launcher: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("direct", "run", "observe")
     like: str = ""
+    extra: str = "clients"
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -90,7 +92,7 @@ class Client:
 def require(client: Client) -> None:
     """Skip the test if the client's package is not there."""
     if not client.installed:
-        pytest.skip(f"{client.distribution} is not installed: pip install -e '.[clients]'")
+        pytest.skip(f"{client.distribution} is not installed: pip install -e '.[{client.extra}]'")
 
 
 FOREIGN = ("run", "observe")
@@ -128,7 +130,20 @@ ONE_PROCESS = (
     Client("webdataset", "webdataset", "webdataset", "webdataset_shards.py", modes=FOREIGN),
 )
 
-CLIENTS = SEVERAL_RANKS + ONE_PROCESS
+MORE = (
+    Client(
+        "Transformers resumed", "transformers", "transformers", "transformers_resume.py", ranks=2,
+        launcher=("-m", "torch.distributed.run", *TORCHRUN), modes=FOREIGN,
+    ),
+    Client("fastai", "fastai", "fastai", "fastai_learner.py", modes=FOREIGN, extra="clients-more"),
+    Client("timm", "timm", "timm", "timm_loaders.py", modes=FOREIGN, extra="clients-more"),
+    Client(
+        "streaming", "mosaicml-streaming", "streaming", "mosaicml_streaming.py", modes=FOREIGN, extra="clients-more",
+    ),
+)  # fmt: skip
+"""What the tests leave out unless they are asked for it."""
+
+CLIENTS = SEVERAL_RANKS + ONE_PROCESS + MORE
 
 
 @dataclass
@@ -208,9 +223,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 # --- The README's table -----------------------------------------------------------------------------------------------
-HEAD = """\
-| client | version | ranks | samples an epoch | hash of all batches | `minidl.DataLoader` | `minidl run` | `--observe` |
-|---|---|---|---|---|---|---|---|"""
+HEAD = f"""\
+| client | version | ranks | samples an epoch | hash of all batches | `minidl.DataLoader` | `minidl run` | `--observe` \
+| with slabs |
+{"|---" * 9}|"""
 
 
 def row(client: Client, runs: Mapping[str, Run]) -> str:
@@ -220,7 +236,7 @@ def row(client: Client, runs: Mapping[str, Run]) -> str:
     torchs = runs["torch"]
     seen = f"{torchs.samples()} | `{torchs.digest}`"
     against = torchs.spent if client.baseline is client else None  # another strategy's time says nothing
-    cells = " | ".join(_cell(torchs, runs[mode], against) if mode in client.modes else "" for mode in MODES[1:])
+    cells = " | ".join(_cell(torchs, runs[mode], against) if mode in runs else "" for mode in MODES[1:])
     return f"| {client.name} | {client.version} | {len(torchs.ranks)} | {seen} | {cells} |"
 
 
@@ -252,16 +268,21 @@ def in_readme() -> list[str]:
     return rest.partition("<!-- /clients -->")[0].strip().splitlines()
 
 
-def table() -> Iterator[str]:
-    """The table's lines; each needs the client's runs."""
+def table(names: Collection[str] = ()) -> Iterator[str]:
+    """The table's lines; each needs the client's runs. names: of the clients to run, () = all."""
     yield from HEAD.splitlines()
+    stays = {line.split(" | ")[0].removeprefix("| "): line for line in in_readme()}
     torchs: dict[Client, Run] = {}
     with tempfile.TemporaryDirectory() as place:
         for client in CLIENTS:
+            if not client.installed or (names and client.name not in names):
+                yield stays.get(client.name, f"| {client.name} |")
+                continue
             home = Path(place) / str(client)
             if client.baseline not in torchs:
                 torchs[client.baseline] = run(client.baseline, "torch", home / "torch")
-            runs = {mode: run(client, mode, home / mode) for mode in client.modes}
+            modes = [*client.modes, *(["observe arena"] if "observe" in client.modes else [])]
+            runs = {mode: run(client, mode, home / mode) for mode in modes}
             yield row(client, {"torch": torchs[client.baseline]} | runs)
 
 
@@ -288,7 +309,7 @@ if __name__ == "__main__":
             outcomes.append(outcome)
         sys.exit(any(not outcome.startswith("same: ") for outcome in outcomes))
     written = []
-    for line in table():
+    for line in table(sys.argv[1:]):
         print(line, flush=True)
         written.append(line)
     old = "\n".join(in_readme())
