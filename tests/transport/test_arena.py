@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,58 @@ def test_small_storages_travel_in_the_message(pair: Pair) -> None:
     assert pair.arena._open == []
 
 
+def test_arrays_of_more_than_small_storages_go_into_a_slab(pair: Pair) -> None:
+    small, large = (pair.pickled(np.zeros(size, np.uint8)) for size in (INLINE, INLINE + 1))
+    assert (small[1], len(large[1])) == ([], 1)
+    assert pair.rebuilt(large).nbytes == INLINE + 1
+
+
+@pytest.mark.parametrize("lazy", [torch.Tensor.conj, lambda tensor: torch.conj(tensor).imag])
+def test_what_is_lazy_is_computed_before_it_is_sent(pair: Pair, lazy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A conjugate is one by a flag, and so is a negative: their bytes are those of the other tensor."""
+    tensor = torch.arange(BIG) * (1 + 2j)
+    view = lazy(tensor)
+    assert view.is_conj() != view.is_neg()
+    back = pair.sent([view])[0]
+    assert torch.equal(back, view)
+    assert torch.equal(pair.sent([tensor, view])[1], view)
+    del back
+
+
+def test_what_begins_where_a_slab_ends_is_not_in_it(pair: Pair) -> None:
+    """The next slab, for example."""
+    opened = [SimpleNamespace(address=begin, slab=SimpleNamespace(size=100)) for begin in (1000, 1100)]
+    pair.arena._open[:] = opened
+    homes = [pair.arena._home(address) for address in (999, 1000, 1099, 1100, 1199, 1200)]
+    pair.arena._open.clear()
+    assert homes == [-1, 0, 0, 1, 1, -1]
+
+
+def test_what_was_filled_copied_and_shared_is_counted(pair: Pair) -> None:
+    """A trace says so."""
+    made, array = pair.made(BIG, 1), np.zeros(2 * BIG, np.uint8)
+    new = [torch.ones(BIG, dtype=torch.uint8) for _ in range(2)]
+    with filling(pair.arena):
+        _, pickler = dumps([made, *new, new[0][5:], array, array.copy()])
+    pair.arena.place(bytes(100))
+    pair.arena.place(bytes(50))
+    filled, copied = (sum(getattr(one, name) for one in pair.arena._open) for name in ("filled", "copied"))
+    assert (filled, copied, pickler.shared_bytes) == (7 * BIG + 150, 6 * BIG + 150, 7 * BIG)
+    for slab in pair.arena.seal()[0]:
+        pair.states[slab.number] = FREE
+
+
+def test_in_a_thread_that_fills_no_slabs_all_travels_as_without_them() -> None:
+    """And a subclass stays one."""
+    batch, got = [np.arange(3), torch.arange(3), torch.nn.Parameter(torch.ones(3), requires_grad=False)], list[bytes]()
+    thread = threading.Thread(target=lambda: got.append(dumps(batch)[0]))
+    thread.start()
+    thread.join()
+    back = pickle.loads(got[0])
+    assert [(type(one), one.tolist()) for one in back] == [(type(one), one.tolist()) for one in batch]
+    resource_sharer.stop(timeout=10)
+
+
 def test_views_of_one_storage_stay_views_of_one_storage(pair: Pair) -> None:
     base = torch.arange(10_000.0)
     back = pair.sent([base, base[100:200], base.view(100, 100).t()])
@@ -470,6 +523,16 @@ def test_what_goes_while_a_process_is_forked_is_kept(pair: Pair) -> None:
     assert list(pair.states[:2]) == [TAKEN, TAKEN], "the numbers are those of new slabs"
     del third, fourth
     assert list(pair.states[:2]) == [FREE, FREE]
+
+
+def test_two_threads_may_fork_at_once() -> None:
+    """What goes before both have forked is kept."""
+    module._before_fork()
+    module._before_fork()
+    module._after_fork_in_parent()
+    states = [module.state_of_gone()]
+    module._after_fork_in_parent()
+    assert [*states, module.state_of_gone()] == [KEPT, FREE]
 
 
 @pytest.mark.live

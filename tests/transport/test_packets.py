@@ -41,6 +41,41 @@ def test_messages_come_in_order_and_whole(tasks: Any) -> None:
     assert repr(tasks) == "<TaskQueue: open>"
 
 
+def test_a_message_of_any_length_comes_whole(tasks: Any) -> None:
+    """Also where its pickle fills its packets to the last byte, or is one byte longer."""
+    for length in range(PACKET - 40, PACKET + 3):
+        tasks.put(bytes(length))
+        assert len(tasks.get(timeout=wl.BOUND)) == length
+
+
+class Waits:
+    """A Readable that notes for how long it is to wait, and has found something so many times."""
+
+    def __init__(self, found: int) -> None:
+        self.found, self.seconds = found, list[Any]()
+
+    def wait(self, seconds: float | None) -> bool:
+        self.seconds.append(seconds)
+        return len(self.seconds) <= self.found
+
+
+def test_a_part_of_a_message_keeps_no_reader_waiting(tasks: Any) -> None:
+    plain = tasks._readable
+    for options in ({"block": False}, {"timeout": 0.0}, {"timeout": wl.BOUND}, {}):
+        tasks._readable = waits = Waits(2)
+        for _ in range(2):
+            tasks._sender.send(packets._PART)
+        with pytest.raises(queue.Empty):
+            tasks.get(**options)
+        if bound := options.get("timeout"):
+            assert bound == waits.seconds[0] > waits.seconds[1] > waits.seconds[2] > 0
+        else:
+            assert waits.seconds == [0.0 if options else None] * 3
+    tasks._readable = plain
+    tasks.put("the rest")
+    assert tasks.get(timeout=wl.BOUND) == "the rest"
+
+
 class Counted(Envelope):
     """An envelope that becomes what no number stands for."""
 
@@ -125,9 +160,33 @@ def test_no_thread_can_be_started(tasks: Any, monkeypatch: pytest.MonkeyPatch) -
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(NoThreadError, match="can't create new thread"):
-        tasks.put("x" * 9 * PACKET)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        tasks.put("what finds room needs none")
+        with pytest.raises(NoThreadError, match="can't create new thread"):
+            tasks.put("x" * 9 * PACKET)
+    tasks.put("by a thread now")
+    got = [tasks.get(timeout=wl.BOUND) for _ in range(3)]
+    assert got == ["what finds room needs none", "x" * 9 * PACKET, "by a thread now"]
+
+
+def test_a_put_does_not_wait_for_a_thread_that_writes(tasks: Any) -> None:
+    locked, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with tasks._writing:
+            locked.set()
+            done.wait(wl.BOUND)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert locked.wait(wl.BOUND)
+    tasks.put("left to the thread")
+    assert repr(tasks) == "<TaskQueue: open; 1 packet not written>"
+    done.set()
+    thread.join()
+    tasks.put("the next one")
+    assert [tasks.get(timeout=wl.BOUND) for _ in range(2)] == ["left to the thread", "the next one"]
 
 
 def test_a_put_may_interrupt_a_put(tasks: Any) -> None:
@@ -163,17 +222,26 @@ def test_a_thread_that_waits_for_room_ends_with_the_queue() -> None:
         made.put("x" * 2000)
     thread = made._thread
     assert thread.is_alive()
+    assert thread.daemon, "it keeps no program that ends without closing the queue"
     made.close()
     thread.join(wl.BOUND)
     assert not thread.is_alive()
 
 
-def test_a_worker_whose_loader_is_gone_gets_nothing(tasks: Any) -> None:
+def test_a_queue_that_was_never_made_can_be_closed() -> None:
+    TaskQueue.__new__(TaskQueue).close()  # as __del__ does after an error in __init__
+
+
+def test_a_worker_whose_loader_is_gone_gets_nothing_and_rests(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks.put("the last one")
     tasks.leave()
     assert tasks.get(timeout=wl.BOUND) == "the last one"
-    with pytest.raises(queue.Empty):
-        tasks.get(timeout=0.01)
+    rests: list[float] = []
+    monkeypatch.setattr(packets.time, "sleep", rests.append)
+    for timeout in (0.01, wl.BOUND, None):
+        with pytest.raises(queue.Empty):
+            tasks.get(timeout=timeout)
+    assert rests == [0.01, packets._STEP, packets._STEP]
 
 
 def _answer(tasks: TaskQueue, answers: Any) -> None:

@@ -55,6 +55,11 @@ def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: A
     write(pipe, struct.pack("!iQ", -1, len(data)) + data)
     write(pipe, framed("short"))
     assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND)] == ["long", "short"]
+    for byte in struct.pack("!iQ", -1, len(data)) + data:
+        with pytest.raises(queue.Empty):
+            pipe.get(block=False)
+        write(pipe, bytes([byte]))
+    assert pipe.get(block=False) == "long"
 
 
 @pytest.mark.parametrize("in_a_worker", [False, True])
@@ -86,6 +91,37 @@ def test_a_part_of_a_message_keeps_no_reader_waiting(pipe: Any) -> None:
             pipe.get(**options)
     write(pipe, framed(bytes(1000))[500:])
     assert pipe.get() == bytes(1000)
+
+
+def test_a_slow_writer_does_not_prolong_the_timeout(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+
+    def read(seconds: float | None) -> bool:
+        waits.append(seconds)
+        return len(waits) % 3 > 0  # a byte has come, twice
+
+    monkeypatch.setattr(pipe._incoming, "read", read)
+    for options in ({"timeout": wl.BOUND}, {"block": False}, {}):
+        with pytest.raises(queue.Empty):
+            pipe.get(**options)
+    assert wl.BOUND >= waits[0] > waits[1] > waits[2] > 0
+    assert waits[3:] == [0.0] * 3 + [None] * 3
+
+
+def test_a_put_may_interrupt_a_put_and_only_the_first_one_puts_signals_off(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one starts the feeder; a signal's handler that shuts down puts, too."""
+    began: list[int] = []
+    monkeypatch.setattr(queues.signal_handling, "put_off_all", lambda: began.append(1) or contextlib.nullcontext())  # type: ignore[func-returns-value]
+    with pipe._notempty:
+        pipe.put("first")
+    pipe.put("second")
+    assert began == [1]
+    box: list[Any] = []
+    assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND, inbox=box)] == ["first", *box] == ["first", "second"]
+    pipe.close()
+    pipe.join_thread()
 
 
 def test_a_message_longer_than_the_pipe(pipe: Any) -> None:
@@ -121,6 +157,15 @@ def test_where_no_thread_can_be_started_a_short_message_is_written_at_once(pipe:
     pipe.put("second")
     assert [pipe.get(timeout=0), pipe.get(timeout=0)] == ["first", "second"]
     assert pipe.qsize() == 0
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_the_longest_message_that_is_written_at_once_fills_what_a_pipe_takes_whole(pipe: Any) -> None:
+    most = select.PIPE_BUF - 4 - (len(pickle.dumps(bytes(1000))) - 1000)  # 4: its length goes first
+    pipe.put(bytes(most))
+    with pytest.raises(NoThreadError):
+        pipe.put(bytes(most + 1))
+    assert pipe.get(block=False) == bytes(most)
 
 
 @pytest.mark.usefixtures("no_new_thread")
@@ -215,6 +260,7 @@ def test_queues_and_flags_between_processes(method: str) -> None:
 
 
 def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: Any) -> None:
+    write(pipe, framed("for the other one"))
     reader = threading.Thread(target=pipe._rlock.acquire)
     reader.start()
     reader.join()
@@ -237,6 +283,20 @@ def test_the_ready_queue_keeps_order_and_its_timeout() -> None:
     assert [ready.get(), ready.get(timeout=0), ready.get()] == [0, 1, 2]
     with pytest.raises(queue.Empty):
         ready.get(timeout=0.02)  # the lock of a message that was not waited for is no message
+
+
+def test_the_ready_queue_waits_as_long_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, waits, box = ReadyQueue(), list[float](), list[Any]()
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        ready.put("came")
+        return True
+
+    monkeypatch.setattr(ready, "_wait", wait)
+    assert [ready.get(timeout, box) for timeout in (None, 0, wl.BOUND)] == box == ["came"] * 3
+    assert (waits[0], waits[1]) == (-1, 0)
+    assert 0 < waits[2] <= wl.BOUND
 
 
 def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
