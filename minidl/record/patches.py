@@ -137,13 +137,13 @@ def _changed(owner: Any, before: dict[str, Any]) -> Iterator[str]:
     for name, value in before.items():
         if (found := now.get(name, before)) is not value and not _is_minidls(found):
             yield name
-    if len(now) == _sizes.get(owner):
+    if now.keys() == _names.get(owner):
         return
     added = _contents(owner).keys() - before.keys()
     hidden = vars(builtins) if isinstance(owner, types.ModuleType) else added  # a module's other names have no effect
     yield from (name for name in added if name in hidden and not _is_minidls(now[name]))
-    _sizes[owner] = len(now)
+    _names[owner] = set(now)
 
 
-_sizes: Final[dict[Any, int]] = {}
-"""How many names an owner had when none of them was a patch."""
+_names: Final[dict[Any, set[str]]] = {}
+"""The names that an owner had when none of them was a patch."""

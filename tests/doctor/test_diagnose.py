@@ -31,6 +31,7 @@ from made_evidence import (
 from minidl.doctor.case import RunFacts, Told
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
+from minidl.doctor.rules.activity import stirs
 from minidl.evidence.model import (
     BACKLOG,
     Descriptor,
@@ -492,6 +493,18 @@ def test_a_loader_whose_workers_are_all_idle_at_two_moments_moves(who: str, swit
     told = Told(hung=True, pid=LOOP, task=9, worker=1, worker_pid=102, seconds=30.0)
     said = diagnose([then, look(*now.values(), moment=4_000_000_000)], told)
     assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.LOST_RESULT), "the others may still be at work"
+
+
+@pytest.mark.parametrize(
+    ("switches", "at_once", "goes_on"), [(4, 0, False), (5, 0, True), (500, 0, True), (500, 75, False)]
+)
+def test_polls_and_asking_for_the_gil_in_vain_are_no_going_on(switches: int, at_once: int, goes_on: bool) -> None:
+    """4 s apart, two wakes, and one each two seconds, are polls. Who asks for the GIL does so each 5 ms."""
+    stuck = worker(1, user("lock.acquire()"), call=replace(LOCKED, timeout=0.005))
+    then, woke = stuck.threads[0], stuck.threads[0].switches[1] + switches
+    now = replace(then, switches=(woke - at_once, woke), idle=0.0)
+    last = look(loop(1), IDLE, replace(stuck, threads=(now,)), moment=4_000_000_000)
+    assert stirs(RunFacts([look(loop(1), IDLE, stuck), last], None), 102, 102) is goes_on
 
 
 @pytest.mark.parametrize("was", ["there", "not there"])

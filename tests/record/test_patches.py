@@ -17,6 +17,7 @@ from torch.utils.data import _utils, dataloader
 from minidl.record.observe import observed_iterators
 from minidl.record.patches import patched
 from minidl.run import replaced
+from minidl.transport.tensors import reduce_storage
 
 INTERNAL = [
     (name, owner, key)
@@ -47,6 +48,16 @@ def test_a_method_that_a_class_only_inherits_is_looked_at(monkeypatch: pytest.Mo
     assert patched() == "torch.utils.data.dataloader._SingleProcessDataLoaderIter.__next__"
 
 
+def test_another_text_of_a_workers_error_is_a_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._utils.ExceptionWrapper, "reraise", lambda self: None)
+    assert patched() == "torch._utils.ExceptionWrapper.reraise"
+
+
+def test_a_name_that_nothing_of_torchs_looks_up_is_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_utils.fetch, "a_helper_of_the_program", reversed, raising=False)
+    assert patched() is None
+
+
 def test_a_name_that_hides_a_builtin_one_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_utils.fetch, "iter", reversed, raising=False)
     assert patched() == "torch.utils.data._utils.fetch.iter"
@@ -63,9 +74,11 @@ def test_another_pickling_of_torchs_types_or_arrays_is_a_patch(monkeypatch: pyte
     assert patched() is None
 
 
-def test_what_minidl_puts_there_is_no_patch() -> None:
+def test_what_minidl_puts_there_is_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     with replaced(), observed_iterators():
         assert patched() is None
+    monkeypatch.setitem(ForkingPickler._extra_reducers, torch.UntypedStorage, reduce_storage)  # type: ignore[attr-defined]
+    assert patched() is None, "as a process does that reads slabs"
 
 
 @pytest.mark.live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import pickle
 import resource
@@ -39,7 +40,7 @@ from minidl.transport.arena import (
     reading,
 )
 from minidl.transport.message import dumps
-from minidl.transport.tensors import filling
+from minidl.transport.tensors import TensorPickler, filling, rebuild_tensor
 
 BIG = 4 * INLINE
 """Bytes that go into a slab."""
@@ -293,7 +294,25 @@ def test_what_is_lazy_is_computed_before_it_is_sent(pair: Pair, lazy: Callable[[
     back = pair.sent([view])[0]
     assert torch.equal(back, view)
     assert torch.equal(pair.sent([tensor, view])[1], view)
+    assert torch.equal(pickle.loads(dumps([view])[0])[0], view), "without slabs"
     del back
+
+
+def test_a_plain_tensor_takes_the_short_way_and_no_other_does() -> None:
+    pickler = TensorPickler(io.BytesIO())
+    assert pickler.reducer_override(torch.ones(3))[0] is rebuild_tensor
+    hooked = torch.ones(3)
+    hooked._backward_hooks = {0: print}  # type: ignore[assignment]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    others = [
+        torch.ones(3, requires_grad=True),
+        hooked,
+        nested,
+        torch.ones(3).to_sparse(),
+        torch.ones(3, device="meta"),
+    ]
+    assert [pickler.reducer_override(other) for other in others] == [NotImplemented] * len(others)
+    assert pickler.tensors == 1 + 4, "all that lie in main memory"
 
 
 def test_what_begins_where_a_slab_ends_is_not_in_it(pair: Pair) -> None:
