@@ -277,6 +277,12 @@ def test_a_handler_that_raises_while_they_are_installed_again_keeps_no_other_fro
     assert all(signal.getsignal(number) is not signal_handling._note for number in signal.valid_signals())
 
 
+def test_a_signal_that_came_to_the_process_that_forked_is_not_the_childs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal_handling, "_came", [(os.getppid(), signal.SIGINT)])
+    signal_handling.run_again()
+    assert signal_handling._came == []
+
+
 def test_in_another_thread_nothing_is_put_off() -> None:
     seen: list[Any] = []
 
