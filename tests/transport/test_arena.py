@@ -279,6 +279,14 @@ def test_small_storages_travel_in_the_message(pair: Pair) -> None:
     assert pair.arena._open == []
 
 
+def test_a_message_has_room_for_so_many_small_storages(pair: Pair) -> None:
+    """A packet holds no more."""
+    many = [torch.ones(INLINE, dtype=torch.uint8) for _ in range(module.SMALL // INLINE + 1)]
+    full, more = pair.pickled(many[1:]), pair.pickled(many)
+    assert [(len(slabs), len(small)) for _, slabs, small in (full, more)] == [(0, module.SMALL), (1, module.SMALL)]
+    assert all(one.eq(1).all() for one in pair.rebuilt(more))
+
+
 def test_arrays_of_more_than_small_storages_go_into_a_slab(pair: Pair) -> None:
     small, large = (pair.pickled(np.zeros(size, np.uint8)) for size in (INLINE, INLINE + 1))
     assert (small[1], len(large[1])) == ([], 1)
