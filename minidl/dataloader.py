@@ -191,14 +191,19 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         given, counted = frameworks.goes_on(self, self._given)
         if given is not self._given:
             self.load_state_dict(given or {})
-        iterator = self._iterator_for(host)
-        if counted:
-            next(iterator, None)  # its end, unless the framework ends epochs before
-            if not self.persistent_workers:
-                iterator.close()
-            stateful.tell_next(self, given or {})  # Lightning does it after iter(), too late for workers
+        loaded = self._given
+        try:
             iterator = self._iterator_for(host)
-        return iterator
+            if counted:
+                next(iterator, None)  # its end, unless the framework ends epochs before
+                if not self.persistent_workers:
+                    iterator.close()
+                stateful.tell_next(self, given or {})  # Lightning does it after iter(), too late for workers
+                iterator = self._iterator_for(host)
+            return iterator
+        except BaseException:
+            self._given = loaded  # the program has no iterator: the next one goes on from there
+            raise
 
     def _iterator_for(self, host: Host | None) -> _BaseDataLoaderIter:
         # A subclass may have a _get_iterator that takes no host, as torch's.

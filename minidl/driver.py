@@ -441,9 +441,10 @@ class Driver(LiveRepr):
             return self._follow(*((Simple.SET_PIN_DONE, _WasTold(PIN)) if tell_pin else ()), *self._leftovers())
         if self.closed:
             return END
+        if not self.lifecycle.shut_down:  # else an exception has come between this and the next line
+            self.lifecycle.handle(LoaderEvent.SHUT_DOWN)
         self.closed = True
         self.delivering, self.priming, self.missing = None, 0, 0
-        self.lifecycle.handle(LoaderEvent.SHUT_DOWN)
         pin = (*self._stop_pin(), LoaderEvent.PIN_STOPPED)
         workers = (*self._signal(), LoaderEvent.SIGNALLED, *self._join(), LoaderEvent.JOINED)
         if self.policy.pin_first:
@@ -453,7 +454,8 @@ class Driver(LiveRepr):
 
     def interrupted(self) -> None:
         """An error or a signal interrupted the shutdown; unless it is over, the next `close` goes on with leftovers."""
-        self.plan, self.abandoned = (), not self.ended
+        if self.closed:
+            self.plan, self.abandoned = (), not self.ended
 
     def _stop_pin(self) -> tuple[Any, ...]:
         """Set the thread's done event, wake it with a sentinel, join it for longer than its own timeout.

@@ -100,6 +100,11 @@ _SAMPLER_ENDED = (
     "it drew an index. The indices that it had left are not in this epoch. Call iter(loader) for a new epoch"
 )
 
+_STREAM_INTERRUPTED = (
+    "next() on an iterator whose last next() was interrupted by an exception, for example Ctrl-C, while it asked an "
+    "iterable dataset for samples: they are lost, and the dataset may have ended. Call iter(loader) for a new epoch"
+)
+
 _NOTHING: tuple[int, int] = (-1, -1)
 """In place of the task, and its worker, whose batch or error next() is about to give."""
 
@@ -130,6 +135,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._record = self._begin_record(loader)
         self._in_hand = _NOTHING
         self._effect: Any = None  # what the driver has asked for and was not answered; None between two calls of next()
+        self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
+        self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
+        self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
         if self._num_workers == 0 or self._record.at_once:
             self._record.restore_begin(loader)
         if self._num_workers == 0 and self._keeps_state:
@@ -174,9 +182,19 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             self._record.restore_now()
         loader._given, loader._record = None, self._record
 
-    def _next_index(self) -> Any:
-        """The next task's indices; raises StopIteration if the sampler has no more. Article 1 §2.4.4."""
-        return next(self._sampler_iter)
+    def _draw(self) -> bool:
+        """Draw the next task's indices, unless an exception has left them here; False: no more. Article 1 §2.4.4."""
+        if not self._drawn:
+            failed, self._drawing = self._drawing, True
+            try:
+                self._drawn.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
+            except Exception:  # the sampler's own error is the answer to this next(), as upstream
+                self._drawing, self._effect = False, None
+                raise
+            if failed and not self._drawn:
+                raise RuntimeError(_SAMPLER_ENDED)
+        self._drawing = False
+        return bool(self._drawn)
 
     def _next_data(self) -> Any:
         raise NotImplementedError
@@ -190,22 +208,17 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 self._hand_out_error(error)
                 raise
             self._num_yielded += 1
-            self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
-            length = self._IterableDataset_len_called  # None for a map-style dataset
-            if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
-                self._effect = None
-                self._warn_beyond_length(length)
+        self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
         self._effect = None
+        length = self._IterableDataset_len_called  # None for a map-style dataset
+        if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
+            self._warn_beyond_length(length)
         return data  # from here, it is the consumer's
 
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
-        if self._in_hand is _NOTHING or self._effect is not None:
-            return
-        if isinstance(error, Exception):
+        if self._in_hand is not _NOTHING and self._effect is None and isinstance(error, Exception):
             self._record.course.fail(self._in_hand)
-        elif not self._record.course.indexed:
-            self._record.fetcher = None  # the dataset may have given samples that are in no batch
 
     def _failed(self) -> None:
         """Note that the consumer gets an error, or nothing, for its next()."""
@@ -292,11 +305,11 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         self._record.skip()
         start = self._record.start_of(0, loader)
         self._dataset_fetcher = stateful.opened(start, self._dataset, self._create_fetcher)
+        self._first = start.number
         self._keeper = stateful.keeper_of(self._dataset_fetcher, self._state_every, start.number)
         self._record.keep_fetcher(self._dataset_fetcher)
         if self._record.fetcher is not None and self._record.course.lag and not self._record.resumed:
             self._record.course.places[0].state = stateful.at_the_begin(self._dataset_fetcher)
-        self._task = -1  # fetched last
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
             self._lifecycle.handle(event)
         self._begun(loader)
@@ -307,28 +320,48 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         )
 
     def _next_data(self) -> Any:
-        self._in_hand = _NOTHING
+        """Fetch the next batch. If an exception of a signal's handler has ended the last call, its batch comes now.
+
+        That is a RuntimeError if an iterable dataset had been asked for its samples.
+        """
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
+        course = self._record.course
+        if self._effect is None:
+            self._in_hand = _NOTHING
+            self._drawn.clear()
+        elif self._in_hand is not _NOTHING and not course.indexed:
+            raise RuntimeError(_STREAM_INTERRUPTED)
+        self._effect = _DECIDING
         try:
-            if self._task < 0:
+            if not (course.counted or self._drawn or self._drawing):
                 self._record.mark_first_draw(int(self._base_seed))
-            index = self._next_index()
-            self._task += 1
-            self._in_hand = self._task, 0
-            data = self._dataset_fetcher.fetch(index)
+            if not self._draw():
+                raise StopIteration
+            self._in_hand = course.counted, 0
+            data = self._fetch(self._drawn[0])
         except StopIteration:
             self._in_hand = _NOTHING
-            self._record.course.end()
+            course.end()
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
+            self._effect = None
             raise
-        if self._keeper is not None and (state := self._keeper.after(exhausted=False)) is not None:
-            self._record.course.received(self._task, 0, state)
-        if self._pin_memory:
-            data = pin_memory(data, self._pin_memory_device)
+        except Exception:  # it is the answer to this next()
+            self._effect = None
+            raise
         self._stop_if_closed()
         self._lifecycle.handle(LoaderEvent.YIELD)
         return data
+
+    def _fetch(self, index: Any) -> Any:
+        task, _ = self._in_hand
+        self._record.begun = task + 1
+        data = self._dataset_fetcher.fetch(index)
+        if self._keeper is not None:
+            self._keeper.number = self._first + task
+            if (state := self._keeper.after(exhausted=False)) is not None:
+                self._record.course.received(task, 0, state)
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
     def _stop_if_closed(self) -> None:
         """Raise StopIteration after `close()`, which the dataset, or a signal's handler, may call while next() runs."""
@@ -353,9 +386,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             raise AssertionError(
                 "num_workers and prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
-        self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
-        self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
-        self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
         self._lifecycle.handle(LoaderEvent.START)
         self._dispatcher = self._ports.decider(Dispatcher, self._num_workers, self._prefetch_factor, self._in_order)
         self._driver = Driver(
@@ -480,18 +510,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     def _try_put_index(self) -> Effect:
         """Draw an index, and send the task if there is one and a worker may take it. Article 1 §2.4.4."""
-        if not self._drawn:
-            failed, self._drawing = self._drawing, True
-            try:
-                self._drawn.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
-            except Exception:  # the sampler's own error is the answer to this next(), as upstream
-                self._drawing, self._effect = False, None
-                raise
-            if failed and not self._drawn:
-                raise RuntimeError(_SAMPLER_ENDED)
-        self._drawing = False
+        drawn = self._draw()
         self._effect = _DECIDING
-        effect = self._driver.drawn(self._drawn[0]) if self._drawn else self._driver.sampler_ended()
+        effect = self._driver.drawn(self._drawn[0]) if drawn else self._driver.sampler_ended()
         self._drawn.clear()
         return self._put_task(effect) if type(effect) is Assignment else effect
 

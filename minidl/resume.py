@@ -18,9 +18,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Final
+
+from minidl.transport.atomic import Step, at_once
 
 END: Final = object()
 """Stands for the end of the epoch among the deferred batches, and of a sampler."""
@@ -112,12 +116,12 @@ class Course:
 
     # --- What goes to the consumer
     def hand_out(self, task_and_worker: tuple[int, int]) -> None:
-        """The consumer gets a task's batch. Called for each batch, so the counting is left for later."""
-        self.log.append(task_and_worker)
+        """The consumer gets a task's batch. The last step says so; those before count earlier ones, if it is time."""
         if len(self.log) >= self.patience + self.lag:
             if self.patience > 1 and self.indexed and not self.lag:
                 self._settle_at_once()
             self.settle()
+        self.log.append(task_and_worker)
 
     def fail(self, task_and_worker: tuple[int, int]) -> None:
         """The consumer gets a task's error, which counts as its batch, but not in `batches`."""
@@ -139,10 +143,10 @@ class Course:
         self.settle()
         self.patience = DEFERRED
 
-    def release(self, until: int) -> None:
-        """Count what is deferred, as far as `counted` was `until`, but for the lag."""
-        self.released = max(self.released, until)
+    def release(self, until: int, *steps: Step) -> None:
+        """Let what is deferred count, as far as `counted` was `until`; at once with `steps`. Counts what was before."""
         self._count(self.released - self.lag - self.settled)
+        at_once(*steps, partial(setattr, self, "released", max(self.released, until)))
 
     def settle(self) -> None:
         """Count what was handed out, if it is not deferred, but for the lag."""
@@ -157,6 +161,8 @@ class Course:
         if ahead is not None:
             over -= ahead + (over > 0 and self.log[over - 1] is END)
         self._count(over)
+        for worker, place in enumerate(self.places):  # an exception may have ended a count before it did
+            self._catch_up(worker, place)
 
     def _settle_at_once(self) -> None:
         """Count draws in a row: the same as `_count`, at a sixth of the time."""
@@ -165,39 +171,60 @@ class Course:
         in_a_row = not self.ahead and first >= len(self.gaps) and tasks == tuple(range(first, first + many))
         if not in_a_row or self.draw_of(first) != self.low:
             return
-        for worker, batches in Counter(workers).items():
-            self.places[worker].yielded += batches
-        self.low, self.batches, self.settled = self.low + many, self.batches + many, self.settled + many
-        self.turn = (workers[-1] + 1) % len(self.places)
-        self.log.clear()
+        yielded = {worker: self.places[worker].yielded + batches for worker, batches in Counter(workers).items()}
+        with suppress(ValueError):  # a signal's handler has counted some
+            at_once(
+                partial(self.log.remove, self.log[0]),
+                *(partial(setattr, self.places[worker], "yielded", batches) for worker, batches in yielded.items()),
+                partial(setattr, self, "low", self.low + many),
+                partial(setattr, self, "batches", self.batches + many),
+                partial(setattr, self, "settled", self.settled + many),
+                partial(setattr, self, "turn", (workers[-1] + 1) % len(self.places)),
+                self.log.clear,
+            )
 
     def _count(self, entries: int) -> None:
-        for _ in range(min(entries, len(self.log))):
-            entry = self.log.popleft()
-            self.settled += 1
-            if entry is END:
-                self.ended = True
-                continue
-            task, worker, *failed = entry
-            place = self.places[worker]
-            place.yielded += 1
-            if place.arrived:
-                self._catch_up(worker, place)
-            self.batches += not failed
-            self.turn = (worker + 1) % len(self.places)
-            if self.indexed:
-                self._drawn_and_yielded(self.draw_of(task))
+        """Count so many entries. An exception of a signal's handler leaves each of them counted or not counted."""
+        with suppress(ValueError):  # a signal's handler has counted it, and perhaps more
+            for _ in range(min(entries, len(self.log))):
+                entry = self.log[0]
+                at_once(partial(self.log.remove, entry), *self._counting(entry))
+                if entry is not END:
+                    self._catch_up(entry[1], self.places[entry[1]])
 
-    def _drawn_and_yielded(self, draw: int) -> None:
-        self.ahead.add(draw)
-        while self.low in self.ahead:
-            self.ahead.remove(self.low)
-            self.low += 1
+    def _counting(self, entry: Any) -> Iterator[Step]:
+        yield partial(setattr, self, "settled", self.settled + 1)
+        if entry is END:
+            yield partial(setattr, self, "ended", True)
+            return
+        task, worker, *failed = entry
+        place = self.places[worker]
+        yield partial(setattr, place, "yielded", place.yielded + 1)
+        yield partial(setattr, self, "batches", self.batches + (not failed))
+        yield partial(setattr, self, "turn", (worker + 1) % len(self.places))
+        if self.indexed:
+            yield from self._yielding(self.draw_of(task))
+
+    def _yielding(self, draw: int) -> Iterator[Step]:
+        if draw != self.low:
+            yield partial(self.ahead.add, draw)
+            return
+        low = draw + 1
+        while low in self.ahead:
+            yield partial(self.ahead.remove, low)
+            low += 1
+        yield partial(setattr, self, "low", low)
 
     def _catch_up(self, worker: int, place: Position) -> None:
+        """Let the states of what is yielded count."""
         while place.arrived and place.arrived[0][0] <= place.yielded:
-            number, task, state = place.arrived.popleft()
-            place.at, place.state, place.over = number, state, False
+            number, task, state = place.arrived[0]
+            at_once(
+                partial(place.arrived.remove, place.arrived[0]),
+                partial(setattr, place, "at", number),
+                partial(setattr, place, "state", state),
+                partial(setattr, place, "over", False),
+            )
             self.keep(task, worker)
 
     # --- For the trace

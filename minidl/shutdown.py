@@ -119,9 +119,9 @@ class Crew(LiveRepr):
 
     def watch_pids(self) -> None:
         """From now on SIGCHLD raises if one of the workers dies."""
+        self.pids_set = True  # first: torch refuses the same id twice, also after an exception here
         _set_worker_pids(id(self), tuple(worker.pid for worker in self.workers))
         _set_SIGCHLD_handler()
-        self.pids_set = True
 
     def close_at_exit(self) -> None:
         """Shut down when Python begins to exit, before daemonic workers are killed.
@@ -165,8 +165,10 @@ class Crew(LiveRepr):
     def _end_leftovers(self) -> None:
         """End what an interrupted shutdown has left. If this is interrupted too, the next `shut_down` does it."""
         try:
+            self.driver.interrupted()
             self._follow(self.driver.close())
         finally:
+            self.driver.interrupted()
             self._leave_pin_sentinel()
 
     def _leave_pin_sentinel(self) -> None:
@@ -179,13 +181,9 @@ class Crew(LiveRepr):
             self.result_queue.cancel_join_thread()
 
     def _follow(self, effect: Effect) -> None:
-        try:
-            while effect is not END:
-                self.perform(effect)
-                effect = self.driver.done()
-        except BaseException:
-            self.driver.interrupted()
-            raise
+        while effect is not END:
+            self.perform(effect)
+            effect = self.driver.done()
         if self.driver.ended:
             _running.discard(self)
             remove_left([worker.pid for worker in self.workers])
@@ -246,7 +244,8 @@ class Crew(LiveRepr):
 
     def _forget_pids(self) -> None:
         if self.pids_set:
-            _remove_worker_pids(id(self))
+            with contextlib.suppress(ValueError):  # they are not set, or removed, because an exception came in between
+                _remove_worker_pids(id(self))
             self.pids_set = False
 
     def _terminate(self, end: str, timeout: float) -> None:

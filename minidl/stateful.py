@@ -264,7 +264,8 @@ class Record:
     """What a loader keeps of its present epoch, or of its last one.
 
     given: the state that the epoch was resumed from. begin: random states at its first draw. base_seed: the workers',
-    None if it is drawn after that. fetcher: that of this process, if it can be asked for its state.
+    None if it is drawn after that. fetcher: that of this process, if it can be asked for its state; begun: how many
+    batches it was asked for: some of their samples may be in no batch that was handed out.
     """
 
     course: Course
@@ -272,6 +273,7 @@ class Record:
     begin: list[Tensor] = field(default_factory=list)
     base_seed: int | None = None
     fetcher: Any = None
+    begun: int = 0
     drawing: Drawing | None = None
     generators: list[torch.Generator] = field(default_factory=list)
 
@@ -421,7 +423,7 @@ def _of_all_ranks(state: State, loader: Loader) -> list[State]:
 def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
     state, number, at, over = unpack(place.state), place.yielded, place.at, place.over
     if loader.num_workers == 0 and not record.course.log:
-        if record.fetcher is not None:
+        if record.fetcher is not None and record.course.counted >= record.begun:
             state, at, over = copy.deepcopy(fetcher_state(record.fetcher)), number, False
         elif loader._record is None and has_state(loader.dataset):
             state = {"dataset": copy.deepcopy(loader.dataset.state_dict()), "iterator": None, "ended": False}

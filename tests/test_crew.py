@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from exceptions_everywhere import Interruption
 
 from minidl import shutdown
 from minidl.dispatcher import Dispatcher
@@ -312,6 +313,34 @@ def test_the_death_of_a_worker_is_an_error_until_the_crew_forgets_its_pids(monke
     assert shutdown.python_exit_status is True
     monkeypatch.setattr(shutdown, "python_exit_status", False)
     other.shut_down()
+
+
+def test_an_exception_before_the_pids_are_known_or_after_they_are_forgotten_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An id may come again; torch refuses one that is known, and one that is not."""
+    known: dict[int, tuple[int, ...]] = {}
+
+    def add(key: int, pids: tuple[int, ...]) -> None:
+        known[key] = pids
+        raise Interruption
+
+    def remove(key: int) -> None:
+        if key not in known:
+            raise ValueError("Cannot find worker information")
+        del known[key]
+
+    monkeypatch.setattr(shutdown, "_set_worker_pids", add)
+    monkeypatch.setattr(shutdown, "_remove_worker_pids", remove)
+    crew = made()
+    with pytest.raises(Interruption):
+        crew.watch_pids()
+    assert known
+    crew._forget_pids()
+    assert not known
+    crew.pids_set = True
+    crew.shut_down()
+    assert ended(crew)
 
 
 class At(Place):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from exceptions_everywhere import Interrupting, Interruption
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -392,6 +394,21 @@ def test_an_interruption_after_the_end_of_the_shutdown_leaves_nothing_to_do() ->
     assert steps_of(driver, driver.close())[-1] is END
     driver.interrupted()
     assert driver.close() is END
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_an_exception_at_any_instruction_of_close_leaves_steps_that_end_everything(pin: bool) -> None:
+    """As a signal's handler may raise one. Whoever closes again ends the workers."""
+    at, done = 0, False
+    while not done:
+        at, driver = at + 1, begun(pin=pin)
+        with contextlib.suppress(Interruption), Interrupting(at, {"minidl.driver", "minidl.protocol"}):
+            driver.close()
+            done = True
+        driver.interrupted()
+        assert steps_of(driver, driver.close())[-len(LEFTOVERS) :] == LEFTOVERS, at
+        assert driver.ended
+    assert at > 50
 
 
 WAITS = ("of the first", "missing", "yielded next")

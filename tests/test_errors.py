@@ -736,6 +736,57 @@ def test_a_message_torn_by_a_kill_hangs_nobody(how: str) -> None:
     assert code == "exit code -9"
 
 
+JAMMED = """
+import multiprocessing.util, os, sys, threading
+import torch, minidl
+import minidl.driver, minidl.pin_memory
+from minidl.lab.faulty import kill_myself, worker_spec
+
+minidl.driver.MP_STATUS_CHECK_INTERVAL = minidl.pin_memory.MP_STATUS_CHECK_INTERVAL = 0.3
+reading, writing = os.pipe()
+
+class Ended(torch.utils.data.IterableDataset):
+    # Worker 0 has no samples, leaves, and dies with the lock. Worker 1 has one, and sends it then.
+    def __iter__(self):
+        lock = worker_spec().result_queue._wlock
+        def die():
+            lock.acquire()
+            kill_myself()
+        os.close(writing)
+        if torch.utils.data.get_worker_info().id == 0:
+            multiprocessing.util.Finalize(None, die, exitpriority=10)
+        else:
+            os.read(reading, 1)  # the end of the file: all others have closed it
+            yield 1
+
+iterator = iter(minidl.DataLoader(Ended(), num_workers=2, pin_memory=sys.argv[1] == "pinned", transport="upstream"))
+iterator._crew._forget_pids()
+def consume():
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        print("heard:", error)
+consumer = threading.Thread(target=consume)  # which no signal's handler can wake
+consumer.start()
+iterator._workers[0].join()
+os.close(writing)
+consumer.join()
+iterator.close()
+print("exit code", iterator._workers[0].exitcode)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("how", [pytest.param("plain", marks=pytest.mark.slow), "pinned"])
+def test_a_worker_that_dies_with_the_lock_of_the_result_queue_when_it_leaves_is_told(how: str) -> None:
+    done = wl.run(JAMMED, how, MINIDL_SIMULATE_DEVICE="1")
+    assert done.returncode == 0, done.stderr
+    heard, code = done.stdout.splitlines()
+    assert heard.startswith("heard: DataLoader worker (pid(s) ")
+    assert "exited unexpectedly (worker 0: exit code -9" in heard
+    assert code == "exit code -9"
+
+
 LOCKED = """
 import itertools, os, sys, threading
 import minidl, workloads as wl

@@ -24,6 +24,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +40,7 @@ from minidl.iterators import _BaseDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.pin_memory import accelerator_type
 from minidl.resume import Course
+from minidl.transport.atomic import at_once
 
 
 def open_device(device: str | int | torch.device) -> Device:
@@ -73,8 +76,9 @@ class DeviceLoader(LiveRepr):
     timeout: seconds to wait for a device that is behind, 0 = no limit; torch's own waits (a copy from pageable memory,
     `item`) know no limit. After the RuntimeError, iteration may continue.
 
-    An error of the loader or of `transform` is raised in place of its batch, and iteration may continue. Raises
-    ValueError for a prefetch below 1 or a negative timeout, and the errors of `open_device`.
+    An error of the loader or of `transform` is raised in place of its batch, and iteration may continue. A Ctrl-C in
+    next() loses no batch: the next call copies and transforms it again. Raises ValueError for a prefetch below 1 or a
+    negative timeout, and the errors of `open_device`.
     """
 
     def __init__(
@@ -200,6 +204,7 @@ class _DeviceIter(LiveRepr):
         self._pid = os.getpid()  # a forked child must not end the iteration
         self._closed = False
         self._exhausted = False
+        self._taken: list[Any] = []  # the batch that the loader has given, until it is in flight
         self._in_flight: deque[_Flight | _FailedBatch] = deque()
         self._in_use: deque[tuple[tuple[Mark, ...], Any]] = deque()
         self._yielded: tuple[Mark, Any] | None = None  # of the last batch, until the program asks for the next
@@ -235,9 +240,9 @@ class _DeviceIter(LiveRepr):
         try:
             batch = self._hand_over(self._in_flight[0])
         except Exception:
-            self._course.release(self._in_flight.popleft().count)
+            self._course.release(self._in_flight[0].count, self._in_flight.popleft)
             raise
-        self._course.release(self._in_flight.popleft().count)  # only now: an interrupted wait has lost no batch
+        self._course.release(self._in_flight[0].count, self._in_flight.popleft)  # only now: a Ctrl-C has lost no batch
         return batch
 
     def _retire(self) -> None:
@@ -265,13 +270,14 @@ class _DeviceIter(LiveRepr):
         """
         while not (self._exhausted or len(self._in_flight) >= self._prefetch or self._failing()):
             try:
-                batch = next(self._inner)  # type: ignore[arg-type]
-            except StopIteration:
-                self._exhausted = True
+                if not self._taken:
+                    self._taken.extend(islice(self._inner, 1))  # type: ignore[arg-type]  # given and stored at once
             except Exception as error:
                 self._in_flight.append(_FailedBatch(error, self._course.counted))
             else:
-                self._in_flight.append(self._enqueue(batch))
+                self._exhausted = not self._taken
+                flights = map(self._enqueue, tuple(self._taken))
+                at_once(partial(self._in_flight.extend, flights), self._taken.clear)
 
     def _failing(self) -> bool:
         return bool(self._in_flight) and isinstance(self._in_flight[-1], _FailedBatch)
@@ -322,6 +328,7 @@ class _DeviceIter(LiveRepr):
                     is_reached(self._latest, MP_STATUS_CHECK_INTERVAL)
         finally:
             self._in_flight.clear()
+            self._taken.clear()
             self._stream.close()
             self._in_use.clear()
             self._yielded = None

@@ -233,7 +233,7 @@ SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
-    "iterators:_next_index, iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
+    "iterators:_draw, iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
     stage="sampling")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",

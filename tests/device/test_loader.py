@@ -259,7 +259,7 @@ def recycle_slabs(loaders: type[DeviceLoader], error: type[BaseException] | None
         hold(loader._device.side)  # type: ignore[attr-defined]
         iterator = iter(loader)
         for _ in range(9):
-            with contextlib.suppress(ValueError, KeyboardInterrupt):
+            with contextlib.suppress(ValueError):
                 next(iterator)
         sim.wake()
         sim.synchronize()
@@ -269,11 +269,6 @@ def recycle_slabs(loaders: type[DeviceLoader], error: type[BaseException] | None
 def recycle_slabs_of_failed_batches(loaders: type[DeviceLoader]) -> bool:
     """Also where the transform has failed, after it has enqueued work on the copy."""
     return recycle_slabs(loaders, ValueError)
-
-
-def recycle_slabs_of_interrupted_batches(loaders: type[DeviceLoader]) -> bool:
-    """Also where it was interrupted."""
-    return recycle_slabs(loaders, KeyboardInterrupt)
 
 
 def run_ahead(loaders: type[DeviceLoader]) -> bool:
@@ -353,9 +348,6 @@ GUARDS: dict[str, tuple[types.ModuleType, str, str, Callable[[type[DeviceLoader]
         loader_module, "_Flight(copied, self._latest, batch,", "_Flight(copied, self._latest, None,", recycle_slabs),
     "a slab is kept until its copy, though the transform failed": (
         loader_module, "self._in_use.append(((self._latest,), batch))", "pass", recycle_slabs_of_failed_batches),
-    "a slab is kept until its copy, though the transform was interrupted": (
-        loader_module, "except BaseException as error", "except Exception as error",
-        recycle_slabs_of_interrupted_batches),
     "the source is kept, though a later copy was interrupted": (
         loader_module, "except BaseException as error", "except Exception as error", interrupt_between_copies),
     "the host is bound to the device": (
@@ -392,7 +384,7 @@ def without(module: types.ModuleType, text: str, instead: str) -> type[DeviceLoa
     return WithOtherStreams
 
 
-STARTING = (recycle_slabs, recycle_slabs_of_failed_batches, recycle_slabs_of_interrupted_batches)
+STARTING = (recycle_slabs, recycle_slabs_of_failed_batches)
 """Programs that start workers."""
 
 
