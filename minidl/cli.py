@@ -365,8 +365,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--list", "list the cells, with what must follow, and exit"),
                 _arg("--jobs", type=_positive, default=2, metavar="N",
                      help="run N cells at a time (default: %(default)s)"),
-                _arg("--transport", choices=("upstream", "arena", "file_system"), default="upstream",
-                     help="how batches cross; file_system is torch's other strategy (default: %(default)s)"),
+                _arg("--transport", choices=("upstream", "arena", "file_system", "mini"), default="upstream",
+                     help="how batches cross; file_system is torch's other strategy, mini the loader on one page "
+                          "(default: %(default)s)"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
                 _arg("--keep", type=Path, metavar="FILE",
                      help="keep each result in FILE; faults that were stopped go on from it"),

@@ -14,14 +14,26 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 WORDS: Final = "the injected fault"
 """What an injected error says."""
 
-TRANSPORTS: Final = ("upstream", "arena", "file_system")
-"""How batches cross to the loader: `DataLoader(transport=...)`, or upstream's with torch's other sharing strategy."""
+TRANSPORTS: Final = ("upstream", "arena", "file_system", "mini")
+"""How batches cross to the loader: `DataLoader(transport=...)`, or upstream's with torch's other sharing strategy, or
+upstream's in the loader on one page, `minidl.mini`."""
+
+OF_MINI: Final = ("start", "init", "sample", "collate", "pin", "loop", "between epochs", "use")
+"""The steps that `mini` answers. As torch's loader, it has no answer to a fault within a queue, or before a worker runs
+its loop; and its shutdown has no steps of its own."""
+
+NOT_OF_MINI: Final = (
+    "unpicklable", "descriptors", "maps", "file size", "shm full", "SIGSTOP", "SIGSTOP of a worker",
+    "SIGKILL of the group",
+)  # fmt: skip
+"""Faults in these steps that it has no answer to: what torch's queues can't send, an earlier batch of a stopped worker,
+which can't be handed over, and the names of semaphores that nobody is left to remove."""
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------
@@ -185,6 +197,11 @@ RESOURCES: Final = {
 
 DIED: Final = r"exited unexpectedly|killed by signal"
 
+TORN: Final = r"ConnectionResetError|ConnectionRefusedError|FileNotFoundError|EOFError"
+"""What torch's loader, and `mini`, may say in its place: the worker died before it handed over an earlier batch."""
+
+PIN_DIED: Final = "Pin memory thread exited unexpectedly"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -226,6 +243,13 @@ class Cell:
     @property
     def outcome(self) -> Expected:
         """What must follow: derived from the fault and from the process that has it."""
+        found = self._outcome()
+        if self.transport == "mini":
+            others = TORN if DIED in found.says else PIN_DIED if self.step == "pin" and self.name == "sys.exit" else ""
+            return replace(found, says="|".join(filter(None, (found.says, others))))
+        return found
+
+    def _outcome(self) -> Expected:
         if self.step == "use":
             killed = self.fault.startswith("loader killed")
             return Expected(Follows.ENDED, code=-signal.SIGKILL) if killed else Expected(Follows.NOTHING)
@@ -284,6 +308,8 @@ def cells(transport: str = TRANSPORTS[0]) -> Iterator[Cell]:
             options: dict[str, Any] = {
                 "pin": bool(bits & 1), "persistent": bool(bits & 2), "kind": ("map", "iterable")[bits >> 2 & 1],
             }  # fmt: skip
+            if transport == "mini" and (name not in OF_MINI or fault in NOT_OF_MINI):
+                continue
             needs = STEPS[name].needs
             if needs.get("method") == "spawn":  # what spawn needs, a fork server has too
                 method, needs = ("spawn", "forkserver")[(number + bits) % 2], {}

@@ -31,6 +31,7 @@ import torch.utils.data
 
 import minidl
 import minidl.driver
+import minidl.mini
 import minidl.pin_memory
 import minidl.worker
 from minidl.device import sim
@@ -54,7 +55,7 @@ FAR = 60.0
 PADDING = bytes(1 << 20)
 """More than a pipe holds."""
 
-for module in (minidl.driver, minidl.pin_memory, minidl.worker):  # in workers that import this module, too
+for module in (minidl.driver, minidl.mini, minidl.pin_memory, minidl.worker):  # in workers that import this module, too
     module.MP_STATUS_CHECK_INTERVAL = POLL  # type: ignore[attr-defined]
 
 
@@ -375,7 +376,8 @@ class FaultyTraining:
             indices[AT] = Index(AT)
             indices[AT].name = cell.name
         iterable = cell.kind == "iterable"
-        return minidl.DataLoader(
+        library: Any = minidl.mini if cell.transport == "mini" else minidl
+        return library.DataLoader(
             FaultyStream(self.numbers) if iterable else self.numbers,
             sampler=None if iterable else indices,
             num_workers=WORKERS,
@@ -428,7 +430,9 @@ class FaultyTraining:
                 self.batches.append(batch)
                 seen += 1
                 if seen == 1 and cell.outcome.kind is Follows.TIMEOUT:  # an interpreter may take long to start
-                    iterator._timeout, iterator._driver.get = TIMEOUT, Get(TIMEOUT)
+                    iterator._timeout = TIMEOUT
+                    if cell.transport != "mini":
+                        iterator._driver.get = Get(TIMEOUT)
                 if cell.step == "loop" and seen == SEEN and not self.struck:
                     self.strike(iterator)
             if len(self.errors) > errors and cell.outcome.kind is not Follows.ERROR:
@@ -462,7 +466,15 @@ class FaultyTraining:
             with self.telling():
                 self.epoch(number)
         with self.telling():
-            self.loader.close()
+            end(self.loader)
+
+
+def end(loader: Any) -> None:
+    """End the loader's workers now. `mini` has no method for it: its iterators end with their epochs, but one."""
+    if hasattr(loader, "close"):
+        loader.close()
+    elif loader._iterator is not None:
+        loader._iterator._shutdown_workers()
 
 
 _left_open: list[Any] = []
@@ -489,7 +501,7 @@ def use(run: FaultyTraining) -> None:
             if fault == "forked child with the iterator":
                 child = os.fork()
                 if not child:
-                    iterator.close()
+                    iterator._shutdown_workers()
                     del iterator
                     gc.collect()
                     os._exit(0)
@@ -507,7 +519,7 @@ def use(run: FaultyTraining) -> None:
                 gc.collect()
                 assert not any(worker.is_alive() for worker in workers)
         if run.loader is not None:
-            run.loader.close()
+            end(run.loader)
         whole = fault in ("nested loaders", "loader in a thread", "forked child with the iterator")
         expected = SAMPLES if whole else SEEN
         assert len(run.batches) == expected, f"{len(run.batches)} batches, not {expected}"
