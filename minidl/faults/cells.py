@@ -30,10 +30,10 @@ its loop; and its shutdown has no steps of its own."""
 
 NOT_OF_MINI: Final = (
     "unpicklable", "descriptors", "maps", "file size", "shm full", "SIGSTOP", "SIGSTOP of a worker",
-    "SIGKILL of the group",
+    "SIGKILL of the group", "loader killed while a sample hangs",
 )  # fmt: skip
 """Faults in these steps that it has no answer to: what torch's queues can't send, an earlier batch of a stopped worker,
-which can't be handed over, and the names of semaphores that nobody is left to remove."""
+which can't be handed over, the names of semaphores that nobody is left to remove, a worker that hangs as an orphan."""
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------

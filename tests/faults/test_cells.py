@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from minidl.faults.cells import SHUTDOWN, STEPS, TRANSPORTS, Cell, Expected, Follows, cells
+from minidl.faults.cells import NOT_OF_MINI, OF_MINI, SHUTDOWN, STEPS, TRANSPORTS, Cell, Expected, Follows, cells
 
 OPTIONS = {
     "method": ("fork", "spawn", "forkserver"),
@@ -37,11 +37,19 @@ def test_any_two_options_meet() -> None:
         assert {(getattr(cell, a), getattr(cell, b)) for cell in CELLS} == set(itertools.product(of_a, of_b))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS[1:])
+@pytest.mark.parametrize("transport", TRANSPORTS[1:3])
 def test_a_step_of_one_transport_is_left_out_on_another(transport: str) -> None:
     other = list(cells(transport))
     assert {cell.transport for cell in other} == {transport}
     assert {cell.step for cell in CELLS} - {cell.step for cell in other} == {"hand-over"}
+
+
+def test_the_loader_on_one_page_has_no_faults_within_queues() -> None:
+    other = list(cells("mini"))
+    assert {cell.step for cell in other} == set(OF_MINI)
+    assert not {cell.fault for cell in other} & set(NOT_OF_MINI)
+    (pinned,) = {cell.outcome.says for cell in other if (cell.step, cell.fault) == ("pin", "sys.exit")}
+    assert pinned == "SystemExit: 3|Pin memory thread exited unexpectedly"
 
 
 @pytest.mark.parametrize(

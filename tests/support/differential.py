@@ -67,18 +67,19 @@ def steps(loader: Iterable[Any], limit: int = 40) -> list[Any]:
         iterator = iter(loader)
     except Exception as error:
         return [("no iterator", type(error), str(error).split("\n")[0])]
-    try:
-        while len(seen) < limit:
-            try:
-                seen.append(next(iterator))
-            except StopIteration as end:
-                return seen + ([("end", str(end).split("\n")[0])] if end.args else [])
-            except Exception as error:
-                seen.append((type(error), str(error).split("\n")[0]))
-        return seen
-    finally:  # also after a StopIteration that is an error: collected in a cycle, torch's iterator takes 5 s a worker
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
+    while len(seen) < limit:
+        try:
+            seen.append(next(iterator))
+        except StopIteration as end:
+            if not end.args:
+                return seen
+            seen.append(("end", str(end).split("\n")[0]))  # it is an error: the iterator has not ended
+            break
+        except Exception as error:
+            seen.append((type(error), str(error).split("\n")[0]))
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()  # not left to the garbage collector, with which torch takes 5 s a worker
+    return seen
 
 
 # --- The grid ---------------------------------------------------------------------------------------------------------
