@@ -12,9 +12,8 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minidl.collate import default_collate, default_convert
-    from minidl.dataloader import DataLoader
-    from minidl.dataset import (
+    from minidl.data.collate import default_collate, default_convert
+    from minidl.data.dataset import (
         ChainDataset,
         ConcatDataset,
         Dataset,
@@ -24,15 +23,9 @@ if TYPE_CHECKING:
         TensorDataset,
         random_split,
     )
-    from minidl.device.loader import DeviceLoader
-    from minidl.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
-    from minidl.fetch import _DatasetKind
-    from minidl.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-    from minidl.record.clocks import align_clocks
-    from minidl.record.observe import observe
-    from minidl.record.session import trace
-    from minidl.record.spans import span
-    from minidl.sampler import (
+    from minidl.data.distributed import DistributedRandomSampler, DistributedSampler, DistributedSequentialSampler
+    from minidl.data.fetch import _DatasetKind
+    from minidl.data.sampler import (
         BatchSampler,
         RandomSampler,
         Sampler,
@@ -40,12 +33,23 @@ if TYPE_CHECKING:
         SubsetRandomSampler,
         WeightedRandomSampler,
     )
+    from minidl.device.loader import DeviceLoader
+    from minidl.loader.dataloader import DataLoader
+    from minidl.loader.iterators import (
+        _BaseDataLoaderIter,
+        _MultiProcessingDataLoaderIter,
+        _SingleProcessDataLoaderIter,
+    )
+    from minidl.loader.worker_info import WorkerInfo, get_worker_info
+    from minidl.record.clocks import align_clocks
+    from minidl.record.observe import observe
+    from minidl.record.session import trace
+    from minidl.record.spans import span
     from minidl.tracefile.format import TraceError
     from minidl.tracefile.reader import Trace, read_trace
     from minidl.views.page import html
     from minidl.views.picture import timeline
     from minidl.views.replay_page import replay
-    from minidl.worker_info import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0"
 
@@ -90,24 +94,24 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    "collate": "default_collate default_convert",
-    "dataloader": "DataLoader",
-    "dataset": "ChainDataset ConcatDataset Dataset IterableDataset StackDataset Subset TensorDataset random_split",
+    "data.collate": "default_collate default_convert",
+    "data.dataset": "ChainDataset ConcatDataset Dataset IterableDataset StackDataset Subset TensorDataset random_split",
+    "data.distributed": "DistributedRandomSampler DistributedSampler DistributedSequentialSampler",
+    "data.fetch": "_DatasetKind",
+    "data.sampler": "BatchSampler RandomSampler Sampler SequentialSampler SubsetRandomSampler WeightedRandomSampler",
     "device.loader": "DeviceLoader",
-    "distributed": "DistributedRandomSampler DistributedSampler DistributedSequentialSampler",
-    "fetch": "_DatasetKind",
-    "iterators": "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _SingleProcessDataLoaderIter",
+    "loader.dataloader": "DataLoader",
+    "loader.iterators": "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _SingleProcessDataLoaderIter",
+    "loader.worker_info": "WorkerInfo get_worker_info",
     "record.clocks": "align_clocks",
     "record.observe": "observe",
     "record.session": "trace",
     "record.spans": "span",
-    "sampler": "BatchSampler RandomSampler Sampler SequentialSampler SubsetRandomSampler WeightedRandomSampler",
     "tracefile.format": "TraceError",
     "tracefile.reader": "Trace read_trace",
     "views.page": "html",
     "views.picture": "timeline",
     "views.replay_page": "replay",
-    "worker_info": "WorkerInfo get_worker_info",
 }
 """The public names of each module. The imports above say the same to type checkers; a test compares the two."""
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 import minidl
 from minidl.device import sim
 from minidl.device.loader import open_device
-from minidl.pin_memory import accelerator_type
+from minidl.loader.pin_memory import accelerator_type
 from minidl.record import recorder
 from minidl.run import free_directory
 from minidl.terminal import progress

@@ -53,7 +53,7 @@ def places(reference: str, package: str, torch: Path | None = None) -> tuple[Sou
 
 
 def source_line(reference: str, package: str) -> str:
-    """Return where a "module:name" is: "minidl/fetch.py:61 fetch"; the reference itself if it is not found."""
+    """Return where a "module:name" is: "minidl/data/fetch.py:61 fetch"; the reference itself if it is not found."""
     found = places(reference, package)
     return f"{found[0].file}:{', '.join(str(f.first) for f in found)} {found[0].name}" if found else reference
 

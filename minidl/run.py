@@ -40,9 +40,11 @@ import torch.utils.data.dataloader
 import torch.utils.data.sampler
 
 import minidl
-from minidl import dataloader, terminal
-from minidl.dataloader import checked_transport
+from minidl import terminal
+from minidl.arena.arena import budget
 from minidl.device import sim
+from minidl.loader import dataloader
+from minidl.loader.dataloader import checked_transport
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
@@ -52,7 +54,6 @@ from minidl.record.shared import write_program_end, write_uncaught
 from minidl.record.stand_in import StandIn
 from minidl.record.watchdog import stay_to_the_exit
 from minidl.tracefile.ranks import lacking, words_of
-from minidl.transport.arena import budget
 
 
 class RunError(Exception):

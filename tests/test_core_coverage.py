@@ -22,7 +22,7 @@ def report(missing: list[int], covered: int, branches: int = 100) -> dict[str, A
 
 def test_the_cores_own_tests_are_marked(pytestconfig: pytest.Config) -> None:
     (conftest,) = [p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "of_the_core")]
-    for test in ("test_worker.py", "transport/test_queues.py"):
+    for test in ("loader/test_worker.py", "wire/test_queues.py"):
         assert conftest.of_the_core(Path(test))
     for test in ("test_run.py", "tracefile/test_worker.py"):
         assert not conftest.of_the_core(Path(test))
@@ -34,7 +34,7 @@ def test_a_line_that_no_test_runs_is_named() -> None:
 
 
 def test_a_file_that_no_test_imports_is_named() -> None:
-    (fault,) = script.shortfalls(report([], 100), ["minidl/a.py", "minidl/c.py", "minidl/transport/*"])
+    (fault,) = script.shortfalls(report([], 100), ["minidl/a.py", "minidl/c.py", "minidl/wire/*"])
     assert fault.startswith("minidl/c.py: not measured")
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from exceptions_everywhere import Interruption
 
-from minidl import shutdown
-from minidl.dispatcher import Dispatcher
-from minidl.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Get, JoinWorkers
-from minidl.messages import Sentinel
-from minidl.progress import Place, Stage
-from minidl.protocol import LoaderEvent, LoaderLifecycle, LoaderState
-from minidl.shutdown import Crew
-from minidl.transport.queues import NoThreadError
+from minidl.loader import shutdown
+from minidl.loader.dispatcher import Dispatcher
+from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Get, JoinWorkers
+from minidl.loader.progress import Place, Stage
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
+from minidl.loader.shutdown import Crew
+from minidl.wire.messages import Sentinel
+from minidl.wire.queues import NoThreadError
 
 pytestmark = pytest.mark.core  # `test_shutdown.py` has what takes processes
 

@@ -11,7 +11,7 @@ import pytest
 from dispatcher_scripts import Script, play, scripts
 from hypothesis import Phase, find, settings
 
-from minidl.dispatcher import EPOCH_END, STALE, STORED, Assignment, Deliver, Dispatcher, Signal, TaskInfo, Wait
+from minidl.loader.dispatcher import EPOCH_END, STALE, STORED, Assignment, Deliver, Dispatcher, Signal, TaskInfo, Wait
 
 
 class DeliversOutOfOrder(Dispatcher):

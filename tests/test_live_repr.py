@@ -19,21 +19,21 @@ import torch.multiprocessing
 import workloads as wl
 
 import minidl
-from minidl import progress
+from minidl.arena.arena_queue import ArenaQueue, ArenaWriter
+from minidl.arena.packets import TaskQueue
 from minidl.device.loader import DeviceLoader, _DeviceIter
-from minidl.dispatcher import Deliver, Dispatcher
-from minidl.driver import END, Driver, PutSentinel, Simple
-from minidl.iterators import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, numbers, short
-from minidl.messages import Result
-from minidl.pin_memory import PinMemoryThread
-from minidl.progress import ProgressBoard
-from minidl.protocol import LoaderLifecycle, PinEvent, PinLifecycle, PinState
+from minidl.loader import progress
+from minidl.loader.dispatcher import Deliver, Dispatcher
+from minidl.loader.driver import END, Driver, PutSentinel, Simple
+from minidl.loader.iterators import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from minidl.loader.pin_memory import PinMemoryThread
+from minidl.loader.progress import ProgressBoard
+from minidl.loader.protocol import LoaderLifecycle, PinEvent, PinLifecycle, PinState
+from minidl.loader.shutdown import Crew
 from minidl.record.stand_in import StandIn
-from minidl.shutdown import Crew
-from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
-from minidl.transport.packets import TaskQueue
-from minidl.transport.queues import BoundedQueue, ReadyQueue, SharedFlag
+from minidl.wire.messages import Result
+from minidl.wire.queues import BoundedQueue, ReadyQueue, SharedFlag
 
 FORK = torch.multiprocessing.get_context("fork")
 
@@ -64,7 +64,7 @@ def test_a_dispatcher_shows_its_counts_and_who_has_which_task() -> None:
 def test_a_driver_shows_its_state_and_what_it_will_do() -> None:
     driver = Driver(Dispatcher(2, 2), LoaderLifecycle(), persistent=True)
     assert repr(driver) == "<Driver: NEW in epoch 0; rcvd_idx 0, send_idx 0; 0 of 4 tasks outstanding>"
-    driver.lifecycle.handle(minidl.protocol.LoaderEvent.START)
+    driver.lifecycle.handle(minidl.loader.protocol.LoaderEvent.START)
     for _ in range(2):
         driver.worker_started()
     driver.pin_started()
@@ -115,7 +115,7 @@ def test_a_queue_shows_what_is_in_it_and_whose_lock_is_held() -> None:
     assert queue.get() == "a message"
     assert queue.get() == "another"
     queue._writer._send(b"\0\0\0\7abc")  # type: ignore[attr-defined]  # of a message of 7 bytes
-    with pytest.raises(minidl.transport.queues.queue.Empty):
+    with pytest.raises(minidl.wire.queues.queue.Empty):
         queue.get(timeout=0.01)
     assert repr(queue) == "<BoundedQueue: 0 messages; 7 B of the next one read>"
     queue.close()

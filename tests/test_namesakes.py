@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 import minidl
-from minidl import dataloader, iterators
+from minidl.loader import dataloader, iterators
 from minidl.record.stand_in import StandIn
 from minidl.run import replaced
 
@@ -98,9 +98,9 @@ def test_the_default_collate_function_is_torchs_object() -> None:
 
 
 def test_what_stands_for_torchs_default_collate_function_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minidl.collate, "collate_tensor_fn", lambda batch, collate_fn_map=None: "ours")  # type: ignore[attr-defined]
+    monkeypatch.setattr(minidl.data.collate, "collate_tensor_fn", lambda batch, collate_fn_map=None: "ours")  # type: ignore[attr-defined]
     called = []
-    monkeypatch.setattr("minidl.collate.collate", lambda batch, **_: called.append(batch) or "ours")
+    monkeypatch.setattr("minidl.data.collate.collate", lambda batch, **_: called.append(batch) or "ours")
     numbers = minidl.TensorDataset(torch.arange(4.0))
     assert list(minidl.DataLoader(numbers, batch_size=2)) == ["ours", "ours"]
     assert len(called) == 2

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidl.loader.protocol import LoaderState
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import Activity, MessageStage, ProtocolState, Queued, WorkerNow
-from minidl.protocol import LoaderState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome

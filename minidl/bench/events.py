@@ -28,14 +28,14 @@ from typing import Any
 import torch
 
 import minidl
-from minidl import ports
 from minidl.bench.own_thread import batch_by_batch
 from minidl.bench.pairs import Row, rows_of, take_turns
-from minidl.messages import Result
+from minidl.loader import ports
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import GROW_SLOTS, Recorder, TraceConfig
 from minidl.tracefile import events as ev
+from minidl.wire.messages import Result
 
 Names = dict[str, Any]
 Setup = Callable[[Path], AbstractContextManager[Names]]

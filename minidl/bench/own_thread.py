@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from minidl import ports
-from minidl.dispatcher import Assignment, Deliver, Dispatcher
-from minidl.driver import DRAW, READY, Driver, Effect, Get
-from minidl.messages import Result, Task
-from minidl.protocol import LoaderEvent, LoaderLifecycle
+from minidl.loader import ports
+from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher
+from minidl.loader.driver import DRAW, READY, Driver, Effect, Get
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
 from minidl.record import channels
 from minidl.record.ports import TracedPorts
-from minidl.transport.message import dumps, load_result
+from minidl.wire.message import dumps, load_result
+from minidl.wire.messages import Result, Task
 
 
 class _Shuttle:

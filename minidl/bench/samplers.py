@@ -14,14 +14,14 @@ from typing import Any
 
 import torch.utils.data
 
-import minidl.distributed
-import minidl.sampler
+import minidl.data.distributed
+import minidl.data.sampler
 from minidl.bench.child import in_child, metered
 from minidl.bench.pairs import Row, rows_of, take_turns
 
 _Libraries = dict[str, Any]
-_DISTRIBUTED: _Libraries = {"torch": torch.utils.data, "minidl": minidl.distributed}
-_SAMPLER: _Libraries = {"torch": torch.utils.data, "minidl": minidl.sampler}
+_DISTRIBUTED: _Libraries = {"torch": torch.utils.data, "minidl": minidl.data.distributed}
+_SAMPLER: _Libraries = {"torch": torch.utils.data, "minidl": minidl.data.sampler}
 _CASES: dict[str, Callable[[str, range], Iterable[int]]] = {
     "RandomSampler": lambda library, data: _SAMPLER[library].RandomSampler(data),
     "SubsetRandomSampler": lambda library, data: _SAMPLER[library].SubsetRandomSampler(data),

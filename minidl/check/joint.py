@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
-from minidl.protocol import MAKES, Act, Fact, JointState
+from minidl.loader.protocol import MAKES, Act, Fact, JointState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId

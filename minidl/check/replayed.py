@@ -11,9 +11,9 @@ import numpy as np
 
 from minidl.check.dispatch import orderly
 from minidl.check.view import LoaderView, Violation, rule
-from minidl.dispatcher import DispatchError
+from minidl.loader.dispatcher import DispatchError
+from minidl.loader.protocol import ProtocolError
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, WorkerReplay, as_dicts
-from minidl.protocol import ProtocolError
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import DoneEvent

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from minidl.check.view import LoaderView, Violation, rule
-from minidl.protocol import SLAB_TABLE, SlabEvent, SlabLifecycle, SlabState
+from minidl.loader.protocol import SLAB_TABLE, SlabEvent, SlabLifecycle, SlabState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import SlabEnd, SlabSource
 

@@ -25,7 +25,7 @@ from minidl.companion.reading import NOTE_PARTS, note, stops
 from minidl.companion.rows import LANGUAGES, Entry, Translated, anchor_of, entries, read
 from minidl.explore import diagrams
 from minidl.explore.guards import GUARDS, Guard
-from minidl.protocol import JOINT_RULES
+from minidl.loader.protocol import JOINT_RULES
 from minidl.references import SourcePlace, places, source_line
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.views.page import Page, as_json, framed

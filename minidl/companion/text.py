@@ -1,8 +1,8 @@
 """The companion in a terminal: the rows of a section, or those that name a file, a function of torch or an event.
 
 Interface: `render(what, language)`. `what` is a section ("1 §2.4.4", "2.4.4", "shutdown"), a file ("dispatcher.py",
-"minidl/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), words of a heading in
-any language, or "drift".
+"minidl/loader/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), words of a
+heading in any language, or "drift".
 """
 
 from __future__ import annotations

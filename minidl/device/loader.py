@@ -10,7 +10,7 @@ and runs on the side stream; what it needs must be made before the iteration beg
 may be in page-locked memory: a copy of your own from it must end before you let go of it. Streams come from `streams`.
 
 Over a `DataLoader` with workers, transport="arena" and pin_memory=True, the memory that the workers write batches into
-(`transport.arena`) is page-locked itself, once: there is no pin thread, and no copy into other memory. A worker writes
+(`arena.arena`) is page-locked itself, once: there is no pin thread, and no copy into other memory. A worker writes
 into it again only after the copy of its batch, because the batch is kept here until then. Who loops over the same
 loader without a DeviceLoader copies at any time, so the pin thread runs there. xpu and mps have no such locks.
 """
@@ -31,16 +31,16 @@ from typing import Any, NoReturn
 import torch
 from typing_extensions import Self
 
-from minidl import ports
-from minidl.dataloader import DataLoader
 from minidl.device import sim
 from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
-from minidl.driver import MP_STATUS_CHECK_INTERVAL
-from minidl.iterators import _BaseDataLoaderIter
 from minidl.live_repr import LiveRepr, counted, short
-from minidl.pin_memory import accelerator_type
-from minidl.resume import Course
-from minidl.transport.atomic import at_once
+from minidl.loader import ports
+from minidl.loader.dataloader import DataLoader
+from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
+from minidl.loader.iterators import _BaseDataLoaderIter
+from minidl.loader.pin_memory import accelerator_type
+from minidl.resume.position import Course
+from minidl.wire.atomic import at_once
 
 
 def open_device(device: str | int | torch.device) -> Device:

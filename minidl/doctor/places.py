@@ -94,7 +94,8 @@ class ThreadPlace:
 
 _DATA: Final = r"torch/utils/data/"
 _SPAWN: Final = r"multiprocessing/popen_(spawn_posix|forkserver)\.py$"
-_MINE: Final = r"(^|/)minidl/"
+_MINE: Final = r"(^|/)minidl/(data/|loader/|transport/|wire/)?"
+"""Where a module of ours is; also in traces that were recorded before the loader had folders of its own."""
 _HOME: Final = _DATA + r"dataloader\.py$|" + _MINE + r"iterators\.py$"
 
 _STEPS: Final = tuple(
@@ -113,11 +114,11 @@ _STEPS: Final = tuple(
         (_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", "", r"_queue\.put", LoaderStep.PUT),
         (_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", "_worker_loop$|run$|work$", "", LoaderStep.WORKER),
         # --- the queues, in either process
-        (r"multiprocessing/queues\.py$|" + _MINE + r"transport/queues\.py$", "", r"\bloads\(", LoaderStep.UNPICKLE),
+        (r"multiprocessing/queues\.py$|" + _MINE + r"queues\.py$", "", r"\bloads\(", LoaderStep.UNPICKLE),
         (r"multiprocessing/queues\.py$", "_feed$", r"dumps\(", LoaderStep.PICKLE),
         (r"multiprocessing/queues\.py$", "_feed$", r"nwait\(|bpopleft|notempty|nacquire", LoaderStep.FEEDER_IDLE),
         (r"multiprocessing/queues\.py$", "_feed$", r"send_bytes|wacquire", LoaderStep.WRITE),
-        (r"multiprocessing/queues\.py$|" + _MINE + r"transport/queues\.py$", "get$", r"recv_bytes\(", LoaderStep.READ),
+        (r"multiprocessing/queues\.py$|" + _MINE + r"queues\.py$", "get$", r"recv_bytes\(", LoaderStep.READ),
         (r"multiprocessing/resource_sharer\.py$", "_serve$", "", LoaderStep.SERVE),
         (r"multiprocessing/resource_sharer\.py$", "detach$|get_connection$", "", LoaderStep.HAND_OVER),
         # --- a new worker
@@ -127,7 +128,7 @@ _STEPS: Final = tuple(
         (_SPAWN, "_launch$", r"reduction\.dump|write|getvalue", LoaderStep.PICKLE_DATASET),
         (r"multiprocessing/popen_fork\.py$", "_launch$", r"os\.fork\(", LoaderStep.START),
         # --- the loader's own process
-        (r"(_utils|minidl)/pin_memory\.py$", "", "", LoaderStep.PIN),
+        (r"(_utils|minidl(/loader)?)/pin_memory\.py$", "", "", LoaderStep.PIN),
         (_MINE + r"shutdown\.py$", "", "", LoaderStep.SHUTDOWN),
         (_HOME, "_shutdown_workers$|__del__$", "", LoaderStep.SHUTDOWN),
         (_HOME, "", r"\.start\(\)|_start\(", LoaderStep.START),

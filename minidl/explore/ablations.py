@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from minidl import driver, iterators, pin_memory, shutdown, worker
 from minidl.explore.guards import GUARDS
-from minidl.ports import Ports
-from minidl.transport.queues import BoundedQueue
+from minidl.loader import driver, iterators, pin_memory, shutdown, worker
+from minidl.loader.ports import Ports
+from minidl.wire.queues import BoundedQueue
 
 Undo = Callable[[], None]
 

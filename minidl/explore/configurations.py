@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.driver import Policy
+from minidl.loader.driver import Policy
 
 
 class Crash(enum.Enum):

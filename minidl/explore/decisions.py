@@ -1,8 +1,9 @@
 """The live loader's own classes, asked for what they would do in a given state: nothing is decided here.
 
-`Driving` drives a `minidl.driver.Driver`, `worker_decides` and `pin_moved` the lifecycles of `minidl.protocol`. A state
-is taken up by `thaw`, one input is given, the state after it is put aside by `freeze`. Answers are remembered, because
-a model asks the same thing a thousand times. The dispatcher is the traced one, so that decisions tell their events.
+`Driving` drives a `minidl.loader.driver.Driver`, `worker_decides` and `pin_moved` the lifecycles of
+`minidl.loader.protocol`. A state is taken up by `thaw`, one input is given, the state after it is put aside by
+`freeze`. Answers are remembered, because a model asks the same thing a thousand times. The dispatcher is the traced
+one, so that decisions tell their events.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from minidl.dispatcher import NOT_FETCHED, DispatchError, Frozen
-from minidl.driver import Driver, Effect, Evidence
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
-from minidl.messages import Result, ResumeIteration, WorkerExhausted
-from minidl.protocol import (
+from minidl.loader.dispatcher import NOT_FETCHED, DispatchError, Frozen
+from minidl.loader.driver import Driver, Effect, Evidence
+from minidl.loader.protocol import (
     Action,
     LoaderEvent,
     LoaderLifecycle,
@@ -29,6 +29,7 @@ from minidl.protocol import (
     WorkerState,
 )
 from minidl.record.decisions import TracedDispatcher
+from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 Told = tuple[tuple[Any, ...], ...]
 """What was decided, in order: arguments of `emit`, or (event of the loader's lifecycle, state before it)."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from minidl import protocol
-from minidl.protocol import JOINT_RULES, MAKES, Act, Fact, Role
+from minidl.loader import protocol
+from minidl.loader.protocol import JOINT_RULES, MAKES, Act, Fact, Role
 
 FOLDER: Final = Path(__file__).parent.parent / "diagrams"
 

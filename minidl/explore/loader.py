@@ -1,4 +1,4 @@
-"""The loader's part of the model: it performs the effects that the live `minidl.driver` decides; and how Python exits.
+"""The loader's part of the model: the effects that the live driver decides are performed; how Python exits.
 
 `_perform` performs effects in the world until one waits for another actor or is a step of its own: then that one is
 `Decided.effect`, and its place is the loader's phase. No decision is made here; see `decisions`.
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
-from minidl import driver as do
-from minidl.dispatcher import Assignment, Deliver
-from minidl.driver import Effect, Simple
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.explore.decisions import FORBIDDEN, Driving, decided
 from minidl.explore.steps import INTERRUPTIBLE, KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
 from minidl.explore.world import DECISIONS, LOCK, PHASE, READY, RESULTS, State, World
-from minidl.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
+from minidl.loader import driver as do
+from minidl.loader.dispatcher import Assignment, Deliver
+from minidl.loader.driver import Effect, Simple
+from minidl.loader.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
 from minidl.record.cpu_time import no_reading
 from minidl.record.decisions import TracedLoaderLifecycle
 from minidl.tracefile import events as ev

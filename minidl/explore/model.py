@@ -22,7 +22,7 @@ from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
 from minidl.explore.world import CRASHED, CREW, CTRL_C, FAULT, PHASE, SIGNALLED, Pin, State, Worker, World
-from minidl.protocol import PinState, WorkerState
+from minidl.loader.protocol import PinState, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
 

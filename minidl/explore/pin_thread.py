@@ -1,4 +1,4 @@
-"""The pin thread's part of the model, beside `minidl.pin_memory`, with the loader's thread that writes its sentinel."""
+"""The pin thread's part of the model, beside `loader.pin_memory`, with the loader's thread that writes its sentinel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from minidl.explore.configurations import Crash
 from minidl.explore.decisions import pin_moved
 from minidl.explore.steps import PIN_THREAD, WAKER, Acting, Step
 from minidl.explore.world import Pin, State, World
-from minidl.protocol import Act, PinEvent, PinState
+from minidl.loader.protocol import Act, PinEvent, PinState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Ending, Message, Outcome
 

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
+from minidl.arena.arena import FREE, KEPT, TAKEN, may_free, may_give_back, may_write
 from minidl.explore.search import breadth_first
-from minidl.transport.arena import FREE, KEPT, TAKEN, may_free, may_give_back, may_write
 
 
 def _guard(what: str) -> Any:

@@ -9,7 +9,7 @@ from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.explore.guards import GUARDS
 from minidl.explore.world import State, World
-from minidl.protocol import MAKES, RULES_OF, Act, Fact, LoaderState
+from minidl.loader.protocol import MAKES, RULES_OF, Act, Fact, LoaderState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Outcome, QueueId
 

@@ -1,4 +1,4 @@
-"""The workers' part of the model, beside `minidl.worker`: their loops, their feeder threads, their crashes.
+"""The workers' part of the model, beside `minidl.loader.worker`: their loops, their feeder threads, their crashes.
 
 What a worker does about a message is asked of the live lifecycle, see `decisions`.
 """
@@ -23,7 +23,7 @@ from minidl.explore.steps import (
     result_feeder,
 )
 from minidl.explore.world import State, World
-from minidl.protocol import Action, ProtocolError, WorkerEvent
+from minidl.loader.protocol import Action, ProtocolError, WorkerEvent
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from minidl.protocol import PinState, WorkerState
+from minidl.loader.protocol import PinState, WorkerState
 
 State = tuple[Any, ...]
 """A frozen World."""
@@ -106,7 +106,7 @@ _FIELDS = (
 
 
 class World:
-    """A state that may be changed. See `minidl.iterators` for what the loader's fields stand for."""
+    """A state that may be changed. See `minidl.loader.iterators` for what the loader's fields stand for."""
 
     __slots__ = _FIELDS
 

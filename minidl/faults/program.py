@@ -30,14 +30,14 @@ import torch
 import torch.utils.data
 
 import minidl
-import minidl.driver
+import minidl.loader.driver
+import minidl.loader.pin_memory
+import minidl.loader.worker
 import minidl.mini
-import minidl.pin_memory
-import minidl.worker
+from minidl.arena.arena_queue import ArenaWriter
 from minidl.device import sim
-from minidl.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.faults.cells import WORDS, Cell, Follows
-from minidl.transport.arena_queue import ArenaWriter
+from minidl.loader.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 
 SAMPLES, WORKERS, AT, VICTIM = 8, 2, 5, 1
 """Sample 5 is worker 1's: batches of one sample."""
@@ -55,7 +55,8 @@ FAR = 60.0
 PADDING = bytes(1 << 20)
 """More than a pipe holds."""
 
-for module in (minidl.driver, minidl.mini, minidl.pin_memory, minidl.worker):  # in workers that import this module, too
+# In workers that import this module, too.
+for module in (minidl.loader.driver, minidl.mini, minidl.loader.pin_memory, minidl.loader.worker):
     module.MP_STATUS_CHECK_INTERVAL = POLL  # type: ignore[attr-defined]
 
 

@@ -26,13 +26,14 @@ from typing import Any, Final
 import torch
 
 import minidl
-from minidl import driver, pin_memory, shutdown, signal_handling, worker
-from minidl.driver import Simple
 from minidl.evidence.stacks import current_frames
 from minidl.explore.ablations import without
 from minidl.lab import faulty
-from minidl.progress import Stage
-from minidl.transport.queues import BoundedQueue, SharedFlag
+from minidl.loader import driver, pin_memory, shutdown, worker
+from minidl.loader.driver import Simple
+from minidl.loader.progress import Stage
+from minidl.wire import signal_handling
+from minidl.wire.queues import BoundedQueue, SharedFlag
 
 BOUND: Final = 110.0
 """Seconds within which an end counts as bounded: far above any that is meant, even on a busy machine."""

@@ -14,8 +14,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from minidl.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
-from minidl.protocol import (
+from minidl.loader.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
+from minidl.loader.protocol import (
     LoaderEvent,
     LoaderLifecycle,
     LoaderState,

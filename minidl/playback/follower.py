@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.dispatcher import DispatchError
+from minidl.loader.dispatcher import DispatchError
+from minidl.loader.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, Row, WorkerReplay
 from minidl.playback.inferred import InferredDispatch
 from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
-from minidl.protocol import LoaderState, PinState, ProtocolError, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId

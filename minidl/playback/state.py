@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from minidl.protocol import LoaderState, PinState, WorkerState
+from minidl.loader.protocol import LoaderState, PinState, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Actor, DoneEvent, Message
 from minidl.tracefile.words import doing

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from minidl.errors import ExceptionWrapper
-from minidl.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
-from minidl.ports import WhichQueue
+from minidl.arena.arena_queue import ArenaWriter
+from minidl.loader.ports import WhichQueue
 from minidl.record.cpu_time import Reader, spent
 from minidl.record.indices import count
 from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedArena, emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
-from minidl.transport.arena_queue import ArenaWriter
-from minidl.transport.message import Envelope, rebuild
-from minidl.transport.tensors import Reduced, TensorPickler
+from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.message import Envelope, rebuild
+from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
+from minidl.wire.tensors import Reduced, TensorPickler
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
 _DATA, _ERROR, _EXHAUSTED = ev.Outcome
@@ -128,7 +128,7 @@ def load_result(
     shared_bytes: int,
     state: tuple[int, bytes] | None = None,
 ) -> Result:
-    """Rebuild a result, as `transport.message.load_result` does, with its events."""
+    """Rebuild a result, as `wire.message.load_result` does, with its events."""
     emit = emit_of(loader)
     emit_mapped(idx)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))

@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from minidl.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
-from minidl.errors import ExceptionWrapper
-from minidl.protocol import (
+from minidl.loader.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
+from minidl.loader.protocol import (
     Action,
     LoaderEvent,
     LoaderLifecycle,
@@ -27,8 +26,9 @@ from minidl.protocol import (
 from minidl.record.cpu_time import spent
 from minidl.record.shared import Shared
 from minidl.record.spans import batch_in_use
-from minidl.resume import Course
+from minidl.resume.position import Course
 from minidl.tracefile import events as ev
+from minidl.wire.errors import ExceptionWrapper
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
 _NEXT, _YIELD, _CLOSED = LoaderEvent.NEXT, LoaderEvent.YIELD, LoaderState.CLOSED

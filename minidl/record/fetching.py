@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from minidl.progress import WorkerProgress
+from minidl.loader.progress import WorkerProgress
 from minidl.record.cpu_time import SHORT_NS, Reader, no_reading, spent
 from minidl.record.draws import Draws
 from minidl.record.indices import SEVERAL, count, indices_of, whole_number

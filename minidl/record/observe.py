@@ -36,9 +36,12 @@ from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchAlone
 
-from minidl import ports as plain_ports
-from minidl.dataloader import checked_transport, users_line
-from minidl.iterators import _BaseDataLoaderIter as _MinidlIterator
+from minidl.arena.arena import Mappings
+from minidl.arena.arena_queue import ArenaQueue, ArenaWriter
+from minidl.arena.packets import TaskQueue
+from minidl.loader import ports as plain_ports
+from minidl.loader.dataloader import checked_transport, users_line
+from minidl.loader.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import observed_alone, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
@@ -60,9 +63,6 @@ from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
-from minidl.transport.arena import Mappings
-from minidl.transport.arena_queue import ArenaQueue, ArenaWriter
-from minidl.transport.packets import TaskQueue
 
 # --- Which events such a trace has ------------------------------------------------------------------------------------
 SEEN: Final[dict[str, str]] = {

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minidl.protocol import LoaderEvent, LoaderLifecycle
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
 from minidl.record.indices import count
 from minidl.record.observed_worker import Announced
 from minidl.record.ports import TracedPorts, facts

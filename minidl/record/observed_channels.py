@@ -35,7 +35,7 @@ from minidl.record.recorder import emit_of, no_emit, spanned
 from minidl.record.shared import Shared, live
 from minidl.record.slabs import emit_mapped, forget_mapped
 from minidl.tracefile import events as ev
-from minidl.transport.tensors import is_filling
+from minidl.wire.tensors import is_filling
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

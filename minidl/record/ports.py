@@ -1,4 +1,4 @@
-"""Ports that record: what `minidl.ports.Ports` hands out, wrapped.
+"""Ports that record: what `minidl.loader.ports.Ports` hands out, wrapped.
 
 The pure classes come as subclasses that emit what they decided (`decisions`); queues, events, processes and threads as
 proxies that emit and pass on (`channels`); samples and collation are followed by a progress (`fetching`). Nothing here
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from minidl import ports
+from minidl.arena.arena import Host, budget
+from minidl.arena.arena_queue import ArenaQueue
+from minidl.data.fetch import Progress
 from minidl.device.streams import Device, Stream
-from minidl.errors import ExceptionWrapper
-from minidl.fetch import Progress
-from minidl.messages import Result, Task
-from minidl.progress import ProgressBoard, WorkerProgress
+from minidl.loader import ports
+from minidl.loader.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder, watchdog
 from minidl.record.channels import (
     TRACED_QUEUES,
@@ -45,8 +45,8 @@ from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
-from minidl.transport.arena import Host, budget
-from minidl.transport.arena_queue import ArenaQueue
+from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.messages import Result, Task
 
 
 @harmless(0)

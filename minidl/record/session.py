@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from minidl import ports
+from minidl.loader import ports
 from minidl.record import device_clock, recorder, watchdog
 from minidl.record import functions as function_level
 from minidl.record.cpu_time import choose

@@ -14,14 +14,14 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from minidl.dispatcher import Deliver, Dispatcher
+from minidl.loader.dispatcher import Deliver, Dispatcher
 from minidl.record import forks, recorder, watchdog
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.draws import Draws
 from minidl.record.fetching import TracedProgress
 from minidl.record.harmless import harmless
 from minidl.record.recorder import TraceConfig
-from minidl.resume import Course
+from minidl.resume.position import Course
 
 
 class WorkerHandle(Protocol):

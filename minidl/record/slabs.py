@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from minidl.arena.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab, state_of_gone
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
-from minidl.transport import tensors
-from minidl.transport.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab, state_of_gone
+from minidl.wire import tensors
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST

@@ -15,12 +15,12 @@ from typing import Any, Final, TypeVar
 import torch.utils.data
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 
-from minidl.dataloader import LoaderWithoutState, _LiveIterators, checked_transport, users_line
-from minidl.iterators import _BaseDataLoaderIter
+from minidl.arena.arena import Host
+from minidl.loader.dataloader import LoaderWithoutState, _LiveIterators, checked_transport, users_line
+from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.record.harmless import say_once
 from minidl.record.observe import ObservedContext
 from minidl.record.patches import patched
-from minidl.transport.arena import Host
 
 T_co = TypeVar("T_co", covariant=True)
 

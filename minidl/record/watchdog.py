@@ -23,12 +23,12 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.errors import LoaderHangError
 from minidl.process_stat import HeldProcess
 from minidl.record import recorder, stack_dumps
 from minidl.record.recorder import TraceConfig
 from minidl.tracefile.folded import KEPT
 from minidl.tracefile.format import TraceError
+from minidl.wire.errors import LoaderHangError
 
 ON_HANG: Final = ("report", "raise", "kill")
 RUN_SECONDS: Final = 120.0

@@ -227,231 +227,245 @@ that it can be told from its neighbours, also by the colour-blind and in grey.""
 EPOCH = _span(
     10, "epoch", Track.LOADER, _FRAME, "", ("epoch workers prefetch_factor", "epoch yielded:batches ending:Ending"),
     "one pass over the loader, from the iterator's (re)start to its end",
-    ("iterators:_reset, iterators:__init__", "iterators:_next_data, iterators:_reset, shutdown:shut_down"),
+    (
+        "loader.iterators:_reset, loader.iterators:__init__",
+        "loader.iterators:_next_data, loader.iterators:_reset, loader.shutdown:shut_down",
+    ),
     "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
-    "iterators:_draw, iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
+    "loader.iterators:_draw, loader.iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
     stage="sampling")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
-    "dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
+    "loader.dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
-    "iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
+    "loader.iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe (with slabs, the loader's main thread to a "
     "socket)",
-    "multiprocessing.queues:_feed, transport.packets:put", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
+    "multiprocessing.queues:_feed, arena.packets:put", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
     20, "index_get", Track.WORKER, _WAIT, "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
-    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#11c7b8", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
-    ("worker:work, iterators:_next_data", "worker:work, iterators:__next__"),
+    ("loader.worker:work, loader.iterators:_next_data", "loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
 SAMPLE = _span(
     24, "sample", Track.WORKER, "#207528", "task worker", ("position index", "position index cpu:ns?"),
     "the dataset is asked for one sample; index is -1 if the key is no integer",
-    ("fetch:_samples", "fetch:fetch, worker:work, iterators:__next__"),
+    ("data.fetch:_samples", "data.fetch:fetch, loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
     "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
     "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
-    "fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
+    "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#f6d967", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
-    ("fetch:fetch", "worker:work, iterators:__next__"), "_utils.collate:collate", "4 §collate", stage="collate",
+    ("data.fetch:fetch", "loader.worker:work, loader.iterators:__next__"), "_utils.collate:collate", "4 §collate",
+    stage="collate",
 )  # fmt: skip
 SHM_ALLOC = _instant(
     28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
     "a shared-memory segment was made for the batch to be written into",
-    "collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
+    "data.collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
 SHM_COPY = _span(
     30, "shm_copy", Track.FEEDER, "#f18f31", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
-    "transport.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
+    "wire.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
 )  # fmt: skip
 RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
-    "worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
     "(with slabs, the worker's main thread pickles, and tensors go in slabs: see slab_send)",
-    "transport.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
+    "wire.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
     "thread to the socket that they share)",
-    "multiprocessing.queues:_feed, transport.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
+    "multiprocessing.queues:_feed, arena.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
     stage="write")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
     40, "result_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
-    "iterators:_try_get_data, pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+    "loader.iterators:_try_get_data, loader.pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7",
+    stage="wait",
 )  # fmt: skip
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "transport.queues:get, transport.arena_queue:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
+    "wire.queues:get, arena.arena_queue:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
-    "transport.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
+    "wire.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
     stage="rebuild")  # fmt: skip
 PIN = _span(
     46, "pin", Track.PIN, "#b790dc", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
     "the batch is copied into page-locked memory",
-    "pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
+    "loader.pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
     "the pinned batch is about to enter the queue that the loader reads",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
 READY_GET = _span(
     50, "ready_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
-    "iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait")  # fmt: skip
+    "loader.iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait")  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch came before its turn and is kept in the reorder buffer",
-    "dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
+    "loader.dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
 REORDER_POP = _instant(
     53, "reorder_pop", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch's turn has come and it leaves the reorder buffer",
-    "dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
+    "loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
 RCVD_ADVANCE = _instant(
     54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
     "rcvd_idx has moved on to the next task to be yielded",
-    "dispatcher:receive, dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7")  # fmt: skip
+    "loader.dispatcher:receive, loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7")  # fmt: skip
 NEXT = _span(
     56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
-    "iterators:__next__", "dataloader:__next__", "1 §2.3.2")  # fmt: skip
+    "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
-    "iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
+    "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
-    ("iterators:__next__, dataloader:_iterate", "iterators:__next__, dataloader:_iterate, shutdown:shut_down"),
+    (
+        "loader.iterators:__next__, loader.dataloader:_iterate",
+        "loader.iterators:__next__, loader.dataloader:_iterate, loader.shutdown:shut_down",
+    ),
     "", "1 §2.3", stage="consumer")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
     70, "worker_start", Track.LOADER, "#b4b168", "worker", ("", "pid"),
     "the loader starts the worker's process",
-    "iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
+    "loader.iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and enters its loop",
-    "worker:run", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
-    "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
-    "shutdown:shut_down, iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.shutdown:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
 PIN_EXIT = _instant(
     76, "pin_exit", Track.PIN, _GREY, "", "ending:Ending",
     "the pin-memory thread ends",
-    "pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown")  # fmt: skip
 RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
-    "iterators:_reset", "dataloader:_reset", "1 §2.4.3")  # fmt: skip
+    "loader.iterators:_reset", "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
     "the worker has dropped its old fetcher and acknowledges the new epoch",
-    "worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
 WORKER_EXHAUSTED = _instant(
     80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
     "the loader learns that the worker's iterable dataset has ended",
-    "dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown")  # fmt: skip
+    "loader.dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
-    "liveness:note_death, worker:run", "dataloader:_try_get_data", "4 §shutdown")  # fmt: skip
+    "loader.liveness:note_death, loader.worker:run", "dataloader:_try_get_data", "4 §shutdown")  # fmt: skip
 TIMED_OUT = _instant(
     83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
     "the loader's timeout has passed while it waited for this worker's task",
-    "liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7")  # fmt: skip
+    "loader.liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7")  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed, or its batch could not be sent or rebuilt; text is the error's last line",
-    "worker:work, transport.message:instead_of, transport.message:load_result",
+    "loader.worker:work, wire.message:instead_of, wire.message:load_result",
     "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
 WORKER_INIT = _span(
     86, "worker_init", Track.WORKER, "#7878e1", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
-    ("worker:initialise", "worker:make_fetcher, worker:run"), "_utils.worker:_worker_loop", "1 §2.4.5", stage="init",
+    ("loader.worker:initialise", "loader.worker:make_fetcher, loader.worker:run"),
+    "_utils.worker:_worker_loop", "1 §2.4.5",
+    stage="init",
 )  # fmt: skip
 MAKE_FETCHER = _span(
     88, "make_fetcher", Track.WORKER, "#6b385f", "worker", ("", "cpu:ns?"),
     "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
-    ("worker:make_fetcher", "worker:run, worker:resume"), "dataloader:create_fetcher", "1 §2.4.5", stage="fetcher",
+    ("loader.worker:make_fetcher", "loader.worker:run, loader.worker:resume"), "dataloader:create_fetcher", "1 §2.4.5",
+    stage="fetcher",
 )  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
     90, "shutdown", Track.LOADER, "#4c5054", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
-    "shutdown:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
+    "loader.shutdown:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
-    "shutdown:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.shutdown:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _SLATE, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
-    "worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
-    "shutdown:_mark_worker_as_unavailable, shutdown:_wake_pin", "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
+    "loader.shutdown:_mark_worker_as_unavailable, loader.shutdown:_wake_pin",
+    "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
 )  # fmt: skip
 SENTINEL_GET = _instant(
     95, "sentinel_get", Track.WORKER, _SLATE, "worker", "queue:QueueId",
     "the final signal has been received",
-    "worker:run, pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run, loader.pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
 JOIN = _span(
     96, "join", Track.LOADER, _WAIT, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
-    "shutdown:perform, liveness:wait_for_a_dying_worker", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.shutdown:perform, loader.liveness:wait_for_a_dying_worker",
+    "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
-    "shutdown:_close, iterators:_start_workers, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown",
+    "loader.shutdown:_close, loader.iterators:_start_workers, loader.worker:_worker_loop",
+    "dataloader:_shutdown_workers", "4 §shutdown",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
-    "shutdown:_close, worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.shutdown:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
-    "shutdown:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.shutdown:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
@@ -506,49 +520,49 @@ RESUMED = _instant(
     140, "resumed", Track.LOADER, _VIOLET, "", "yielded:batches turn behind:batches",
     "the epoch goes on where another loader's was left: batches yielded there, the worker whose turn is first, batches "
     "that the workers fetch again and drop",
-    "iterators:_reset, iterators:__init__", "", "4 §iterator")  # fmt: skip
+    "loader.iterators:_reset, loader.iterators:__init__", "", "4 §iterator")  # fmt: skip
 STATE_PUT = _instant(
     141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
     "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",
-    "worker:work", "", "4 §iterator")  # fmt: skip
+    "loader.worker:work", "", "4 §iterator")  # fmt: skip
 STATE_KEPT = _instant(
     142, "state_kept", Track.LOADER, _VIOLET, "task worker", "number",
     "the batch that this state came with is yielded: from here on it is the worker's state",
-    "resume:_catch_up", "", "4 §iterator")  # fmt: skip
+    "resume.position:_catch_up", "", "4 §iterator")  # fmt: skip
 STATE_TAKEN = _instant(
     143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
     "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
-    "stateful:saved", "", "4 §iterator")  # fmt: skip
+    "resume.stateful:saved", "", "4 §iterator")  # fmt: skip
 
 # --- Slabs: the transport "arena" -------------------------------------------------------------------------------------
 SLAB_TAKE = _instant(
     150, "slab_take", Track.WORKER, _PINK, "task worker", "slab bytes:B source:SlabSource",
     "the worker takes a slab for the batch that it makes; slab: its number, which is the worker's own",
-    "transport.arena:_take", "", "3 §storage")  # fmt: skip
+    "arena.arena:_take", "", "3 §storage")  # fmt: skip
 SLAB_SEND = _instant(
     151, "slab_send", Track.WORKER, _GREEN, "task worker", "slab bytes:B copied:B",
     "the slab is filled, and the message that names it is about to be written; bytes: filled; copied: of these, what "
     "was not collated straight into it",
-    "transport.arena:seal", "", "3 §storage")  # fmt: skip
+    "arena.arena:seal", "", "3 §storage")  # fmt: skip
 SLAB_FALLBACK = _instant(
     152, "slab_fallback", Track.WORKER, _OLIVE, "task worker", "leaves bytes:B",
     "parts of the batch that travel in no slab, but in a segment each and by descriptor, as torch sends them",
-    "transport.arena:seal", "", "3 §storage")  # fmt: skip
+    "arena.arena:seal", "", "3 §storage")  # fmt: skip
 SLAB_MAP = _instant(
     153, "slab_map", Track.LOADER, _OLIVE, "task worker", "slab bytes:B new",
     "the reader has the memory of a message's slab; new: mapped for this message, else since an earlier one",
-    "transport.arena_queue:_rebuilt", "", "3 §storage")  # fmt: skip
+    "arena.arena_queue:_rebuilt", "", "3 §storage")  # fmt: skip
 SLAB_RELEASE = _instant(
     154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
     "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
-    "transport.arena:_set, record.slabs:_gone", "", "3 §storage")  # fmt: skip
+    "arena.arena:_set, record.slabs:_gone", "", "3 §storage")  # fmt: skip
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
     "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",
-    "transport.arena:map", "", "3 §storage")  # fmt: skip
+    "arena.arena:map", "", "3 §storage")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
     "a sampler that deals out shares is about to be iterated: the epoch that it was told, whose share, of how many",
-    "iterators:__init__, iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3")  # fmt: skip
+    "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3")  # fmt: skip

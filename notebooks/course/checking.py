@@ -24,13 +24,13 @@ from typing import Any
 import minidl
 from course.asking import boxed, folded, marked
 from minidl.check import examine
-from minidl.dispatcher import Dispatcher
-from minidl.driver import Driver
 from minidl.explore.configurations import OURS, Configuration, Protocol
 from minidl.explore.decisions import Driving
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, shortest
 from minidl.explore.trace import write
+from minidl.loader.dispatcher import Dispatcher
+from minidl.loader.driver import Driver
 from minidl.record.decisions import TracedDispatcher
 
 

@@ -18,7 +18,7 @@ from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise
 from course.data import PATIENCE, STEP, Uneven, numbers
-from minidl.resume import Course, Position
+from minidl.resume.position import Course, Position
 
 
 def train(lines: Path, trace: Path) -> None:

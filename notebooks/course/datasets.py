@@ -13,7 +13,7 @@ import minidl
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise
 from course.data import numbers
-from minidl.fetch import _DatasetKind
+from minidl.data.fetch import _DatasetKind
 
 
 class Remote(minidl.Dataset[torch.Tensor]):

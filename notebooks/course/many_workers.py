@@ -13,8 +13,8 @@ import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, Worker, question, rows
 from course.checking import Wrong, exercise, explored, fails, whole
-from minidl.dispatcher import Deliver, Dispatcher
 from minidl.explore.configurations import Configuration
+from minidl.loader.dispatcher import Deliver, Dispatcher
 
 
 def settings(trace: minidl.Trace) -> tuple[int, int]:

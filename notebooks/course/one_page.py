@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import minidl
 from course.asking import Asked, Choice, Count, Worker, question, rows
 from course.checking import Wrong, exercise
-from minidl.errors import ExceptionWrapper
-from minidl.messages import Result, WorkerExhausted
+from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.messages import Result, WorkerExhausted
 
 if TYPE_CHECKING:
     from IPython.display import Image

@@ -8,12 +8,12 @@ from typing import Any
 import minidl
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, as_trace, exercise, explored, fails
-from minidl.driver import Driver
 from minidl.explore.configurations import OURS
 from minidl.explore.guards import GUARDS, PINNED, PLAIN, STREAMS
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, shortest
-from minidl.protocol import LoaderEvent, LoaderLifecycle
+from minidl.loader.driver import Driver
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
 from minidl.tracefile.words import counted
 
 
@@ -132,7 +132,7 @@ def unguarded(name: str) -> Asked:
 def _driver(method: str, function: Callable[[Any], tuple[Any, ...]]) -> type[Driver]:
     """A driver with the reader's method, tried once, so that a stub is told from a mistake."""
     kind = type("MyDriver", (Driver,), {method: function})
-    from minidl.dispatcher import Dispatcher
+    from minidl.loader.dispatcher import Dispatcher
 
     tried = kind(Dispatcher(2, 2), LoaderLifecycle())
     tried.lifecycle.handle(LoaderEvent.START)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import minidl
-from minidl.dispatcher import STORED, Deliver, Dispatcher, Signal
+from minidl.loader.dispatcher import STORED, Deliver, Dispatcher, Signal
 
 
 class MyDispatcher(Dispatcher):

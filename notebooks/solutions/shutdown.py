@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minidl.driver import JoinPin, Simple
+from minidl.loader.driver import JoinPin, Simple
 
 
 def _signal(self: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import minidl
 from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Slabs, Why, ledger
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.transport.message import dumps
+from minidl.wire.message import dumps
 
 MESSAGE = (Copy.PICKLE, Copy.WRITE, Copy.READ, Copy.REBUILD)
 WIDTH = 250

@@ -28,7 +28,7 @@ from minidl.analysis import live, top
 from minidl.analysis.live import LiveTrace, find_trace
 from minidl.analysis.now import STALLED_AFTER, WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
 from minidl.analysis.top import follow
-from minidl.protocol import LoaderState
+from minidl.loader.protocol import LoaderState
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError

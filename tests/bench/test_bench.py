@@ -17,16 +17,17 @@ import pytest
 import torch
 
 import minidl
-from minidl import bench, cli, ports
+from minidl import bench, cli
 from minidl.bench import child, events, files, loader, machine, samplers, states, transports
 from minidl.bench.child import Child, in_child, metered
 from minidl.bench.memory import held
 from minidl.bench.pairs import Row, Spread, number, table, take_turns
 from minidl.check import examine
+from minidl.loader import ports
 from minidl.record.ports import TracedPorts
 from minidl.record.recorder import GROW_SLOTS
 from minidl.tracefile.format import RECORD
-from minidl.transport.queues import ReadyQueue
+from minidl.wire.queues import ReadyQueue
 
 
 # --- Pairs ------------------------------------------------------------------------------------------------------------

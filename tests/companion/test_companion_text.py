@@ -17,7 +17,7 @@ from minidl.companion.text import render, select
         ("2.4.4", "1 §2.4.4"),
         ("4 shutdown", "4 §shutdown"),
         ("task_assigned", "1 §2.4.4"),
-        ("minidl/dispatcher.py", "1 §2.4.4"),
+        ("minidl/loader/dispatcher.py", "1 §2.4.4"),
         ("_try_put_index", "1 §2.4.4"),
         ("Dispatcher.assign", "1 §2.4.4"),
         ("torch/utils/data/dataloader.py", "4 §shutdown"),

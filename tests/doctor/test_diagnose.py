@@ -670,7 +670,7 @@ def test_json_has_what_the_text_has_and_escapes_control_characters() -> None:
 # --- What may still be answered ---------------------------------------------------------------------------------------
 RECEIVES = Syscall("recvfrom", "", (9,), (9,), timeout=-1.0)
 ACCEPTS = Syscall("accept4", "", (6,), (6,), timeout=-1.0)
-OUR_WORKER = "/home/a/minidl/worker.py"
+OUR_WORKER = "/home/a/minidl/loader/worker.py"
 
 
 def connection(fd: int, inode: int, peer: int, about: str = "") -> Descriptor:

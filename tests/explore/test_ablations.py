@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from minidl import driver, iterators, ports, worker
 from minidl.explore.ablations import without
 from minidl.explore.guards import GUARDS
 from minidl.lab.ablation import TABLE, outcome
-from minidl.transport.queues import BoundedQueue
+from minidl.loader import driver, iterators, ports, worker
+from minidl.wire.queues import BoundedQueue
 
 with_all_guards = functools.cache(outcome)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidl.explore import diagrams
-from minidl.protocol import LOADER_TABLE, PIN_TABLE, WORKER_TABLE, LoaderState
+from minidl.loader.protocol import LOADER_TABLE, PIN_TABLE, WORKER_TABLE, LoaderState
 
 SVG = "{http://www.w3.org/2000/svg}"
 every_picture = pytest.mark.parametrize("name", diagrams.PICTURES)

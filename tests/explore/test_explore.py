@@ -21,10 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl
-from minidl import cli, protocol, shutdown
+from minidl import cli
 from minidl.check import examine
-from minidl.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
-from minidl.driver import Driver, Evidence, Get, Simple
 from minidl.explore import decisions, trace
 from minidl.explore import world as at
 from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM, UPSTREAM_LACKS, Configuration, Crash
@@ -34,11 +32,14 @@ from minidl.explore.guards import GUARDS, Guard
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, explore, shortest
 from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
-from minidl.messages import Result, ResumeIteration, WorkerExhausted
-from minidl.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
+from minidl.loader import protocol, shutdown
+from minidl.loader.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
+from minidl.loader.driver import Driver, Evidence, Get, Simple
+from minidl.loader.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.text import render
+from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 SMALL = Configuration("small", tasks=2, prefetch=1, may_break=True)
 GOOD = (
@@ -581,9 +582,9 @@ def test_a_guard_that_is_for_nothing_is_found_out(monkeypatch: pytest.MonkeyPatc
 # --- What the explorer found in the live loader -----------------------------------------------------------------------
 KILLED_WHILE_RESULTS_WAIT = """
 import time
-import minidl, minidl.worker, workloads as wl
+import minidl, minidl.loader.worker, workloads as wl
 
-minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
+minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 
 class Big(wl.Numbers):
     def __getitem__(self, index):

@@ -35,8 +35,8 @@ from course import (
     transport,
 )
 from minidl.analysis.verdict import Cause
-from minidl.dispatcher import STORED, Dispatcher
-from minidl.driver import JoinPin, Simple
+from minidl.loader.dispatcher import STORED, Dispatcher
+from minidl.loader.driver import JoinPin, Simple
 from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, FETCH, H2D, NEXT, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")

@@ -46,12 +46,12 @@ from workloads import (
 
 import minidl
 from minidl import cli
+from minidl.loader.protocol import LoaderState, WorkerState
 from minidl.playback import stepper
 from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import MessageStage, ProtocolState
 from minidl.playback.stepper import EVERY, Replay
 from minidl.playback.words import changes, describe
-from minidl.protocol import LoaderState, WorkerState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.reader import Trace, read_trace

@@ -29,9 +29,10 @@ import workloads as wl
 from torch.utils.data import DistributedSampler
 
 import minidl
-from minidl import driver, fetch, shutdown, worker
 from minidl.check import check
-from minidl.dispatcher import Dispatcher
+from minidl.data import fetch
+from minidl.loader import driver, shutdown, worker
+from minidl.loader.dispatcher import Dispatcher
 from minidl.record.observe import DERIVED, SEEN, UNSEEN
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Message, Phase, Track

@@ -15,12 +15,12 @@ import torch.utils.data
 from torch.utils.data import DataLoader
 
 import minidl
+from minidl.arena import arena
 from minidl.check import check
 from minidl.record.observe import observed_iterators
 from minidl.run import replaced
 from minidl.tracefile.events import Phase, QueueId
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.transport import arena
 
 pytestmark = [
     pytest.mark.live,

@@ -17,7 +17,7 @@ from torch.utils.data import _utils, dataloader
 from minidl.record.observe import observed_iterators
 from minidl.record.patches import patched
 from minidl.run import replaced
-from minidl.transport.tensors import reduce_storage
+from minidl.wire.tensors import reduce_storage
 
 INTERNAL = [
     (name, owner, key)

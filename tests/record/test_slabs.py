@@ -14,16 +14,16 @@ import recorded
 import torch
 
 import minidl
-from minidl.messages import RebuildFailure
+from minidl.arena.arena import FREE, KEPT, reading
 from minidl.record import recorder
 from minidl.record.recorder import TraceConfig
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedArena, TracedMappings, emit_mapped, forget_mapped
 from minidl.tracefile.events import EVENTS, SlabEnd, SlabSource
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.transport.arena import FREE, KEPT, reading
-from minidl.transport.message import dumps, rebuild
-from minidl.transport.tensors import filling
+from minidl.wire.message import dumps, rebuild
+from minidl.wire.messages import RebuildFailure
+from minidl.wire.tensors import filling
 
 WIDE = 20_000
 """Bytes that do not go inline."""

@@ -29,16 +29,16 @@ from oracle_twice import different
 from recorded import reordered, resumed, skipped, until_recorded
 
 import minidl
-from minidl import iterators, ports
+from minidl.arena.packets import TaskQueue
 from minidl.check import check
 from minidl.device import sim
-from minidl.dispatcher import Dispatcher
+from minidl.loader import iterators, ports
+from minidl.loader.dispatcher import Dispatcher
 from minidl.record import recorder
 from minidl.record.ports import TracedPorts
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import BY_NAME, EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.transport.packets import TaskQueue
 
 Order = Any  # "name", [Order, ...] in order, or (Order, ...) in any order
 
@@ -146,9 +146,9 @@ def one_share(directory: Path) -> None:
 
 SCRIPT = """
 import sys, time
-import minidl, minidl.worker, workloads as wl
+import minidl, minidl.loader.worker, workloads as wl
 
-minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.3
+minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 directory, what = sys.argv[1:3]
 if __name__ == "__main__":
     with minidl.trace(directory):
@@ -531,9 +531,9 @@ def test_torchs_collate_takes_its_shortcut_in_our_workers(tmp_path: Path) -> Non
 # --- A trace survives its process -------------------------------------------------------------------------------------
 JOURNAL = """
 import sys
-import minidl, minidl.worker, workloads as wl
+import minidl, minidl.loader.worker, workloads as wl
 
-minidl.worker.MP_STATUS_CHECK_INTERVAL = 0.2
+minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.2
 directory, journal = sys.argv[1:3]
 with minidl.trace(directory):
     iterator = iter(minidl.DataLoader(wl.Journal(10**6, journal), batch_size=3, num_workers=2))
@@ -603,9 +603,9 @@ def test_without_a_trace_nothing_is_wrapped() -> None:
     assert type(iterator._ports) is ports.Ports
     assert type(iterator._dispatcher) is Dispatcher
     kinds = {type(thing).__module__ for thing in [*iterator._index_queues, iterator._worker_result_queue]}
-    assert kinds == {"minidl.transport.queues"}
+    assert kinds == {"minidl.wire.queues"}
     assert {type(worker).__module__ for worker in iterator._workers} == {"multiprocessing.context"}
-    assert type(iterator._workers_done_event).__module__ == "minidl.transport.queues"
+    assert type(iterator._workers_done_event).__module__ == "minidl.wire.queues"
     assert type(iterator._sampler_iter).__module__ == "builtins"  # the sampler's own generator
     iterator.close()
     assert torch.UntypedStorage._new_shared == before

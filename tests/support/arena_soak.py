@@ -43,9 +43,9 @@ import torch
 import torch.multiprocessing as mp
 
 import minidl
-from minidl.transport.arena import FREE, KEPT
-from minidl.transport.arena_queue import ArenaQueue
-from minidl.transport.packets import Readable
+from minidl.arena.arena import FREE, KEPT
+from minidl.arena.arena_queue import ArenaQueue
+from minidl.arena.packets import Readable
 
 BOUND = 60.0
 WAYS = ("plain", "persistent", "unordered", "tee", "thread", "list", "alarmed", "alarmed unordered", "crowded")

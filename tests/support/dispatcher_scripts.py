@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from minidl.dispatcher import EPOCH_END, STALE, STORED, Assignment, Deliver, Dispatcher, DispatchError, Wait
+from minidl.loader.dispatcher import EPOCH_END, STALE, STORED, Assignment, Deliver, Dispatcher, DispatchError, Wait
 
 
 # --- The script -------------------------------------------------------------------------------------------------------

@@ -30,24 +30,25 @@ import torch.utils.data
 from holdings import Holdings
 
 import minidl
-import minidl.driver
-import minidl.pin_memory
-import minidl.worker
-from minidl import signal_handling
+import minidl.loader.driver
+import minidl.loader.pin_memory
+import minidl.loader.worker
+from minidl.arena.arena import TAKEN
 from minidl.device.loader import DeviceLoader
-from minidl.transport.arena import TAKEN
+from minidl.wire import signal_handling
 
 CODE = {
     f"minidl.{name}"
     for name in (
-        "dataloader", "device.loader", "device.streams", "dispatcher", "driver", "fetch", "frameworks", "iterators",
-        "kept", "liveness", "messages", "pin_memory", "ports", "progress", "protocol", "resume", "sampler", "shutdown",
-        "signal_handling", "stateful", "transport.arena", "transport.arena_queue", "transport.arguments",
-        "transport.atomic", "transport.message", "transport.packets", "transport.queues", "transport.tensors", "worker",
+        "arena.arena", "arena.arena_queue", "arena.packets", "data.fetch", "data.sampler", "device.loader",
+        "device.streams", "loader.dataloader", "loader.dispatcher", "loader.driver", "loader.iterators",
+        "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress", "loader.protocol", "loader.shutdown",
+        "loader.worker", "resume.frameworks", "resume.position", "resume.stateful", "wire.arguments", "wire.atomic",
+        "wire.message", "wire.messages", "wire.queues", "wire.signal_handling", "wire.tensors",
     )
 }  # fmt: skip
 
-FEEDER = {"multiprocessing.queues", "minidl.transport.message", "minidl.transport.queues", "minidl.transport.tensors"}
+FEEDER = {"multiprocessing.queues", "minidl.wire.message", "minidl.wire.queues", "minidl.wire.tensors"}
 """What a worker's feeder thread runs."""
 
 NOT_OURS = ("__del__", "handler", "_in_a_step")
@@ -133,7 +134,7 @@ def _is_handed_over(frame: FrameType) -> bool:
     module, name = frame.f_globals["__name__"], frame.f_code.co_name
     if name != "__next__":
         return False
-    if module == "minidl.iterators":
+    if module == "minidl.loader.iterators":
         return "data" in frame.f_locals and (own._effect is None or own._in_hand in own._record.course.log)
     return module == "minidl.device.loader" and "batch" in frame.f_locals
 
@@ -579,8 +580,8 @@ def sweep(name: str, loader: str, steps: str = "line", stride: int = 1, first: i
 @contextlib.contextmanager
 def short_polls() -> Iterator[None]:
     """Workers that die are found dead soon."""
-    modules: list[Any] = [minidl.driver, minidl.pin_memory, minidl.worker]
-    before = minidl.driver.MP_STATUS_CHECK_INTERVAL
+    modules: list[Any] = [minidl.loader.driver, minidl.loader.pin_memory, minidl.loader.worker]
+    before = minidl.loader.driver.MP_STATUS_CHECK_INTERVAL
     for module in modules:
         module.MP_STATUS_CHECK_INTERVAL = 0.5
     try:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import minidl
-from minidl.errors import StateMismatchError
+from minidl.wire.errors import StateMismatchError
 
 LENGTH, BATCH, EPOCHS = 12, 2, 3
 STEPS = LENGTH // BATCH

@@ -1,8 +1,8 @@
 """How much of the loader's core its tests hold fast: the code is changed in small ways, and a test should notice.
 
     pip install mutmut psutil
-    python tests/support/mutants.py 'minidl.driver.*' tests/test_driver.py -m 'not live'   # then, for what survives:
-    python tests/support/mutants.py 'minidl.driver.*' tests/test_driver.py tests/test_live.py -m live
+    python tests/support/mutants.py 'minidl.loader.driver.*' tests/loader/test_driver.py -m 'not live'
+    python tests/support/mutants.py 'minidl.loader.driver.*' tests/loader/test_driver.py -m live    # what survives
     python tests/support/mutants.py          # each module's score, and survivors without a reason: then exit code 1
 
 The first arguments choose mutants, and the rest are pytest's. `mutmut` makes the mutants, in the folder `mutants`; what
@@ -235,7 +235,7 @@ def results() -> Iterator[tuple[str, str, str]]:
 
 
 def function_of(name: str) -> str:
-    """`minidl.driver.xǁDriverǁclose__mutmut_3` is one of `driver:Driver.close`."""
+    """`minidl.loader.driver.xǁDriverǁclose__mutmut_3` is one of `driver:Driver.close`."""
     module, _, function = name.partition("__mutmut_")[0].removeprefix("minidl.").rpartition(".")
     return f"{module}:{function.replace('xǁ', '').replace('ǁ', '.') if 'ǁ' in function else function[2:]}"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from minidl.distributed import DistributedRandomSampler, DistributedSequentialSampler
+from minidl.data.distributed import DistributedRandomSampler, DistributedSequentialSampler
 
 _HERE = Path(__file__).parent
 _DATA = _HERE / "data" / "cpp_samplers.json"

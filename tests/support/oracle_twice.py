@@ -17,13 +17,15 @@ import torch
 import torch.utils.data
 import torch.utils.data._utils.collate
 
-import minidl.collate
-import minidl.dataset
-import minidl.distributed
-import minidl.sampler
-import minidl.worker_info
+import minidl.data.collate
+import minidl.data.dataset
+import minidl.data.distributed
+import minidl.data.sampler
+import minidl.loader.worker_info
 
-MODULES = (minidl.dataset, minidl.sampler, minidl.distributed, minidl.collate, minidl.worker_info)
+MODULES = (
+    minidl.data.dataset, minidl.data.sampler, minidl.data.distributed, minidl.data.collate, minidl.loader.worker_info,
+)  # fmt: skip
 MINIDL = SimpleNamespace(**{name: value for module in MODULES for name, value in vars(module).items()})
 TORCH = SimpleNamespace(**(vars(torch.utils.data._utils.collate) | vars(torch.utils.data)))
 Program = Callable[[Any], Any]

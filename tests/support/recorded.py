@@ -26,11 +26,11 @@ import workloads as wl
 from kill_resume import Case
 
 import minidl
+from minidl.arena import arena
 from minidl.device import sim
 from minidl.record import recorder
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.transport import arena
 
 PLACE = Path(tempfile.mkdtemp(prefix="minidl-recorded-"))
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)

@@ -21,8 +21,7 @@ import torch
 import torch.utils.data
 
 import minidl
-import minidl.worker as worker_module
-from minidl import signal_handling
+import minidl.loader.worker as worker_module
 from minidl.device import sim
 
 # Some of them are for the tests that import this module.
@@ -41,6 +40,7 @@ from minidl.lab.faulty import (  # noqa: F401
 from minidl.lab.faulty import (
     SharedStream as Stream,
 )
+from minidl.wire import signal_handling
 
 
 # --- Datasets that answer ---------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def not_shared(samples: list[Any]) -> Any:
 
 def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
     """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which somebody is stuck."""
-    from minidl import driver, pin_memory
+    from minidl.loader import driver, pin_memory
 
     for module in (driver, pin_memory, worker_module):
         monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", seconds)

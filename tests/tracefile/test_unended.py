@@ -17,8 +17,8 @@ from minidl.analysis.story import story
 from minidl.analysis.summary import summary
 from minidl.analysis.top import follow
 from minidl.check import examine
+from minidl.loader.protocol import WorkerState
 from minidl.playback.stepper import Replay
-from minidl.protocol import WorkerState
 from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError

@@ -87,7 +87,7 @@ def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tup
     assert f"minidl: {trace.watched.said[0]}\n" in done.stderr
     assert f"next: minidl doctor {tmp_path / 'trace'}" in trace.watched.said[0]
     (uncaught,) = trace.described("uncaught")
-    assert uncaught["error"].startswith("minidl.errors.LoaderHangError")
+    assert uncaught["error"].startswith("minidl.wire.errors.LoaderHangError")
 
     (main,) = [process for process in trace.processes if process.role == "loader"]
     looks = [one for one in trace.watched.looks if one.stall.what == NEXT]

@@ -15,9 +15,9 @@ import torch
 import torch.utils.data
 
 if os.environ.get("MINIDL_TRANSPORT") == "arena":
-    import minidl.transport.arena
+    import minidl.arena.arena
 
-    minidl.transport.arena.INLINE = 0  # the programs' batches are small, and would all travel in the message
+    minidl.arena.arena.INLINE = 0  # the programs' batches are small, and would all travel in the message
 
 
 class Numbers(torch.utils.data.Dataset[Any]):

@@ -1,0 +1,1 @@
+"""Transport "arena": batches in slabs of memory that are used again."""

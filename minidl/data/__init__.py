@@ -1,0 +1,1 @@
+"""The user's side: datasets, samplers, what makes a batch of samples."""

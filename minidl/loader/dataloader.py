@@ -1,0 +1,480 @@
+"""`DataLoader`: the options, what follows from them, and an iterator for each epoch.
+
+The iterators are in `iterators.py`; which options exclude each other is checked here, in torch's words. Article 1 §2.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import multiprocessing.context
+import os
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.multiprocessing
+import torch.utils.data
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data.dataset import IterableDataset
+from typing_extensions import Self
+
+from minidl.arena.arena import Host, budget
+from minidl.data.fetch import _DatasetKind
+from minidl.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
+from minidl.live_repr import LiveRepr, counted
+from minidl.loader.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from minidl.resume import frameworks, stateful
+
+T_co = TypeVar("T_co", covariant=True)
+
+_FIXED_AFTER_INIT = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+
+
+class _InfiniteConstantSampler(Sampler[None], torch.utils.data.dataloader._InfiniteConstantSampler):
+    """Index None forever: an iterable dataset decides by itself when it ends."""
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
+
+
+class _LiveIterators(weakref.WeakSet[_BaseDataLoaderIter]):
+    """A loader's iterators, for `close()` to end. They belong to one process: a pickle or a deep copy begins empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LiveIterators, ()
+
+
+class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
+    """Iterates over a dataset in batches, optionally through worker processes. Same constructor as torch 2.13's.
+
+    dataset: map-style (`__getitem__`, `__len__`) or iterable-style (an `IterableDataset`, minidl's or torch's).
+    batch_size: samples per batch; None turns collation off and yields samples.
+    shuffle: a RandomSampler in place of a SequentialSampler. sampler: an iterable of indices.
+    batch_sampler: an iterable of lists of indices, in place of batch_size, shuffle, sampler and drop_last.
+    drop_last: leave out an incomplete batch.
+    num_workers: processes; 0 loads in this one. prefetch_factor: tasks in flight per worker (default 2).
+    persistent_workers: keep the processes from one epoch to the next. in_order: yield batches in the sampler's order.
+    collate_fn: samples -> batch. worker_init_fn: called in each worker with its id, after seeding.
+    pin_memory: copy batches to page-locked memory for the current accelerator; a `DeviceLoader` over transport="arena"
+    has the transport's own memory page-locked in place of that. pin_memory_device: deprecated, ignored.
+    timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
+    multiprocessing_context: "fork", "spawn", "forkserver", or a context.
+
+    state_every (not torch's): workers send the state of an iterable dataset that has one along with every so many
+    batches, so that `load_state_dict` makes a worker fetch and drop fewer than these; None: at the ends of epochs
+    alone, and it drops all before. The state of a map dataset that has one goes along with each batch.
+
+    transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
+    is used again (see `arena.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
+    MINIDL_ARENA_BYTES, 2G by default, is what each worker keeps of that memory for use again.
+
+    Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
+    torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
+    resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    num_workers: int
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    sampler: Any
+    pin_memory_device: str
+    prefetch_factor: int | None
+    _iterator: _BaseDataLoaderIter | None
+    __initialized = False
+    _keeps_state = True
+    """Whether datasets and samplers are asked for states: not where `minidl run` puts the loader in torch's place."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        state_every: int | None = None,
+        transport: str | None = None,
+    ) -> None:
+        _refuse_datapipes(dataset)
+        self.num_workers = num_workers
+        self.prefetch_factor = _checked_prefetch_factor(num_workers, timeout, prefetch_factor, persistent_workers)
+        self.dataset = dataset
+        self.pin_memory = pin_memory
+        self.pin_memory_device = pin_memory_device
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.in_order = in_order
+        self.transport = checked_transport(transport)
+        # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
+        self._dataset_kind = _kind_of(dataset, shuffle, sampler, batch_sampler)
+        batch_size, drop_last = _checked_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        if sampler is None:
+            sampler = self._default_sampler(bool(shuffle), generator)
+        if batch_size is not None and batch_sampler is None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.generator = generator
+        # Frameworks ask whether the function is torch's default. `collate.ours` puts ours in its place if it is called.
+        if collate_fn is None:
+            collate_fn = torch_collate.default_collate if self._auto_collation else torch_collate.default_convert
+        self.collate_fn = collate_fn
+        self.persistent_workers = persistent_workers
+        self.__initialized = True
+        self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]  # torch's stub says None
+        self._iterator = None
+        self._live_iterators = _LiveIterators()
+        self.state_every = _checked_state_every(state_every)
+        self._given: stateful.State | None = None  # to resume from at the next iter()
+        self._told_at_load: int | None = None  # the sampler's epoch when that was loaded
+        self._record: stateful.Record | None = None  # of the epoch that iter() has begun last
+        self._made_at = users_line(self)
+        self.check_worker_number_rationality()
+
+    def _default_sampler(self, shuffle: bool, generator: torch.Generator | None) -> Iterable[Any]:
+        if self._dataset_kind == _DatasetKind.Iterable:
+            return _InfiniteConstantSampler()
+        return RandomSampler(self.dataset, generator=generator) if shuffle else SequentialSampler(self.dataset)
+
+    def _get_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        return self._make_iterator(host)
+
+    def _make_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        iterator: _BaseDataLoaderIter
+        if self.num_workers == 0:
+            iterator = _SingleProcessDataLoaderIter(self)
+        else:
+            self.check_worker_number_rationality()
+            iterator = _MultiProcessingDataLoaderIter(self, host)
+        self._live_iterators.add(iterator)
+        return iterator
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        return self._iterate()
+
+    def iterate_for(self, host: Host) -> Iterator[T_co]:
+        """As iter(), for who copies each batch to a device and keeps it until the copy has ended, as DeviceLoader does.
+
+        With transport="arena", pin_memory=True and workers, `host` page-locks the slabs, and there is no pin thread.
+        """
+        own = type(self).__iter__ is DataLoader.__iter__ and type(self)._get_iterator is DataLoader._get_iterator
+        if own and self.transport == "arena" and self.pin_memory and self.num_workers > 0:
+            return self._iterate(host)
+        return iter(self)
+
+    def _iterate(self, host: Host | None = None) -> _BaseDataLoaderIter:
+        given, counted = frameworks.goes_on(self, self._given)
+        if given is not self._given:
+            self.load_state_dict(given or {})
+        loaded = self._given
+        try:
+            iterator = self._iterator_for(host)
+            if counted:
+                next(iterator, None)  # its end, unless the framework ends epochs before
+                if not self.persistent_workers:
+                    iterator.close()
+                stateful.tell_next(self, given or {})  # Lightning does it after iter(), too late for workers
+                iterator = self._iterator_for(host)
+            return iterator
+        except BaseException:
+            self._given = loaded  # the program has no iterator: the next one goes on from there
+            raise
+
+    def _iterator_for(self, host: Host | None) -> _BaseDataLoaderIter:
+        # A subclass may have a _get_iterator that takes no host, as torch's.
+        make = self._get_iterator if host is None else functools.partial(self._get_iterator, host)
+        if not (self.persistent_workers and self.num_workers > 0):
+            return make()
+        if self._given is not None and self._iterator is not None:
+            self._iterator.close()  # its workers are where they are: others begin where the state says
+        if self._iterator is not None and (self._iterator._host is None) != (host is None):
+            self._iterator.close()  # nobody else may have batches in slabs that are page-locked
+        if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
+            self._iterator = None
+        if self._iterator is None:
+            self._iterator = make()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
+
+    def _phrases(self) -> Iterator[str]:
+        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
+        yield f"{type(self.dataset).__name__} by {type(sampler).__name__}, batch_size {self.batch_size}"
+        options = ("persistent_workers", "pin_memory", "drop_last")
+        yield ", ".join((counted(self.num_workers, "worker"), *(name for name in options if getattr(self, name))))
+        if self.prefetch_factor is not None:
+            yield f"prefetch_factor {self.prefetch_factor}"
+        if self.timeout:
+            yield f"timeout {self.timeout:g} s"
+        yield counted(len(self._live_iterators), "live iterator")
+        yield f"made at {os.path.basename(self._made_at)}"
+
+    def __len__(self) -> int:
+        """Batches per epoch (samples, where nothing is batched).
+
+        For an iterable dataset an estimate from `len(dataset)`, which is remembered: a loader that then yields more
+        than `len(dataset)` warns. Raises TypeError where the dataset has no length.
+        """
+        if self._dataset_kind != _DatasetKind.Iterable:
+            return len(self._index_sampler)
+        length = self._IterableDataset_len_called = len(self.dataset)
+        if self.batch_size is None:
+            return length
+        return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.
+
+        In an epoch: the place after the last batch; no batches follow it if that was the epoch's last. Before the first
+        epoch, and after StopIteration: the beginning of the next. Lightning's own counters go before: see `frameworks`.
+        A batch counts when next() returns it: after a Ctrl-C inside next() it comes again.
+        """
+        return copy.deepcopy(self._given) if self._given is not None else stateful.saved(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` at the next iter(); {} = begin a new epoch there. An iterator that lives goes on.
+
+        That iter() sets torch's global random state, and the generators of loader and sampler, to what they were when
+        the state was taken. It raises ValueError if the loader has another number of workers or ranks, another batch
+        size or kind of dataset, which is an AssertionError, too, as torchdata's; a map dataset without a state of its
+        own may have another number of workers. Raises TypeError or ValueError for what is no state of a loader.
+        """
+        self._given = stateful.checked(state_dict) if state_dict else None
+        self._record, self._told_at_load = None, stateful.told_epoch(self)
+
+    def close(self) -> None:
+        """End every iterator that is still going, with its workers; the loader can be iterated over again after it."""
+        for iterator in tuple(self._live_iterators):
+            iterator.close()
+        self._iterator = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def _auto_collation(self) -> bool:
+        return self.batch_sampler is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What gives a task its indices: the batch sampler, or the sampler where nothing is batched."""
+        return self.batch_sampler if self._auto_collation else self.sampler
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """The context that processes, queues and events come from; None = torch's default."""
+        return self.__multiprocessing_context
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, multiprocessing_context: Any) -> None:
+        self.__multiprocessing_context = _checked_context(multiprocessing_context, self.num_workers)
+
+    def __setattr__(self, attr: str, val: Any) -> None:
+        if self.__initialized and attr in _FIXED_AFTER_INIT:
+            raise ValueError(f"{attr} attribute should not be set after {self.__class__.__name__} is initialized")
+        super().__setattr__(attr, val)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn where more workers are asked for than this process may use CPUs."""
+        if not self.num_workers:
+            return
+        affinity = hasattr(os, "sched_getaffinity")
+        cpus = len(os.sched_getaffinity(0)) if affinity else os.cpu_count()
+        if cpus is not None and self.num_workers <= cpus:
+            return
+        if cpus is None:
+            suggestion = "DataLoader is not able to compute a suggested max number of worker in current system."
+        else:
+            suggestion = (
+                f"Our suggested max number of worker in current system is {cpus}"
+                f"{'' if affinity else ' (`cpuset` is not taken into account)'}, which is smaller "
+                "than what this DataLoader is going to create."
+            )
+        warnings.warn(
+            f"This DataLoader will create {self.num_workers} worker processes in total. {suggestion} "
+            "Please be aware that excessive worker creation might get DataLoader running slow or even freeze, "
+            "lower the worker number to avoid potential slowness/freeze if necessary.",
+            stacklevel=1,  # one place for the making and for each iter(): Python shows a warning once for each place
+        )
+
+
+def users_line(loader: Any) -> str:
+    """The line, as "/path/train.py:12", in which the program makes `loader`, which is in the making; "" if none is.
+
+    A subclass makes its loaders in its own `__init__`, a framework in its own code: the innermost line counts that is
+    in neither.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    passed = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if frame.f_locals.get("self") is not loader:
+            passed = passed or f"{name}:{frame.f_lineno}"
+            if not any(folder in name for folder in _LIBRARIES):
+                return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return passed
+
+
+_LIBRARIES = (os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class LoaderWithoutState(DataLoader[T_co]):
+    """What `minidl run` puts in torch's place: frameworks save the state of any loader that has one, torch's has none.
+
+    None in place of a method says to `isinstance` with a protocol that there is none, and `__getattribute__` says it to
+    `hasattr`. A subclass may define them.
+    """
+
+    _keeps_state = False
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if value is None and name in ("state_dict", "load_state_dict"):
+            kind = "DataLoader" if type(self).__module__.startswith("minidl.") else type(self).__name__
+            raise AttributeError(
+                f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
+                "`from minidl import DataLoader` has one"
+            )
+        return value
+
+
+def _refuse_datapipes(dataset: Any) -> None:
+    pipes = tuple(
+        getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
+    )
+    if isinstance(dataset, pipes):
+        raise NotImplementedError(
+            f"minidl.DataLoader does not load DataPipes (got {type(dataset).__name__}): "
+            "use torch.utils.data.DataLoader for them"
+        )
+
+
+def _checked_prefetch_factor(
+    num_workers: int, timeout: float, prefetch_factor: int | None, persistent_workers: bool
+) -> int | None:
+    if num_workers < 0:
+        raise ValueError("num_workers option should be non-negative; use num_workers=0 to disable multiprocessing.")
+    if timeout < 0:
+        raise ValueError("timeout option should be non-negative")
+    if num_workers == 0 and prefetch_factor is not None:
+        raise ValueError(
+            "prefetch_factor option could only be specified in multiprocessing."
+            "let num_workers > 0 to enable multiprocessing, otherwise set prefetch_factor to None."
+        )
+    if num_workers > 0 and prefetch_factor is None:
+        prefetch_factor = 2
+    elif prefetch_factor is not None and prefetch_factor < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+    if persistent_workers and num_workers == 0:
+        raise ValueError("persistent_workers option needs num_workers > 0")
+    return prefetch_factor
+
+
+TRANSPORTS = ("upstream", "arena")
+
+
+def checked_transport(transport: str | None) -> str:
+    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one.
+
+    Raises ValueError if it is unknown, or if MINIDL_ARENA_BYTES is no number of bytes.
+    """
+    name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
+    if name not in TRANSPORTS:
+        source = "" if transport else " (from MINIDL_TRANSPORT)"
+        raise ValueError(f"transport={name!r}{source}: give one of {', '.join(map(repr, TRANSPORTS))}")
+    if name == "arena":
+        budget()
+    return name
+
+
+def _checked_state_every(state_every: int | None) -> int | None:
+    if state_every is not None and (not isinstance(state_every, int) or state_every < 1):
+        raise ValueError(f"state_every should be a positive number of batches, or None, but got {state_every!r}")
+    return state_every
+
+
+def _kind_of(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> int:
+    """The dataset's kind; ValueError for options that mean nothing for an iterable one."""
+    if not isinstance(dataset, IterableDataset):
+        return _DatasetKind.Map
+    for name, value, absent in (
+        ("shuffle", shuffle, shuffle in {False, None}),
+        ("sampler", sampler, sampler is None),
+        ("batch_sampler", batch_sampler, batch_sampler is None),
+    ):
+        if not absent:
+            raise ValueError(
+                f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}"
+            )
+    return _DatasetKind.Iterable
+
+
+def _checked_batching(
+    batch_size: int | None, shuffle: bool | None, sampler: Any, batch_sampler: Any, drop_last: bool
+) -> tuple[int | None, bool]:
+    """batch_size and drop_last as the loader keeps them."""
+    if sampler is not None and shuffle:
+        raise ValueError("sampler option is mutually exclusive with shuffle")
+    if batch_sampler is not None:
+        if batch_size != 1 or shuffle or sampler is not None or drop_last:
+            raise ValueError(
+                "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+            )
+        return None, False
+    if batch_size is None and drop_last:
+        raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
+    return batch_size, drop_last
+
+
+def _checked_context(context: Any, num_workers: int) -> Any:
+    if context is None:
+        return None
+    if num_workers <= 0:
+        raise ValueError(
+            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), "
+            f"but got num_workers={num_workers}"
+        )
+    if isinstance(context, str):
+        valid = torch.multiprocessing.get_all_start_methods()
+        if context not in valid:
+            raise ValueError(
+                f"multiprocessing_context option should specify a valid start method in {valid!r}, but got "
+                f"multiprocessing_context={context!r}"
+            )
+        context = torch.multiprocessing.get_context(context)
+    if not isinstance(context, multiprocessing.context.BaseContext):
+        raise TypeError(
+            "multiprocessing_context option should be a valid context object or a string specifying the start method, "
+            f"but got multiprocessing_context={context}"
+        )
+    return context

@@ -1,0 +1,546 @@
+"""What the loader does next: pure decisions around the dispatcher, returned as effects that an actor performs.
+
+Theory of operation
+-------------------
+A `Driver` owns the dispatcher (which task to whom) and the loader's lifecycle (what may happen when). An actor calls an
+*input*, gets one *effect*, performs it, and reports with the next input:
+
+    effect      performed by                                    answered by
+    DRAW        asking the sampler for an index                 drawn(index), sampler_ended()
+    Assignment  putting the task into the worker's queue        done()
+    Get         reading one message, for at most `timeout`      received(message), nothing_came(evidence)
+    Deliver     giving the batch to the consumer                yielded(), or failed() for an error
+    SHUT_DOWN   running the shutdown: close(), then its steps   done()
+    END         StopIteration; nothing is left to do            next(), resume()
+    READY       nothing: an epoch has begun                     next()
+    Raise       raising the error that it names                 failed()
+    any other   one step, see its docstring                     done()
+
+An epoch begins with `begin` or `resume`; `next` asks for one batch; `close` begins the shutdown, at any time: also from
+the sampler or from a signal handler, between an effect and its answer. That answer then returns END. If performing an
+effect raises, the actor calls `failed` (in an epoch) or `interrupted` (in the shutdown). If a signal's handler has
+raised before the answer, the actor may perform the effect `again`.
+
+What is decided (article 1 §2.4; article 4 §shutdown):
+
+1. An epoch begins with `capacity` draws. Each batch that is yielded is first replaced by one more task.
+2. A worker whose iterable has ended gets its sentinel, unless it is persistent, and one more task goes to the others.
+3. A sentinel is sent to each worker once, and counts as sent when `done` answers it. Upstream's shutdown sends another
+   one to a persistent worker that was found dead; nothing reads it.
+4. The pin-memory thread is stopped before the workers are. Every join is bounded. A worker that is still alive then is
+   terminated, and at last killed. After an interruption the shutdown skips to these last steps. A second `close` does
+   nothing.
+
+No processes, queues, clocks or tensors here. The live iterator, `minidl explore` and `minidl bench` run this class.
+`freeze` and `thaw` save and restore the state. `Policy` removes single guards, for the explorer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from minidl.live_repr import LiveRepr, counted, numbers
+from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState, ProtocolError
+from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
+
+MP_STATUS_CHECK_INTERVAL = 5.0
+"""Seconds that a wait for another actor lasts before the actor's life is checked, and that a join may last."""
+
+_NEVER_BEGAN = (
+    "next() on an iterator whose new epoch has not begun: iter(loader) has raised an error, or still runs in another "
+    "thread. Call iter(loader) again; if that error named a worker that died, make a new DataLoader, since persistent "
+    "workers are started only once"
+)
+
+
+# --- Effects ----------------------------------------------------------------------------------------------------------
+class Simple(enum.Enum):
+    """Effects without arguments."""
+
+    DRAW = "ask the sampler for an index"
+    READY = "the epoch has begun"
+    SHUT_DOWN = "the epoch is over, and the workers are not persistent"
+    END = "stop"
+    SET_PIN_DONE = "set the pin thread's done event"
+    WAKE_PIN = "put a sentinel into the result queue"
+    CLOSE_RESULT_QUEUE = "cancel the join of its feeder, and close it"
+    SET_WORKERS_DONE = "set the workers' done event"
+    CLOSE_INDEX_QUEUES = "cancel the joins of their feeders, and close them"
+    FORGET_WORKERS = "SIGCHLD of these workers raises no more"
+
+
+DRAW: Final = Simple.DRAW
+READY: Final = Simple.READY
+SHUT_DOWN: Final = Simple.SHUT_DOWN
+END: Final = Simple.END
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read one message; timeout in seconds, None = without a bound."""
+
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PutResume:
+    """Put the message that begins epoch number `epoch` into the worker's queue."""
+
+    worker_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutSentinel:
+    """Put a sentinel into the worker's queue."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDeath:
+    """Note that a liveness check has found the worker (PIN: the pin thread) dead."""
+
+    who: int
+
+
+class Failure(enum.Enum):
+    """Why the loader raises an error of its own."""
+
+    WORKER_DIED = enum.auto()
+    PIN_THREAD_DIED = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Raise the error for `why`; workers: those that died, or the one that is waited for."""
+
+    why: Failure
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPin:
+    """Join the pin thread for at most `timeout` seconds; warn if it goes on. None = without a bound."""
+
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWorkers:
+    """Join the workers, one deadline of `timeout` seconds for all of them. None = without a bound."""
+
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """End the workers that are alive, by SIGTERM or, if `kill`, SIGKILL; join each for at most `timeout` seconds."""
+
+    kill: bool
+    timeout: float
+
+
+Effect = (
+    Simple
+    | Get
+    | Assignment
+    | Deliver
+    | PutResume
+    | PutSentinel
+    | NoteDeath
+    | Raise
+    | JoinPin
+    | JoinWorkers
+    | Terminate
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _WasTold:
+    """A step of a plan that the driver performs itself: this worker (PIN: the pin thread) has been told to leave."""
+
+    who: int
+
+
+PIN: Final = -1
+
+
+# --- Evidence and policy ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the actor sees after a `Get` that brought no message, or one that can't be rebuilt.
+
+    dead: exit codes of the workers that have ended. timed_out: the user's timeout has passed. jammed: whether the lock
+    of the result queue is held by a process that writes nothing; asked only if it matters, since it may take a second.
+    """
+
+    dead: Mapping[int, int | None]
+    pin_alive: bool = True
+    timed_out: bool = False
+    jammed: Callable[[], bool] = bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The driver's guards: False removes one. The names are those of `explore.configurations.Protocol`."""
+
+    sentinel: bool = True
+    exhausted_sentinel: bool = True
+    wake_pin: bool = True
+    workers_done: bool = True
+    pin_done: bool = True
+    pin_told_at_last: bool = True
+    loader_timeout: bool = True
+    liveness_check: bool = True
+    pin_liveness_check: bool = True
+    leavers_checked: bool = True
+    pin_first: bool = True
+    bounded_joins: bool = True
+    bounded_pin_join: bool = True
+    killed_at_last: bool = True
+    epochs_told_apart: bool = True
+
+
+POLICY: Final = Policy()
+
+
+# --- The driver -------------------------------------------------------------------------------------------------------
+class Driver(LiveRepr):
+    """The loader's decisions. See the module's docstring for the order of inputs and effects.
+
+    Raises DispatchError and ProtocolError for inputs that break the rules of the dispatcher or of the lifecycle.
+    timeout: the user's, in seconds, 0 = none.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        lifecycle: LoaderLifecycle,
+        *,
+        persistent: bool = False,
+        timeout: float = 0,
+        policy: Policy = POLICY,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.lifecycle = lifecycle
+        self.persistent = persistent
+        self.policy = policy
+        self.get = Get(timeout or (MP_STATUS_CHECK_INTERVAL if policy.loader_timeout else None))
+        self.pin = False  # whether there is a pin thread
+        self.epoch = 0
+        self.priming = 0  # draws that are left at the beginning of the epoch
+        self.missing = 0  # acknowledgements of the epoch that are waited for
+        self.delivering: Deliver | None = None  # the batch that is yielded once its successor is sent
+        self.plan: tuple[Any, ...] = ()  # steps that come next
+        self.told: list[bool] = []  # for each worker that was started: whether its sentinel was sent
+        self.pin_told = False
+        self.closed = False  # the shutdown has begun
+        self.abandoned = False  # ... and was interrupted
+
+    def _phrases(self) -> Iterator[str]:
+        yield f"{self.lifecycle.state.name} in epoch {self.epoch}"
+        yield from self.dispatcher._counts()
+        if self.priming:
+            yield f"{counted(self.priming, 'draw')} of the first {self.dispatcher.capacity} left"
+        if self.missing:
+            yield f"{counted(self.missing, 'acknowledgement')} missing"
+        if self.delivering is not None:
+            yield f"task {self.delivering.idx} is yielded next"
+        for step in [step for step in self.plan if not isinstance(step, (LoaderEvent, _WasTold))][:1]:
+            yield f"after this step {getattr(step, 'name', step)}"
+        if told := [worker for worker, is_told in enumerate(self.told) if is_told]:
+            yield f"told to leave: {numbers('worker', told)}"
+        if self.pin_told:
+            yield "told to leave: pin thread"
+        if self.abandoned:
+            yield "shutdown interrupted"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shutdown is over."""
+        return self.lifecycle.state is LoaderState.CLOSED
+
+    # --- The start ----------------------------------------------------------------------------------------------------
+    def worker_started(self) -> None:
+        """One more worker runs. Only those are told to leave, and joined."""
+        self.told.append(False)
+
+    def pin_started(self) -> None:
+        """The pin-memory thread runs."""
+        self.pin = True
+
+    def begin(self) -> Effect:
+        """Begin the first epoch. Article 1 §2.4.3."""
+        return self._prime()
+
+    def resume(self) -> Effect:
+        """Begin the next epoch: a message to every worker, and wait until all have acknowledged it."""
+        if self.lifecycle.allows(LoaderEvent.RAISE):  # an exception has interrupted `failed`
+            self.lifecycle.handle(LoaderEvent.RAISE)
+        self.lifecycle.handle(LoaderEvent.RESUME)
+        self.epoch += 1
+        self.dispatcher.reset()
+        self.delivering = None  # of a next() that was interrupted, and is not asked for again
+        self.missing = self.dispatcher.num_workers
+        return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.missing)), self.get)
+
+    def _acknowledged(self, message: Any) -> Effect:
+        """Count acknowledgements of this epoch; every other message belongs to an earlier epoch.
+
+        Also an acknowledgement may: of an epoch whose beginning was interrupted.
+        """
+        told_apart = self.policy.epochs_told_apart
+        self.missing -= isinstance(message, ResumeIteration) and (message.epoch == self.epoch or not told_apart)
+        return self.get if self.missing else self._prime()
+
+    def _prime(self) -> Effect:
+        self.lifecycle.handle(LoaderEvent.EPOCH_BEGIN)
+        self.priming = self.dispatcher.capacity
+        return DRAW
+
+    # --- One batch ----------------------------------------------------------------------------------------------------
+    def next(self) -> Effect:
+        """The consumer asks for a batch. Article 1 §2.4.7. Raises ProtocolError if the epoch has not begun."""
+        try:
+            self.lifecycle.handle(LoaderEvent.NEXT)
+        except ProtocolError:
+            if self.lifecycle.state in (LoaderState.RESUMING, LoaderState.PRIMING):
+                raise ProtocolError(_NEVER_BEGAN) from None
+            raise
+        return END if self.closed else self._step()
+
+    def again(self) -> None:
+        """The consumer asks for a batch again: the effect that was not answered is performed again."""
+        self.lifecycle.handle(LoaderEvent.NEXT)
+
+    def _step(self) -> Effect:
+        step = self.dispatcher.next_step()
+        if step is EPOCH_END:
+            self.lifecycle.handle(LoaderEvent.EPOCH_END)
+            return END if self.persistent else self._follow(SHUT_DOWN, END)
+        return self._deliver(step) if type(step) is Deliver else self.get
+
+    def _deliver(self, step: Deliver) -> Effect:
+        self.delivering = step
+        return DRAW
+
+    def drawn(self, index: Any) -> Effect:
+        """The sampler gave `index`: which worker gets the task. Article 1 §2.4.4."""
+        if self.closed:
+            return END
+        return self.dispatcher.assign(index) or self.done()
+
+    def sampler_ended(self) -> Effect:
+        """The sampler has no more indices."""
+        return self.done()
+
+    def done(self) -> Effect:
+        """The effect is performed: what comes next."""
+        if self.plan:
+            return self._go_on()
+        if self.closed:
+            return END
+        if self.delivering is not None:
+            step, self.delivering = self.delivering, None
+            return step
+        if not self.priming:
+            return self._step()
+        self.priming -= 1
+        if self.priming:
+            return DRAW
+        self.lifecycle.handle(LoaderEvent.PRIMED)
+        return READY
+
+    def received(self, message: Any) -> Effect:
+        """A message has come."""
+        if self.closed:
+            return END
+        if self.missing:
+            return self._acknowledged(message)
+        if type(message) is not Result:
+            raise DispatchError(f"{message} came in the middle of epoch {self.epoch}, where only results can")
+        if type(message.data) is WorkerExhausted:
+            return self._exhausted(message)
+        step = self.dispatcher.receive(message.idx, message.data)
+        return self._deliver(step) if type(step) is Deliver else self._step()
+
+    def _exhausted(self, result: Result) -> Effect:
+        """A worker's dataset has ended: it gets its sentinel, unless it is persistent; the others get one more task."""
+        worker = result.worker_id
+        self.dispatcher.exhausted(result.idx, worker)
+        leave = (
+            () if self.persistent else self._sentinel(worker) if self.policy.exhausted_sentinel else (_WasTold(worker),)
+        )
+        return self._follow(*leave, DRAW)
+
+    def yielded(self) -> None:
+        """The consumer has the batch."""
+        self.lifecycle.handle(LoaderEvent.YIELD)
+
+    def failed(self, *, again: bool = False) -> None:
+        """An error goes to the consumer, raised by an effect or by what it delivered.
+
+        again: the effect has no answer, and may be performed again.
+        """
+        if not (self.closed or again):
+            self.delivering, self.plan = None, ()
+        if self.lifecycle.allows(LoaderEvent.RAISE):
+            self.lifecycle.handle(LoaderEvent.RAISE)
+
+    # --- Nothing came -------------------------------------------------------------------------------------------------
+    def nothing_came(self, evidence: Evidence) -> Effect:
+        """A `Get` brought no message: check that each actor that could send one is alive. Article 4 §shutdown."""
+        if self.closed:
+            return END
+        died = self.deaths(evidence)
+        if died is not None:
+            return died
+        if evidence.timed_out:
+            info = self.dispatcher.task_info.get(self.dispatcher.rcvd_idx)
+            return Raise(Failure.TIMED_OUT, () if info is None else (info.worker_id,))
+        if not evidence.pin_alive and self.policy.pin_liveness_check:
+            return self._follow(NoteDeath(PIN), Raise(Failure.PIN_THREAD_DIED))
+        return self.get
+
+    def deaths(self, evidence: Evidence) -> Effect | None:
+        """What follows if a worker died before it was told to leave, or while the others depended on it; else None."""
+        if self.closed:
+            return END
+        failed = self._failed(evidence) if self.policy.liveness_check else []
+        if not failed:
+            return None
+        plan: list[Any] = []
+        for worker in failed:
+            plan.append(NoteDeath(worker))
+            plan += self._sentinel(worker)
+        return self._follow(*plan, Raise(Failure.WORKER_DIED, tuple(failed)))
+
+    def _failed(self, evidence: Evidence) -> list[int]:
+        """Workers that died with work to do; else those that died with the result queue's lock."""
+        failed = [worker for worker in evidence.dead if self.dispatcher.workers_status[worker]]
+        if failed or not self.policy.leavers_checked:
+            return failed
+        failed = [worker for worker, code in evidence.dead.items() if code != 0]
+        return failed if failed and evidence.jammed() else []
+
+    # --- The shutdown -------------------------------------------------------------------------------------------------
+    def close(self) -> Effect:
+        """Begin the shutdown, or go on with one that was interrupted; END if there is nothing to do.
+
+        If the interruption came before the pin thread was told to end, it is told now.
+        """
+        if self.abandoned:
+            self.abandoned = False
+            tell_pin = self.pin and not self.pin_told and self.policy.pin_done and self.policy.pin_told_at_last
+            return self._follow(*((Simple.SET_PIN_DONE, _WasTold(PIN)) if tell_pin else ()), *self._leftovers())
+        if self.closed:
+            return END
+        if not self.lifecycle.shut_down:  # else an exception has come between this and the next line
+            self.lifecycle.handle(LoaderEvent.SHUT_DOWN)
+        self.closed = True
+        self.delivering, self.priming, self.missing = None, 0, 0
+        pin = (*self._stop_pin(), LoaderEvent.PIN_STOPPED)
+        workers = (*self._signal(), LoaderEvent.SIGNALLED, *self._join(), LoaderEvent.JOINED)
+        if self.policy.pin_first:
+            return self._follow(*pin, *workers, *self._leftovers())
+        steps = (step for step in (*workers, *pin) if not isinstance(step, LoaderEvent))  # it forbids this order
+        return self._follow(*steps, *self._leftovers())
+
+    def interrupted(self) -> None:
+        """An error or a signal interrupted the shutdown; unless it is over, the next `close` goes on with leftovers."""
+        if self.closed:
+            self.plan, self.abandoned = (), not self.ended
+
+    def _stop_pin(self) -> tuple[Any, ...]:
+        """Set the thread's done event, wake it with a sentinel, join it for longer than its own timeout.
+
+        The sentinel may not arrive: a worker may have died with the queue's lock. The thread then looks at its done
+        event after its timeout. The join is bounded because the user's own pin_memory() may take any time.
+        """
+        if not self.pin:
+            return ()
+        return (
+            *((Simple.SET_PIN_DONE, _WasTold(PIN)) if self.policy.pin_done else ()),
+            *((Simple.WAKE_PIN,) if self.policy.wake_pin else ()),
+            JoinPin(2 * MP_STATUS_CHECK_INTERVAL if self.policy.bounded_pin_join else None),
+            Simple.CLOSE_RESULT_QUEUE,
+        )
+
+    def _signal(self) -> tuple[Any, ...]:
+        """Set the done event, then send a sentinel to each worker that has had none."""
+        if not self.told:
+            return ()
+        tell = range(len(self.told)) if self.policy.sentinel else ()
+        return (
+            *((Simple.SET_WORKERS_DONE,) if self.policy.workers_done else ()),
+            *(step for worker in tell for step in self._sentinel(worker, again=self.persistent)),
+        )
+
+    def _join(self) -> tuple[Any, ...]:
+        timeout = MP_STATUS_CHECK_INTERVAL if self.policy.bounded_joins else None
+        return JoinWorkers(timeout), Simple.CLOSE_INDEX_QUEUES
+
+    def _leftovers(self) -> tuple[Any, ...]:
+        """Terminate, and finally kill, the workers that did not leave.
+
+        The pids are forgotten after the joins, which end with the error if SIGCHLD has told that a worker was killed.
+        """
+        kill = (Terminate(kill=True, timeout=MP_STATUS_CHECK_INTERVAL),) if self.policy.killed_at_last else ()
+        return (
+            Simple.FORGET_WORKERS,
+            Terminate(kill=False, timeout=MP_STATUS_CHECK_INTERVAL),
+            *kill,
+            LoaderEvent.TERMINATED,
+            END,
+        )
+
+    def _sentinel(self, worker: int, *, again: bool = False) -> tuple[Any, ...]:
+        return () if self.told[worker] and not again else (PutSentinel(worker), _WasTold(worker))
+
+    # --- Plans --------------------------------------------------------------------------------------------------------
+    def _follow(self, *steps: Any) -> Effect:
+        self.plan = steps
+        return self._go_on()
+
+    def _go_on(self) -> Effect:
+        """The next effect of the plan; takes the steps before it that are the driver's own."""
+        while True:
+            step, self.plan = self.plan[0], self.plan[1:]
+            if isinstance(step, LoaderEvent):
+                self.lifecycle.handle(step)
+            elif not isinstance(step, _WasTold):
+                return step  # type: ignore[no-any-return]
+            elif step.who == PIN:
+                self.pin_told = True
+            else:
+                self.told[step.who] = True
+                self.dispatcher.worker_unavailable(step.who)
+
+    # --- A state put aside --------------------------------------------------------------------------------------------
+    def freeze(self) -> Frozen:
+        """The state as a tuple, which is hashable if the indices and the data are; `thaw` restores it.
+
+        It leaves out the constructor's other arguments, and whether there is a pin thread.
+        """
+        step = self.delivering
+        return (
+            self.lifecycle.state, self.dispatcher.freeze(), self.epoch, self.priming, self.missing,
+            None if step is None else (step.idx, step.worker_id, step.data), self.plan, tuple(self.told), self.pin_told,
+            self.closed, self.abandoned,
+        )  # fmt: skip
+
+    def thaw(self, frozen: Frozen) -> None:
+        """Continue from a state that `freeze` returned."""
+        (
+            self.lifecycle.state, dispatcher, self.epoch, self.priming, self.missing,
+            step, self.plan, told, self.pin_told, self.closed, self.abandoned,
+        ) = frozen  # fmt: skip
+        self.dispatcher.thaw(dispatcher)
+        self.delivering = None if step is None else Deliver(*step)
+        self.told = list(told)

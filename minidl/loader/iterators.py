@@ -1,0 +1,736 @@
+"""The two iterators of a loader: over the dataset in this process, or in worker processes with prefetching.
+
+Read `_MultiProcessingDataLoaderIter` from top to bottom beside article 1 §2.4: `__init__` starts the workers and the
+pin-memory thread, `_reset` begins an epoch and primes the prefetch loop, `_try_put_index` sends one task, `_next_data`
+yields one batch. What comes next: `driver.Driver` decides, and the iterator performs its effects. Which task, which
+worker, whose turn: `dispatcher.Dispatcher`. Who may do what: `protocol`. How it ends: `shutdown`. Who died: `liveness`.
+Everything that touches another process or thread comes from `ports`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import pickle
+import queue
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import torch
+import torch.multiprocessing
+import torch.utils.data.dataloader
+from torch._C._profiler import _RecordFunctionFast
+from typing_extensions import Self
+
+from minidl.arena.arena import Host
+from minidl.data import collate
+from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
+from minidl.live_repr import LiveRepr
+from minidl.loader import liveness, ports
+from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher
+from minidl.loader.driver import (
+    DRAW,
+    END,
+    READY,
+    Driver,
+    Effect,
+    Failure,
+    Get,
+    NoteDeath,
+    PutResume,
+    PutSentinel,
+    Raise,
+    Simple,
+)  # fmt: skip
+from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
+from minidl.loader.progress import ProgressBoard
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
+from minidl.loader.shutdown import Crew
+from minidl.loader.worker import Users, WorkerSpec, _worker_loop
+from minidl.resume import frameworks, stateful
+from minidl.resume.position import Course
+from minidl.wire import signal_handling
+from minidl.wire.arguments import Parcel
+from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
+from minidl.wire.queues import start_tracker_apart
+from minidl.wire.tensors import NotHandedOverError, patience
+
+# Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
+# sees plain classes instead, because our methods have other signatures.
+if TYPE_CHECKING:
+
+    class _TorchSingle: ...
+
+    class _TorchMulti: ...
+else:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchMulti
+    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchSingle
+
+Loader: TypeAlias = Any
+"""A `dataloader.DataLoader`, whose module imports this one."""
+
+
+def _labelled(name: str) -> AbstractContextManager[Any]:
+    """A label for profilers around one `__next__`, as upstream's.
+
+    `record_function` costs 5 µs even if no profiler runs, so it is used only if one does. `_RecordFunctionFast` also
+    reaches observers that are registered in C++, which the flag does not count.
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.autograd.profiler.record_function(name)
+    return _RecordFunctionFast(name)
+
+
+_DECIDING: Any = object()
+"""In place of the effect to perform: the driver decides, or the batch is handed over."""
+
+_INTERRUPTED = (
+    "next() on an iterator whose last next() was interrupted by an exception, for example Ctrl-C, while it stored a "
+    "batch: that batch may be lost, so the epoch can't go on. Call iter(loader) for a new epoch, or give a new loader "
+    "the state that was saved last"
+)
+
+_SAMPLER_ENDED = (
+    "the sampler has ended right after an exception that left it, as a generator does: for example, Ctrl-C came while "
+    "it drew an index. The indices that it had left are not in this epoch. Call iter(loader) for a new epoch"
+)
+
+_STREAM_INTERRUPTED = (
+    "next() on an iterator whose last next() was interrupted by an exception, for example Ctrl-C, while it asked an "
+    "iterable dataset for samples: they are lost, and the dataset may have ended. Call iter(loader) for a new epoch"
+)
+
+_NOTHING: tuple[int, int] = (-1, -1)
+"""In place of the task, and its worker, whose batch or error next() is about to give."""
+
+
+class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
+    """What both iterators share: options, sampler, seed, `__next__` with its bookkeeping. Article 1 §2.3.2."""
+
+    def __init__(self, loader: Loader, host: Host | None = None) -> None:
+        self._ports = ports.new_ports()
+        self._host = host
+        self._dataset = loader.dataset
+        self._dataset_kind = loader._dataset_kind
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._auto_collation = loader._auto_collation
+        self._drop_last = loader.drop_last
+        self._index_sampler = loader._index_sampler
+        self._num_workers = loader.num_workers
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        self._timeout = loader.timeout
+        self._collate_fn = collate.ours(loader.collate_fn)
+        self._persistent_workers = loader.persistent_workers
+        self._pin_memory, self._pin_memory_device = _pinning(loader) if host is None else (False, None)
+        self._state_every = loader.state_every
+        self._keeps_state = loader._keeps_state
+        self._ports.note(ports.Opened(self, loader))
+        self._lifecycle = self._ports.decider(LoaderLifecycle)
+        self._record = self._begin_record(loader)
+        self._in_hand = _NOTHING
+        self._effect: Any = None  # what the driver has asked for and was not answered; None between two calls of next()
+        self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
+        self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
+        self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
+        if self._num_workers == 0 or self._record.at_once:
+            self._record.restore_begin(loader)
+        if self._num_workers == 0 and self._keeps_state:
+            self._record.mark_begin(loader)
+        self._sampler_iter = self._open_sampler(self._draws if self._num_workers == 0 else iter)
+        if self._record.base_seed is None:
+            self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        else:
+            self._base_seed = self._record.base_seed
+        self._num_yielded = self._record.course.batches
+        self._epoch = 0
+        self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
+
+    def __iter__(self) -> Self:
+        return self
+
+    def _phrases(self) -> Iterator[str]:
+        yield self._lifecycle.state.name
+        yield f"{self._num_yielded} yielded"
+
+    def _begin_record(self, loader: Loader, *, again: bool = False) -> stateful.Record:
+        """The record of a new epoch; of a resumed one, if the loader was given a state."""
+        record = stateful.begin(loader, functools.partial(self._ports.decider, Course), again=again)
+        record.course.lag = frameworks.takes_ahead() if self._keeps_state else 0
+        return record
+
+    def _open_sampler(self, draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        return self._ports.sampler_iter(self._index_sampler, draws)
+
+    def _draws(self, index_sampler: Any) -> Iterator[Any]:
+        """The index sampler's iterator of this epoch, from where it goes on."""
+        return self._record.draws(index_sampler, self._state_every) if self._keeps_state else iter(index_sampler)
+
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        self._sampler_iter = self._open_sampler(self._draws)
+        self._num_yielded = self._record.course.batches
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+
+    def _begun(self, loader: Loader) -> None:
+        """The epoch is where the loader's state says, which is used up; `state_dict` is about this epoch from here."""
+        if self._record.resumed:
+            self._record.restore_now()
+        loader._given, loader._record = None, self._record
+
+    def _draw(self) -> bool:
+        """Draw the next task's indices, unless an exception has left them here; False: no more. Article 1 §2.4.4."""
+        if not self._drawn:
+            failed, self._drawing = self._drawing, True
+            try:
+                self._drawn.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
+            except Exception:  # the sampler's own error is the answer to this next(), as upstream
+                self._drawing, self._effect = False, None
+                raise
+            if failed and not self._drawn:
+                raise RuntimeError(_SAMPLER_ENDED)
+        self._drawing = False
+        return bool(self._drawn)
+
+    def _next_data(self) -> Any:
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        with _labelled(self._profile_name):
+            try:
+                data = self._next_data()
+            except BaseException as error:
+                self._failed()
+                self._hand_out_error(error)
+                raise
+            self._num_yielded += 1
+        self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
+        self._effect = None
+        length = self._IterableDataset_len_called  # None for a map-style dataset
+        if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
+            self._warn_beyond_length(length)
+        return data  # from here, it is the consumer's
+
+    def _hand_out_error(self, error: BaseException) -> None:
+        """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
+        if self._in_hand is not _NOTHING and self._effect is None and isinstance(error, Exception):
+            self._record.course.fail(self._in_hand)
+
+    def _failed(self) -> None:
+        """Note that the consumer gets an error, or nothing, for its next()."""
+        if self._lifecycle.allows(LoaderEvent.RAISE):
+            self._lifecycle.handle(LoaderEvent.RAISE)
+
+    def _warn_beyond_length(self, length: int) -> None:
+        message = (
+            f"Length of IterableDataset {self._dataset} was reported to be {length}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(message, stacklevel=3)
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def close(self) -> None:
+        """End the workers, if there are any. Calling next() after it raises StopIteration."""
+        if not self._lifecycle.shut_down:
+            self._lifecycle.handle(LoaderEvent.SHUT_DOWN)
+            self._lifecycle.handle(LoaderEvent.TERMINATED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: it holds worker processes and queues")
+
+
+def _users_level() -> int:
+    """The stacklevel of the program's own line for a warning of the function that calls this one."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+
+def _pinning(loader: Loader) -> tuple[bool, str | None]:
+    """Whether to pin, and for which type of device; warns if that differs from what was asked for."""
+    if not loader.pin_memory:
+        return False, None
+    if loader.pin_memory_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
+            stacklevel=_users_level(),
+        )
+    device = accelerator_type()
+    if device is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=_users_level(),
+        )
+    elif device == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=_users_level(),
+        )
+    return device not in (None, "mps"), device
+
+
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
+    """Fetches in this process, one batch at a time. Article 1 §2.3.3."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        if self._timeout != 0 or self._num_workers != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
+        self._progress = self._ports.progress()
+        self._record.skip()
+        start = self._record.start_of(0, loader)
+        self._dataset_fetcher = stateful.opened(start, self._dataset, self._create_fetcher)
+        self._first = start.number
+        self._keeper = stateful.keeper_of(self._dataset_fetcher, self._state_every, start.number)
+        self._record.keep_fetcher(self._dataset_fetcher)
+        if self._record.fetcher is not None and self._record.course.lag and not self._record.resumed:
+            self._record.course.places[0].state = stateful.at_the_begin(self._dataset_fetcher)
+        for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
+            self._lifecycle.handle(event)
+        self._begun(loader)
+
+    def _create_fetcher(self) -> _BaseDatasetFetcher:
+        return _DatasetKind.create_fetcher(
+            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._progress
+        )
+
+    def _next_data(self) -> Any:
+        """Fetch the next batch. If an exception of a signal's handler has ended the last call, its batch comes now.
+
+        That is a RuntimeError if an iterable dataset had been asked for its samples.
+        """
+        self._lifecycle.handle(LoaderEvent.NEXT)
+        self._stop_if_closed()
+        course = self._record.course
+        if self._effect is None:
+            self._in_hand = _NOTHING
+            self._drawn.clear()
+        elif self._in_hand is not _NOTHING and not course.indexed:
+            raise RuntimeError(_STREAM_INTERRUPTED)
+        self._effect = _DECIDING
+        try:
+            if not (course.counted or self._drawn or self._drawing):
+                self._record.mark_first_draw(int(self._base_seed))
+            if not self._draw():
+                raise StopIteration
+            self._in_hand = course.counted, 0
+            data = self._fetch(self._drawn[0])
+        except StopIteration:
+            self._in_hand = _NOTHING
+            course.end()
+            self._lifecycle.handle(LoaderEvent.EPOCH_END)
+            self._effect = None
+            raise
+        except Exception:  # it is the answer to this next()
+            self._effect = None
+            raise
+        self._stop_if_closed()
+        self._lifecycle.handle(LoaderEvent.YIELD)
+        return data
+
+    def _fetch(self, index: Any) -> Any:
+        task, _ = self._in_hand
+        self._record.begun = task + 1
+        data = self._dataset_fetcher.fetch(index)
+        if self._keeper is not None:
+            self._keeper.number = self._first + task
+            if (state := self._keeper.after(exhausted=False)) is not None:
+                self._record.course.received(task, 0, state)
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _stop_if_closed(self) -> None:
+        """Raise StopIteration after `close()`, which the dataset, or a signal's handler, may call while next() runs."""
+        if self._lifecycle.shut_down:
+            raise StopIteration
+
+
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
+    """Hands tasks to worker processes and yields what they send back. Article 1 §2.4.
+
+    Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,
+    result queue -> pin-memory thread -> ready queue -> consumer. `_data_queue` is the one that the consumer reads.
+
+    host: what page-locks the slabs that batches come in (transport "arena"): then nothing needs pinning.
+    """
+
+    def __init__(self, loader: Loader, host: Host | None = None) -> None:
+        super().__init__(loader, host)
+        self._record.base_seed = int(self._base_seed)
+        self._worker_init_fn = loader.worker_init_fn
+        if self._num_workers <= 0 or not self._prefetch_factor:
+            raise AssertionError(
+                "num_workers and prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        self._lifecycle.handle(LoaderEvent.START)
+        self._dispatcher = self._ports.decider(Dispatcher, self._num_workers, self._prefetch_factor, self._in_order)
+        self._driver = Driver(
+            self._dispatcher, self._lifecycle, persistent=self._persistent_workers, timeout=self._timeout
+        )
+        self._start_workers(loader)
+        if self._pin_memory:
+            self._start_pin_memory_thread()
+            if self._persistent_workers:
+                self._crew.close_at_exit()
+        else:
+            self._data_queue = self._worker_result_queue
+        self._crew.watch_pids()
+        self._reset(loader, first_iter=True)
+
+    def _start_workers(self, loader: Loader) -> None:
+        """Start the workers; article 1 §2.4.2."""
+        context = loader.multiprocessing_context or torch.multiprocessing
+        named = context.get_start_method() != "fork"
+        if named:
+            start_tracker_apart()
+        self._workers_done_event = self._ports.done_event("workers")
+        if loader.transport == "arena":
+            done = self._workers_done_event
+            self._worker_result_queue = self._ports.arena_queue(self._num_workers, done, self._host)
+        else:
+            self._worker_result_queue = self._ports.queue("result", context)
+        self._board = ProgressBoard(self._num_workers)
+        self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
+        self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
+        self._crew.named = named
+        users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
+        for worker_id in range(self._num_workers):
+            index_queue = (
+                self._ports.arena_task_queue(worker_id)
+                if loader.transport == "arena"
+                else self._ports.queue("index", context, worker_id)
+            )
+            # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
+            index_queue.cancel_join_thread()
+            start = self._record.start_of(worker_id, loader)
+            spec = self._worker_spec(worker_id, users, index_queue, context, start)
+            worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
+            with signal_handling.put_off_all():
+                try:
+                    _start(worker)
+                finally:
+                    users.close()
+                self._crew.add_worker(worker, index_queue)
+
+    def _worker_spec(
+        self, worker_id: int, users: Parcel, index_queue: Any, context: Any, start: stateful.FetchStart
+    ) -> WorkerSpec:
+        return WorkerSpec(
+            worker_id=worker_id,
+            num_workers=self._num_workers,
+            dataset_kind=self._dataset_kind,
+            users=users,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            index_queue=index_queue,
+            result_queue=self._worker_result_queue.writer(worker_id),
+            done_event=self._workers_done_event,
+            board=self._board,
+            ports=self._ports,
+            manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
+            start=start,
+            state_every=(self._state_every or 0) if self._keeps_state else None,
+        )
+
+    def _start_pin_memory_thread(self) -> None:
+        """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
+        device = self._pin_memory_device
+        self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
+        self._data_queue = self._ports.queue("ready")
+        device_id = torch.accelerator.current_device_index()
+        queues = (self._worker_result_queue, self._data_queue)
+        thread = self._ports.pin_memory_thread(
+            PinMemoryThread(
+                _pin_memory_loop,
+                (*queues, device_id, done_event, str(device), self._ports),
+                self._ports.decider(PinLifecycle),
+            )
+        )
+        with signal_handling.put_off_all():
+            thread.start()
+            self._pin_memory_thread = thread
+            self._crew.add_pin_thread(thread, done_event)
+
+    def _phrases(self) -> Iterator[str]:
+        yield from self._driver._phrases()
+        yield from self._crew._phrases()
+        if self._pin_memory:
+            yield f"ready queue {self._data_queue!r}"
+
+    def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+        """Begin an epoch: counts reset, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
+        self._effect = None
+        self._inbox.clear()
+        self._drawn.clear()
+        self._drawing = False
+        effect = self._driver.begin() if first_iter else self._driver.resume()
+        if not first_iter:
+            self._record = self._begin_record(loader, again=True)
+            self._record.base_seed = int(self._base_seed)
+        elif not self._record.at_once:
+            self._record.restore_begin(loader)
+        if self._keeps_state:
+            self._record.mark_begin(loader)
+        super()._reset(loader, first_iter)
+        self._record.skip()
+        self._dispatcher.start_at(self._record.course.turn)
+        try:
+            self._perform(effect)
+        except BaseException:
+            self._effect = None
+            self._failed()
+            raise
+        self._begun(loader)
+        self._effect = None
+
+    def _try_put_index(self) -> Effect:
+        """Draw an index, and send the task if there is one and a worker may take it. Article 1 §2.4.4."""
+        drawn = self._draw()
+        self._effect = _DECIDING
+        effect = self._driver.drawn(self._drawn[0]) if drawn else self._driver.sampler_ended()
+        self._drawn.clear()
+        return self._put_task(effect) if type(effect) is Assignment else effect
+
+    def _put_task(self, effect: Assignment) -> Effect:
+        """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
+        self._effect = effect
+        task = Task(effect.idx, effect.worker_id, self._dispatcher.task_info[effect.idx].index)
+        self._crew.put(effect.worker_id, self._ports.envelope(task))
+        self._effect = _DECIDING
+        return self._driver.done()
+
+    def _next_data(self) -> Any:
+        """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7.
+
+        If an exception of a signal's handler has ended the last call, this one goes on with what it did: the batch is
+        not lost. It raises RuntimeError if that is not possible.
+        """
+        self._in_hand = _NOTHING
+        effect = self._perform(self._next_effect())
+        self._effect = _DECIDING
+        if type(effect) is not Deliver:
+            if self._rcvd_idx == self._send_idx:  # not closed before
+                self._record.course.end()
+            self._effect = None
+            raise StopIteration
+        return self._process_data(effect)
+
+    def _next_effect(self) -> Effect:
+        if self._effect is None or self._driver.closed:
+            self._effect = _DECIDING
+            try:
+                return self._driver.next()
+            except ProtocolError:
+                self._effect = None
+                raise
+        if self._effect is _DECIDING:
+            raise RuntimeError(_INTERRUPTED)
+        self._driver.again()
+        return self._effect  # type: ignore[no-any-return]
+
+    def _process_data(self, step: Deliver) -> Any:
+        """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""
+        data = step.data
+        self._in_hand = step.idx, step.worker_id
+        if isinstance(data, ExceptionWrapper):
+            self._effect = None
+            data.reraise()
+        self._driver.yielded()
+        return data
+
+    def _take_state(self, message: Any) -> None:
+        """Keep the state that a worker has sent along, unless it is a leftover of the last epoch."""
+        course = self._record.course
+        if type(message) is ResumeIteration:
+            course.epoch_begun(message.worker_id, message.state)
+        elif not self._driver.missing:
+            course.received(message.idx, message.worker_id, message.state)
+
+    def _failed(self) -> None:
+        self._driver.failed(again=self._effect is not None)
+
+    def _perform(self, effect: Effect) -> Effect:
+        """Perform effects up to the next one that is for the caller: a batch, END, or READY."""
+        while True:
+            self._effect = effect
+            if type(effect) is Get:
+                effect = self._get_data(effect.timeout)
+            elif effect is DRAW:
+                effect = self._try_put_index()
+            elif type(effect) is Deliver or effect is END or effect is READY:
+                return effect
+            elif type(effect) is Assignment:
+                effect = self._put_task(effect)
+            else:
+                self._perform_rare(effect)
+                self._effect = _DECIDING
+                effect = self._driver.done()
+
+    def _perform_rare(self, effect: Effect) -> None:
+        match effect:
+            case Raise():
+                self._raise(effect, None)
+            case PutResume(worker_id, epoch):
+                self._crew.put(worker_id, ResumeIteration(epoch, worker_id))
+            case NoteDeath():
+                liveness.note_death(self._crew, effect, self._ports)
+            case Simple.SHUT_DOWN:
+                self._shutdown_workers()
+            case _:
+                self._crew.perform(effect)
+
+    def _get_data(self, timeout: float | None) -> Effect:
+        """Read one message, or find out why none comes. Article 4 §shutdown.
+
+        Raises RuntimeError if the user's timeout has passed, a worker died, or the pin-memory thread died.
+        """
+        if self._timeout > 0:
+            with patience(self._timeout):
+                return self._try_get_data(timeout, started=time.monotonic())
+        if self._pin_memory and not self._pin_memory_thread.is_alive():
+            return self._nothing_came(None)
+        return self._try_get_data(timeout)
+
+    def _try_get_data(self, timeout: float | None, started: float = 0.0) -> Effect:
+        """Try once to read a message, for at most `timeout` seconds. started: when the user's timeout began."""
+        try:
+            if not self._inbox:
+                self._data_queue.get(timeout=timeout, inbox=self._inbox)
+        except Exception as error:
+            effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
+            if type(effect) is Get and not isinstance(error, queue.Empty):
+                self._effect = effect
+                if (lack := out_of_descriptors()) is not None:
+                    raise lack from error
+                raise
+            return effect
+        message = self._inbox[0]
+        if self._crew.named:
+            self._crew.forget_names()
+        if type(message) is Result and type(message.data) is RebuildFailure:
+            effect = self._explain(message, message.data.error)
+        else:
+            self._effect = _DECIDING
+            effect = self._driver.received(message)
+        if message.state is not None:
+            self._take_state(message)
+        self._inbox.clear()
+        return effect
+
+    def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
+        """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
+        timed_out = waited is not None and isinstance(error, queue.Empty)
+        evidence = liveness.evidence_of(self._crew, timed_out=timed_out)
+        self._effect = _DECIDING
+        effect = self._driver.nothing_came(evidence)
+        return self._raise(effect, error, waited or 0.0)
+
+    def _explain(self, result: Result, error: Exception) -> Effect:
+        """A batch could not be rebuilt: because its worker, which holds its memory, died, or as its task's error."""
+        liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
+        evidence = liveness.evidence_of(self._crew)
+        self._effect = _DECIDING
+        effect = self._driver.deaths(evidence)
+        if effect is None:
+            if isinstance(error, NotHandedOverError):
+                error = liveness.not_handed_over(self._crew, result, self._timeout, self._ports)
+            return self._driver.received(liveness.explained(result, error))
+        return self._raise(effect, error)
+
+    def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
+        """Perform effects up to an error, and raise it; return the effect if it leads to none."""
+        while isinstance(effect, (NoteDeath, PutSentinel)):
+            self._effect = effect
+            self._perform_rare(effect)
+            self._effect = _DECIDING
+            effect = self._driver.done()
+        if type(effect) is Raise:
+            self._effect = effect
+            failure = self._pin_memory_thread.failure if effect.why is Failure.PIN_THREAD_DIED else cause
+            error = liveness.error_of(self._crew, effect, self._timeout, waited, self._ports)
+            self._inbox.clear()
+            self._effect = None
+            try:
+                raise error from failure
+            finally:
+                del error  # whose traceback holds this frame: the iterator, and its workers, would live on in a cycle
+        return effect
+
+    def _shutdown_workers(self) -> None:
+        """End the pin-memory thread and the workers; see `shutdown`."""
+        crew = getattr(self, "_crew", None)  # absent if __init__ failed before
+        if crew is not None:
+            crew.shut_down()
+
+    def close(self) -> None:
+        """End the pin-memory thread and the workers now. Calling next() after it raises StopIteration."""
+        self._shutdown_workers()
+
+    def __del__(self) -> None:
+        self._shutdown_workers()
+
+    # What is decided lives in the driver; tools and tests of torch's loader look for it here, under these names.
+    _shutdown = property(attrgetter("_driver.closed"))
+    _send_idx = property(attrgetter("_dispatcher.send_idx"))
+    _rcvd_idx = property(attrgetter("_dispatcher.rcvd_idx"))
+    _tasks_outstanding = property(attrgetter("_dispatcher.tasks_outstanding"))
+    _workers_status = property(attrgetter("_dispatcher.workers_status"))
+    _workers_num_tasks = property(attrgetter("_dispatcher.workers_num_tasks"))
+    _worker_pids_set = property(attrgetter("_crew.pids_set"))
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Iterator[int]:
+        """The workers in their turns, from the next one on: upstream's form, made on demand."""
+        turn = self._dispatcher._turn
+        return itertools.cycle([*range(turn, self._num_workers), *range(turn)])
+
+    @property
+    def _task_info(self) -> dict[int, tuple[Any, ...]]:
+        """Task -> (worker,) while outstanding, (worker, data) once it is here: upstream's form, made on demand."""
+        return {
+            idx: (info.worker_id, info.data) if info.fetched else (info.worker_id,)
+            for idx, info in self._dispatcher.task_info.items()
+        }
+
+
+def _start(worker: Any) -> None:
+    try:
+        worker.start()
+    except (TypeError, AttributeError, pickle.PicklingError):
+        warnings.warn(
+            "Got pickle error when attempting to start a worker Process. "
+            "This might be because the worker Process arguments are not picklable. "
+            "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+            "to 'forkserver', which requires the worker Process arguments to be picklable. "
+            "You can also try multiprocessing.set_start_method('fork').",
+            stacklevel=4,
+        )
+        raise

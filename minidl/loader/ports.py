@@ -1,0 +1,159 @@
+"""Ports: how the actors reach queues, events, processes, threads and copies.
+
+They are the seam at which tracing is inserted. `Ports` hands out plain objects. Tracing replaces it by a subclass that
+hands out the same objects wrapped (see `record/ports.py`). So the actors have no line that exists only for tracing, and
+tracing that is off costs nothing. One Ports object belongs to one iterator. It goes to the workers with their other
+arguments, so it must pickle.
+
+`use(factory)` decides which ports new iterators get, and returns the undo.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from minidl.arena.arena import Host
+from minidl.arena.arena_queue import ArenaQueue
+from minidl.arena.packets import TaskQueue
+from minidl.data.fetch import Progress, Unwatched
+from minidl.loader.progress import ProgressBoard, WorkerProgress
+from minidl.wire.message import Envelope
+from minidl.wire.messages import Result, Task
+from minidl.wire.queues import BoundedQueue, ReadyQueue, SharedFlag
+
+WhichQueue = Literal["index", "result", "ready"]
+"""A worker's index queue, the result queue of all workers, or the pin thread's output."""
+
+WhichDoneEvent = Literal["workers", "pin thread"]
+
+D = TypeVar("D")
+"""A class that decides: `Dispatcher`, `LoaderLifecycle`, `WorkerLifecycle`, `PinLifecycle`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An iterator of `loader` was created."""
+
+    iterator: Any
+    loader: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntered:
+    """This process is a worker and is seeded."""
+
+    worker_id: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDead:
+    """A liveness check has found a dead actor. exit_code: None if it is unknown."""
+
+    what: Literal["worker", "pin thread", "loader"]
+    worker_id: int
+    pid: int
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The loader's timeout has passed: it waited `seconds` for task `idx` of a worker."""
+
+    idx: int
+    worker_id: int
+    seconds: float
+
+
+Note = Opened | WorkerEntered | FoundDead | TimedOut
+"""What an actor reports because no queue, event or decision shows it."""
+
+
+class Ports:
+    """Plain ports; each method is one thing that an actor needs."""
+
+    def note(self, note: Note) -> None:
+        """Take notice of `note`; nothing depends on it."""
+
+    def decider(self, kind: Callable[..., D], *args: Any) -> D:
+        """An object that decides: `kind(*args)`."""
+        return kind(*args)
+
+    def envelope(self, message: Task | Result) -> Any:
+        """Return what is put into a queue for a task or a result."""
+        return Envelope(message)
+
+    # --- in the loader's process
+    def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
+        """The sampler's iterator for one epoch, which `draws` makes."""
+        return draws(sampler)
+
+    def queue(self, which: WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
+        """Make a queue between processes in a multiprocessing context; "ready" is local."""
+        return ReadyQueue() if which == "ready" else BoundedQueue(context)
+
+    def arena_queue(self, num_workers: int, done_event: Any, host: Host | None) -> Any:
+        """Make the result queue of the transport "arena"; done_event: the workers'; host: page-locks its slabs."""
+        return ArenaQueue(num_workers, done_event, host=host)
+
+    def arena_task_queue(self, worker_id: int) -> Any:
+        """Make a worker's index queue of the transport "arena"."""
+        return TaskQueue()
+
+    def done_event(self, which: WhichDoneEvent) -> Any:
+        """A done event, shared with the processes or the thread that it is for."""
+        return SharedFlag() if which == "workers" else threading.Event()
+
+    def worker(self, context: Any, worker_id: int, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        """A process, not started yet."""
+        return context.Process(target=target, args=args, daemon=True)
+
+    def pin_memory_thread(self, thread: threading.Thread) -> Any:
+        """The pin-memory thread, not started yet."""
+        return thread
+
+    # --- where batches are fetched: in a worker, or without workers in the loader's process
+    def progress(self) -> Progress:
+        """The observer of a fetch in the loader's process."""
+        return Unwatched()
+
+    def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
+        """The observer of a worker's fetches, which writes to the board."""
+        return board.writer(worker_id)
+
+    # --- in the pin thread
+    def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
+        """A function that pins a result's data."""
+
+        def pin(result: Result) -> Any:
+            return pin_memory(result.data)
+
+        return pin
+
+    # --- in the device stage
+    def device_stream(self, device: Any, prefetch: int, loader: Any) -> Any:
+        """The side stream, of a `device.streams.Device`, that an iteration over `loader` copies on."""
+        return device.stream()
+
+
+_factory: Callable[[], Ports] = Ports
+
+
+def new_ports() -> Ports:
+    """Ports for a new iterator."""
+    return _factory()
+
+
+def use(factory: Callable[[], Ports]) -> Callable[[], None]:
+    """Let new iterators have the ports that `factory` returns; return the undo."""
+    global _factory
+    previous, _factory = _factory, factory
+
+    def undo() -> None:
+        global _factory
+        _factory = previous
+
+    return undo

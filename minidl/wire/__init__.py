@@ -1,0 +1,1 @@
+"""How messages, tensors, errors and signals travel between processes."""

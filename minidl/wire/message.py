@@ -1,0 +1,132 @@
+"""A message in its envelope: it pickles itself when a queue's feeder thread asks, and can't get lost there.
+
+`multiprocessing.Queue.put` only appends to a buffer; a feeder thread pickles and writes later. If pickling fails there,
+upstream prints a traceback and drops the item, and the consumer waits forever. An `Envelope` catches the failure in the
+feeder thread and sends an error in the message's place, under the same task number. In the same way, data that can't be
+rebuilt on the reading side comes out of the queue as the error of its task.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.messages import RebuildFailure, Result, Task
+from minidl.wire.tensors import TensorPickler, remove_unsized
+
+
+class Envelope:
+    """Carries a Task or a Result through a queue; what `get` returns on the other side is the message itself."""
+
+    pickler: type[TensorPickler] = TensorPickler
+
+    def __init__(self, message: Task | Result) -> None:
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Called by the feeder thread: this is the moment at which tensors go into shared memory."""
+        message = self.message
+        if isinstance(message, Task) and _sure_to_pickle(message.index):
+            return Task, (message.idx, message.worker_id, message.index)
+        about = message.idx, message.worker_id, self.payload()[0]
+        if isinstance(message, Task):
+            return load_task, about
+        return load_result, about if message.state is None else (*about, message.state)
+
+    def payload(self) -> tuple[bytes, TensorPickler]:
+        """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
+        message = self.message
+        data = message.index if isinstance(message, Task) else message.data
+        try:
+            return dumps(data, self.pickler)
+        except (Exception, SystemExit) as error:  # a SystemExit would end the feeder thread, and nothing would be sent
+            remove_unsized(error)
+            return dumps(self.instead_of(data, error))
+
+    def instead_of(self, data: Any, error: BaseException) -> ExceptionWrapper:
+        """What is sent in place of `data`, which could not be pickled."""
+        message = self.message
+        if isinstance(data, ExceptionWrapper):
+            return data.portable()
+        if isinstance(message, Task):
+            where = "in the loader while it pickled a task's indices"
+        else:
+            where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
+        if isinstance(error, (OSError, RuntimeError)) and (lack := out_of_descriptors()) is not None:
+            lack.__cause__, error = error, lack
+        wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
+        as_it_is = isinstance(error, Exception) and _picklable(wrapper)  # a SystemExit would end the loader's process
+        return wrapper if as_it_is else wrapper.portable()
+
+
+def _sure_to_pickle(index: Any) -> bool:
+    """Whether `index` is a list of ints, as a BatchSampler gives: it always pickles, so it is not pickled apart."""
+    return type(index) is list and _INT.issuperset(map(type, index))
+
+
+_INT = {int}
+
+
+def _picklable(data: Any) -> bool:
+    try:
+        dumps(data)
+    except Exception:
+        return False
+    return True
+
+
+def dumps(data: Any, kind: type[TensorPickler] = TensorPickler) -> tuple[bytes, TensorPickler]:
+    """Pickle `data` with its tensors in shared memory; raises what pickle and the sharing of memory raise."""
+    buffer = io.BytesIO()
+    pickler = kind(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.dump(data)
+    return buffer.getvalue(), pickler
+
+
+def load_task(idx: int, worker_id: int, payload: bytes) -> Task:
+    """Called by a worker's unpickler."""
+    return Task(idx, worker_id, rebuild(payload))
+
+
+def load_result(idx: int, worker_id: int, payload: bytes, state: tuple[int, bytes] | None = None) -> Result:
+    """Called by the unpickler of the loader, or of its pin thread."""
+    return Result(idx, worker_id, rebuild(payload), state)
+
+
+def packed(message: Any) -> bytes:
+    """A message for a queue without a feeder thread; `unpacked` undoes it.
+
+    An Envelope is pickled as what it becomes: by a number for the function, whose name would cost both sides a µs.
+    """
+    if not isinstance(message, Envelope):
+        return _OTHER + dumps(message)[0]
+    function, arguments = message.__reduce__()
+    number = _NUMBERS.get(function)
+    if number is None:
+        return _CALL + pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
+    return number + pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(data: memoryview) -> Any:
+    """The message again."""
+    first, rest = data[0], pickle.loads(data[1:])
+    if first >= len(_BY_NUMBER):
+        return rest
+    function, arguments = rest if first == 0 else (_BY_NUMBER[first], rest)
+    return function(*arguments)
+
+
+def rebuild(payload: bytes) -> Any:
+    """The data again, or the RebuildFailure that says why not."""
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        return RebuildFailure(error)
+
+
+_BY_NUMBER: tuple[Any, ...] = (None, Task, load_task, load_result)
+_NUMBERS = {function: bytes([number]) for number, function in enumerate(_BY_NUMBER)}
+_CALL, _OTHER = bytes([0]), bytes([len(_BY_NUMBER)])
+"""What a packed message begins with: the function that makes it, any function, or nothing is called."""

@@ -1,0 +1,389 @@
+"""A queue and a flag that stay usable if a process dies while it uses them (article 4 §shutdown).
+
+`multiprocessing.Queue` waits without a bound for the rest of a message that has begun: a writer that is killed in the
+middle leaves its reader in a read that no timeout, done event or liveness check reaches. `BoundedQueue.get` also keeps
+its timeout in the middle of a message. `multiprocessing.Event` holds a lock while a process reads it, and a killed
+process never releases it; `SharedFlag` has no lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import multiprocessing
+import multiprocessing.queues
+import operator
+import os
+import pickle
+import queue
+import select
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import resource_tracker, util
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler as _ForkingPickler
+from multiprocessing.synchronize import SemLock as _SemLock
+from typing import Any
+
+import torch
+
+from minidl.live_repr import LiveRepr, counted
+from minidl.wire import signal_handling
+from minidl.wire.atomic import Step, at_once, move
+
+_SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
+_LONG_SIZE = struct.Struct("!Q")
+
+SemLock: Any = _SemLock  # its private parts are not in its type stubs
+
+
+class NoThreadError(RuntimeError):
+    """A message can't be written: no thread can be started for it, and writing it here could block."""
+
+
+_PIECE = 65536
+"""Bytes that are read at once: what a pipe holds."""
+
+
+class _Incoming:
+    """The bytes that were read from a pipe and not taken: a part of the next message, or that message and more."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._fd = pipe.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._bytes = bytearray()
+        self._pieces: list[bytes] = []  # one at most: it was read, and is not in `_bytes` yet
+
+    def _bounds(self) -> tuple[int, int]:
+        """Where the next message begins and ends, as far as that is known."""
+        begin = end = _SIZE.size
+        if len(self._bytes) >= end:
+            size = _SIZE.unpack_from(self._bytes)[0]
+            if size < 0:
+                begin = end = _SIZE.size + _LONG_SIZE.size
+                size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if len(self._bytes) >= end else 0
+            end += size
+        return begin, end
+
+    @property
+    def whole(self) -> bool:
+        """Whether the next message is here."""
+        return len(self._bytes) >= self._bounds()[1]
+
+    @property
+    def pending(self) -> int:
+        """Bytes that have been read and not taken."""
+        return len(self._bytes)
+
+    def arriving(self) -> bool:
+        """Whether there is something to read. Another thread may wait for it meanwhile, with its own poll object."""
+        looking = select.poll()
+        looking.register(self._fd, select.POLLIN)
+        return bool(looking.poll(0))
+
+    @signal_handling.wait
+    def _wait(self, seconds: float | None) -> bool:
+        if signal_handling.put_off:
+            signal_handling.raise_now()
+        return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
+
+    def read(self, seconds: float | None) -> bool:
+        """Wait for bytes and read some; False if none came. None: wait without a bound."""
+        if not self._pieces:
+            if not self._wait(seconds):
+                return False
+            most = max(_PIECE, self._bounds()[1] - len(self._bytes))
+            self._pieces.extend(map(os.read, (self._fd,), (most,)))  # read and stored in one step
+        (piece,) = self._pieces
+        at_once(partial(self._bytes.extend, piece), self._pieces.clear)
+        if not piece:
+            raise EOFError("every writer of the queue's pipe is gone")
+        return True
+
+    def message(self) -> memoryview:
+        """The whole message, which stays the present one until `drop`."""
+        begin, end = self._bounds()
+        return memoryview(self._bytes)[begin:end]
+
+    def drop(self, *steps: Step) -> None:
+        """Forget the message, at once with `steps`: the next one may come."""
+        at_once(partial(setattr, self, "_bytes", self._bytes[self._bounds()[1] :]), *steps)
+
+
+def start_tracker_apart() -> None:
+    """Start the resource tracker of `multiprocessing`, if none runs, in a session of its own.
+
+    Under spawn and forkserver semaphores have names under /dev/shm until `forget_names`. The tracker removes them if
+    this process is killed before that. In this process's group it would be killed with it by a kill of the group.
+    """
+
+    def spawn(path: Any, arguments: list[str], *rest: Any) -> Any:
+        if "resource_tracker" in arguments[-1]:
+            arguments = [*arguments[:-1], f"import os; os.setsid(); {arguments[-1]}"]
+        return original(path, arguments, *rest)
+
+    private: Any = util
+    original = private.spawnv_passfds
+    private.spawnv_passfds = spawn
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        private.spawnv_passfds = original
+
+
+def _let_go(lock: Any) -> None:
+    """Release a lock between processes if this thread has it: an exception may have come right after `acquire`."""
+    if lock._semlock._is_mine():
+        lock.release()
+
+
+class _News:
+    """A condition with one waiter, a queue's feeder thread, that an exception in `put` leaves as it was.
+
+    `with` calls functions in C alone, so it never takes the lock without giving it back. A `threading.Condition` may.
+    """
+
+    __enter__ = property(operator.attrgetter("_lock.__enter__"))
+    __exit__ = property(operator.attrgetter("_lock.__exit__"))
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+        self._none = threading.Lock()  # held while there is no news
+        self._none.acquire()
+
+    def wait(self) -> None:
+        """Give the lock back, wait for news, take the lock."""
+        self.release()
+        self._none.acquire()
+        self.acquire()
+
+    def notify(self) -> None:
+        """There is news."""
+        if self._none.locked():
+            self._none.release()
+
+
+class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]
+    """A multiprocessing queue with one reader, whose `get` keeps its timeout even in the middle of a message.
+
+    The reader takes what is in the pipe, also of later messages. It keeps a part of a message, so that a writer that
+    was only slow, or stopped, can complete it. The class uses private parts of its base class, which are the same in
+    Python 3.10 to 3.14.
+    """
+
+    _reader: Connection
+    _writer: Connection
+    _send_bytes: Any
+    _thread: Any
+    _buffer: Any
+    _closed: bool
+    _rlock: Any
+    _wlock: Any
+    _sem: Any
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(ctx=context.get_context())
+
+    def _reset(self, after_fork: bool = False) -> None:
+        super()._reset(after_fork)  # type: ignore[misc]
+        if not after_fork:
+            # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
+            self._notempty = _News()
+        self._incoming = _Incoming(self._reader)
+        self._recv_bytes = self._incoming.message
+
+    def _phrases(self) -> Iterator[str]:
+        if self._closed:
+            yield "closed"
+        else:
+            yield counted(self.qsize(), "message")
+            if self._incoming.pending:
+                yield f"{self._incoming.pending} B of the next one read"
+        if self._buffer:
+            yield f"{len(self._buffer)} not written{'' if self._thread.is_alive() else ', no feeder thread'}"
+        for name, lock in (("read", self._rlock), ("write", self._wlock)):
+            if lock._semlock._is_zero():
+                yield f"{name} lock held"
+
+    def writer(self, worker_id: int) -> BoundedQueue:
+        """What a worker gets to write to: all workers share one pipe."""
+        return self
+
+    def enter_worker(self) -> None:
+        """This process is a worker. Nothing is prepared: the first message starts the feeder thread."""
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Hand a message to the feeder thread, which the first one starts.
+
+        Since Python 3.12, a program that exits can start no thread. Then the calling thread writes the message. Raises
+        NoThreadError if writing it could block.
+        """
+        try:
+            with signal_handling.put_off_all() if self._thread is None else contextlib.nullcontext():
+                super().put(obj, block, timeout)
+        except RuntimeError as error:
+            if "new thread" not in str(error):
+                raise  # by the SIGCHLD handler, for example: the message may be on its way already
+            self._thread = None
+            written = False
+            try:
+                written = self._write(obj)
+            finally:
+                if not written:
+                    self._sem.release()
+            if not written:
+                raise NoThreadError(str(error)) from error
+
+    def _write(self, obj: Any) -> bool:
+        """Write a message in the calling thread if that does not block; return whether it was written."""
+        data = _ForkingPickler.dumps(obj)
+        out = select.poll()
+        out.register(self._writer.fileno(), select.POLLOUT)
+        # A pipe takes at most PIPE_BUF bytes at once. The lock's holder may be dead, so the wait for it is bounded.
+        try:
+            if len(data) > select.PIPE_BUF - _SIZE.size or not self._wlock.acquire(timeout=1.0):
+                return False
+            there_is_room = bool(out.poll(0))
+            if there_is_room:
+                self._send_bytes(data)
+            return there_is_room
+        finally:
+            _let_go(self._wlock)
+
+    @staticmethod
+    def _on_queue_feeder_error(error: Exception, message: Any) -> None:
+        """Print why the feeder thread could not write a message, and end the process if it is a worker.
+
+        An `Envelope` has sent what can be sent. What is left is a pipe that can't be written, or no memory for the
+        bytes; the loader would wait for the message forever.
+        """
+        multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
+        if multiprocessing.parent_process() is not None:
+            sys.stderr.flush()
+            os._exit(1)
+
+    def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+        """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds.
+
+        inbox: the message is put there in the step that takes it from the queue.
+        """
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        seconds = timeout if block else 0.0
+        deadline = None if seconds is None else time.monotonic() + seconds
+        inbox = [] if inbox is None else inbox
+        try:
+            if not self._rlock._semlock._is_mine() and not self._rlock.acquire(block, seconds):
+                raise queue.Empty
+            while not self._incoming.whole:
+                if not self._incoming.read(seconds if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise queue.Empty
+            message = pickle.loads(self._recv_bytes())
+            self._incoming.drop(self._sem.release, partial(inbox.append, message))
+        finally:
+            _let_go(self._rlock)
+        return inbox[-1]
+
+    def let_go(self) -> None:
+        """All workers have ended: it keeps no memory of theirs."""
+
+    def forget_names(self) -> None:
+        """Remove the names of the queue's semaphores under /dev/shm; called once every process has opened them.
+
+        With spawn and forkserver they have names, which `multiprocessing` removes when this process or its resource
+        tracker ends. A kill of the whole process group ends both at once, and nobody is left to do it.
+        """
+        names = {lock._semlock.name for lock in (self._rlock, self._wlock, self._sem)}
+        for finalizer in tuple(util._finalizer_registry.values()):  # type: ignore[attr-defined]
+            if finalizer._callback is SemLock._cleanup and finalizer._args[0] in names:
+                finalizer()
+
+    def jammed(self) -> bool:
+        """Whether a process that writes nothing holds the lock of the pipe's writing end, which all writers share.
+
+        Called after a worker's death: a live holder writes, or releases the lock within a second; a dead one does
+        neither.
+        """
+        had = self._wlock._semlock._is_mine()
+        try:
+            return not self._wlock.acquire(timeout=1.0) and not self._incoming.arriving()
+        finally:
+            if not had:
+                _let_go(self._wlock)
+
+
+class ReadyQueue(LiveRepr):
+    """A queue between two threads, one that puts and one that gets: the pin thread's output.
+
+    A `queue.Queue` waits and takes in one function. An error that a signal's handler raises there can lose a message.
+    """
+
+    def __init__(self) -> None:
+        self._messages: collections.deque[Any] = collections.deque()
+        self._news = threading.Lock()  # held until a message comes
+        self._news.acquire()
+
+    def _phrases(self) -> Iterator[str]:
+        yield counted(len(self._messages), "message")
+
+    def put(self, message: Any) -> None:
+        """Add a message, and wake the reader."""
+        self._messages.append(message)
+        if self._news.locked():
+            self._news.release()
+
+    def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+        """The next message. Raises queue.Empty if none comes within `timeout` seconds.
+
+        inbox: the message is put there in the step that takes it from the queue.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._messages:
+            if not self._wait(-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise queue.Empty
+        inbox = [] if inbox is None else inbox
+        move(self._messages.popleft, inbox)
+        return inbox[-1]
+
+    @signal_handling.wait
+    def _wait(self, seconds: float) -> bool:
+        if signal_handling.put_off:
+            signal_handling.raise_now()
+        return self._news.acquire(timeout=seconds)
+
+
+class SharedFlag(LiveRepr):
+    """An event between processes that can be set and read, but not waited for: one byte in shared memory.
+
+    It orders nothing else in memory: who reads it only ends.
+    """
+
+    def __init__(self) -> None:
+        self._cell = torch.zeros(1, dtype=torch.uint8)
+        self._cell.share_memory_()  # type: ignore[no-untyped-call]
+        self._byte = self._view()
+
+    def _view(self) -> memoryview:
+        return memoryview(self._cell.numpy())  # type: ignore[arg-type]
+
+    def __getstate__(self) -> torch.Tensor:
+        return self._cell
+
+    def __setstate__(self, cell: torch.Tensor) -> None:
+        self._cell = cell
+        self._byte = self._view()
+
+    def _phrases(self) -> Iterator[str]:
+        yield "set" if self.is_set() else "not set"
+
+    def set(self) -> None:
+        self._byte[0] = 1
+
+    def is_set(self) -> bool:
+        return self._byte[0] != 0

@@ -1,0 +1,460 @@
+"""The same program on torch's DataLoader and on ours: batches, order, errors, warnings, generators, seeds."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import exceptions_everywhere
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.data
+import torch.utils.data.distributed
+import workloads as wl
+from differential import (
+    GRID,
+    OPTIONS,
+    TORCH,
+    agree,
+    allowed,
+    epochs,
+    observe,
+    steps,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl
+from minidl.loader import iterators
+
+
+# --- The grid ---------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+@pytest.mark.parametrize("part", range(4))
+def test_worker_processes(part: int) -> None:
+    """Every pair of options' values at least once, and a sample of what covers every three."""
+    for case in GRID[part::4]:
+        agree(lambda lib, case=case: epochs(lib, case), what=case)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}).filter(allowed))
+def test_one_process(case: dict[str, Any]) -> None:
+    case |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    agree(lambda lib: epochs(lib, case), what=case)
+
+
+# --- Samplers ---------------------------------------------------------------------------------------------------------
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(42)
+
+
+SAMPLING: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "sequential": lambda lib: {"batch_size": 3},
+    "shuffle": lambda lib: {"shuffle": True},
+    "shuffle with a generator": lambda lib: {"shuffle": True, "generator": seeded(), "batch_size": 2},
+    "list": lambda lib: {"sampler": [5, 0, 3, 3], "batch_size": 3},
+    "numpy": lambda lib: {"sampler": np.array([5, 0, 3]), "batch_size": 2},
+    "subset": lambda lib: {"sampler": lib.SubsetRandomSampler([6, 2, 4], generator=seeded()), "batch_size": 2},
+    "weighted": lambda lib: {"sampler": lib.WeightedRandomSampler([1, 0, 5, 0, 2], 6), "batch_size": 2},
+    "replacement": lambda lib: {"sampler": lib.RandomSampler(range(7), replacement=True, num_samples=9)},
+    "batches": lambda lib: {"batch_sampler": [[0], [1, 2], [], [3, 4, 5]], "collate_fn": wl.as_list},
+    "batch sampler": lambda lib: {"batch_sampler": lib.BatchSampler(lib.RandomSampler(range(7)), 3, True)},
+    "batches as samples": lambda lib: {"batch_size": None, "sampler": [[0, 1], [2, 6]]},
+    "used up after one epoch": lambda lib: {"sampler": iter([4, 5, 6])},
+    "two replicas": lambda lib: {"sampler": distributed(lib)(wl.Numbers(7), num_replicas=2, rank=1, seed=5)},
+    "empty": lambda lib: {"sampler": []},
+}
+
+
+def distributed(lib: Any) -> Any:
+    return getattr(lib, "DistributedSampler", None) or lib.distributed.DistributedSampler
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@pytest.mark.parametrize("name", SAMPLING)
+def test_samplers(name: str, num_workers: int) -> None:
+    def program(lib: Any, samplers: Any = None) -> Any:
+        loader = lib.DataLoader(wl.Probe(7), num_workers=num_workers, **SAMPLING[name](samplers or lib))
+        return [steps(loader), steps(loader), length(loader)]
+
+    agree(program)
+    if num_workers == 0:
+        agree(program, lambda lib: program(lib, TORCH), "torch's sampler in our loader")
+        agree(program, lambda lib: program(TORCH, minidl), "our sampler in torch's loader")
+
+
+def length(loader: Any) -> Any:
+    try:
+        return len(loader)
+    except TypeError as error:
+        return str(error)
+
+
+@pytest.mark.live
+def test_the_workers_turns_are_found_under_torchs_name() -> None:
+    def program(lib: Any) -> Any:
+        iterator = iter(lib.DataLoader(wl.Numbers(9), num_workers=2, prefetch_factor=1))
+        seen = []
+        for _ in range(3):
+            next(iterator)
+            turns = iterator._worker_queue_idx_cycle
+            seen.append(list(itertools.islice(copy.copy(turns), 4)))
+        iterator._shutdown_workers()
+        return seen
+
+    agree(program)
+
+
+@pytest.mark.live
+def test_keys_that_are_no_integers() -> None:
+    data = {"cat": 1, "dog": 2, "emu": 3}
+    for workers in (0, 2):
+        agree(lambda lib, w=workers: steps(lib.DataLoader(data, sampler=list(data), num_workers=w, batch_size=2)))
+
+
+# --- Batches of every kind --------------------------------------------------------------------------------------------
+@pytest.mark.live
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_batches_of_everything(strategy: str) -> None:
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy(strategy)
+    try:
+        for batch_size in (None, 2):
+            agree(lambda lib, b=batch_size: steps(lib.DataLoader(wl.Mixed(5), batch_size=b, num_workers=2)))
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods(method: str) -> None:
+    """torch's forked workers say what ours must say however they were started."""
+
+    def program(lib: Any, method: str) -> Any:
+        loader = lib.DataLoader(
+            wl.Probe(5), 2, num_workers=2, persistent_workers=True, shuffle=True, worker_init_fn=wl.draw_once,
+            multiprocessing_context=method,
+        )  # fmt: skip
+        seen = [steps(loader), steps(loader), loader.multiprocessing_context.get_start_method() == method]
+        loader._iterator._shutdown_workers()
+        return seen
+
+    agree(lambda lib: program(lib, "fork"), lambda lib: program(lib, method))
+
+
+# --- Iterating, and not to the end ------------------------------------------------------------------------------------
+NONE_OR_TWO = [
+    (0, False),
+    pytest.param(2, False, marks=pytest.mark.live),
+    pytest.param(2, True, marks=pytest.mark.live),
+]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"),
+    NONE_OR_TWO,
+)
+def test_epochs_that_are_broken_off(num_workers: int, persistent: bool) -> None:
+    """What was prefetched is dropped, and the next epoch begins at its beginning, with a permutation of its own."""
+
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(
+            wl.Probe(8), 2, shuffle=True, num_workers=num_workers, persistent_workers=persistent
+        )  # fmt: skip
+        seen = [list(itertools.islice(loader, taken)) for taken in (2, 0, 1, 9)]
+        iterator = iter(loader)
+        seen.append([next(iterator), iter(iterator) is iterator, len(iterator)])
+        if persistent:
+            iterator._shutdown_workers()
+        return seen
+
+    agree(program)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+def test_two_iterators_of_one_loader(num_workers: int) -> None:
+    agree(lambda lib: list(zip(*[lib.DataLoader(wl.Probe(4), shuffle=True, num_workers=num_workers)] * 2, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"),
+    NONE_OR_TWO,
+)
+def test_streams_longer_than_they_say(num_workers: int, persistent: bool) -> None:
+    """The warning comes with each batch past the length, in every epoch, and only where the length was asked for."""
+
+    def program(lib: Any, ask: bool, batch_size: int | None) -> Any:
+        loader = lib.DataLoader(
+            wl.SizedStream(7, 4), batch_size=batch_size, num_workers=num_workers, persistent_workers=persistent
+        )
+        seen = [len(loader) if ask else None, steps(loader), steps(loader)]
+        if persistent:
+            loader._iterator._shutdown_workers()
+        return seen
+
+    for batch_size in (None, 1):
+        ours = observe(lambda lib, b=batch_size: program(lib, True, b), minidl)
+        assert [place for _, _, place in ours["warnings"]] == ["user"] * 6
+        agree(lambda lib, b=batch_size: program(lib, True, b))
+        assert not observe(lambda lib, b=batch_size: program(lib, False, b), minidl)["warnings"]
+
+
+def test_lengths() -> None:
+    def program(lib: Any) -> Any:
+        map_style = [
+            len(lib.DataLoader(wl.Numbers(7), batch_size=b, drop_last=d))
+            for b, d in [(None, False), (1, False), (3, False), (3, True), (7, True), (8, True), (8, False)]
+        ]
+        streams = [
+            len(lib.DataLoader(wl.SizedStream(7, 7), batch_size=b, drop_last=d))
+            for b, d in [(None, False), (1, False), (3, False), (3, True), (8, True), (8, False)]
+        ]
+        unknown = [length(lib.DataLoader(wl.Stream(7))), length(lib.DataLoader({1: 2}, sampler=iter([1])))]
+        return map_style, streams, unknown
+
+    agree(program)
+
+
+# --- Datasets of the other library ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_datasets_and_collate_of_the_other_library(num_workers: int) -> None:
+    def program(lib: Any, dataset: Any, collate: Any = None) -> Any:
+        return steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers, collate_fn=collate))
+
+    theirs = torch.utils.data.default_collate
+    for dataset in (wl.OurNumbers(), wl.OurStream(7)):
+        agree(lambda lib, d=dataset: program(lib, d), what="our dataset")
+    agree(lambda lib: program(lib, wl.Stream(7)), lambda lib: program(lib, wl.OurStream(7)), "our sharding")
+    agree(lambda lib: program(lib, wl.Mixed(5)), lambda lib: program(lib, wl.Mixed(5), theirs), "torch's collate")
+    agree(
+        lambda lib: program(lib, wl.Mixed(5)),
+        lambda lib: program(TORCH, wl.Mixed(5), minidl.default_collate),
+        "our collate in torch's loader",
+    )
+    built = torch.utils.data.ConcatDataset([wl.Probe(2), minidl.Subset(wl.Probe(9), [8, 3])])
+    agree(lambda lib: program(lib, built), what="a mixture")
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+@pytest.mark.parametrize("name", wl.ERRORS)
+def test_errors_of_every_type(name: str, num_workers: int) -> None:
+    """Type and first line are torch's; the batches after the error still come."""
+    dataset = wl.Failing(6, wl.ERRORS[name])
+    seen = agree(lambda lib: steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
+    assert len(seen) == 3 or name == "stop"
+
+
+PLACES: dict[str, Callable[[], dict[str, Any]]] = {
+    "sample": lambda: {"dataset": wl.Failing(6, wl.SimpleError("one"), at=(0, 5))},
+    "unbatched sample": lambda: {"dataset": wl.Failing(6, wl.SimpleError("one")), "batch_size": None},
+    "batch": lambda: {"dataset": wl.FailingBatch(4)},
+    "collate": lambda: {"dataset": wl.Numbers(6), "collate_fn": wl.failing_collate},
+    "default collate": lambda: {"dataset": [1, "text", 2, 3, object(), 4]},
+    "unequal tensors": lambda: {"dataset": [torch.zeros(2), torch.zeros(3), torch.zeros(1), torch.ones(1)]},
+    "stream": lambda: {"dataset": wl.FailingStream(4, "next"), "batch_size": 1},
+    "sampler": lambda: {"dataset": wl.Numbers(9), "sampler": wl.FailingSampler([0, 1, 2])},
+    "sampler at once": lambda: {"dataset": wl.Numbers(9), "sampler": wl.FailingSampler([])},
+    "sampler's iterator": lambda: {"dataset": wl.Numbers(9), "sampler": wl.NotIterable()},
+    "batch sampler": lambda: {
+        "dataset": wl.Numbers(99), "batch_size": 1,
+        "batch_sampler": wl.FailingSampler([[n] for n in range(9)], KeyError),
+    },
+    "index beyond the end": lambda: {"dataset": [1, 2, 3], "sampler": [0, 1, 2, 3]},
+    "batch sampler of integers": lambda: {"dataset": wl.Numbers(9), "batch_size": 1, "batch_sampler": [1, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@pytest.mark.parametrize("place", PLACES)
+def test_errors_in_every_place(place: str, num_workers: int) -> None:
+    def program(lib: Any) -> Any:
+        return steps(lib.DataLoader(**({"batch_size": 2, "num_workers": num_workers} | PLACES[place]())), limit=12)
+
+    seen = agree(program)
+    assert any(isinstance(step, tuple) for step in seen)
+
+
+@pytest.mark.live
+def test_errors_before_the_first_task() -> None:
+    """Of a worker's first task; what comes after it is said more kindly by us, and checked elsewhere."""
+    for case in (
+        {"dataset": wl.Numbers(6), "worker_init_fn": wl.failing_init},
+        {"dataset": wl.FailingStream(6, "iter")},
+    ):
+        seen = agree(lambda lib, case=case: steps(lib.DataLoader(num_workers=2, **case), limit=2))
+        assert [kind for kind, _ in seen] == [wl.SimpleError, wl.SimpleError]
+    agree(lambda lib: steps(lib.DataLoader(wl.FailingStream(6, "iter"))))
+
+
+@pytest.mark.live
+def test_an_error_is_raised_at_its_turn_and_iteration_goes_on_after_it() -> None:
+    dataset = wl.Failing(8, wl.SimpleError("again"), at=(0, 1, 5))
+
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(dataset, num_workers=2, persistent_workers=True)
+        seen = [steps(loader), steps(loader)]
+        loader._iterator._shutdown_workers()
+        return seen
+
+    seen = agree(program)
+    assert [place for place, step in enumerate(seen[1]) if isinstance(step, tuple)] == [0, 1, 5]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+def test_generators_are_drawn_from_once_an_epoch(num_workers: int) -> None:
+    """A loader with a generator of its own leaves the global one alone; without one it draws a seed from it."""
+
+    def states(lib: Any, generator: torch.Generator | None) -> Any:
+        loader = lib.DataLoader(wl.Numbers(3), num_workers=num_workers, generator=generator)
+        seen = [torch.get_rng_state(), *(torch.get_rng_state() for _ in loader)]
+        return seen, None if generator is None else generator.get_state()
+
+    drawn, _ = agree(lambda lib: states(lib, None))
+    assert [torch.equal(drawn[0], state) for state in drawn] == [True, False, False, False]
+    untouched, _ = agree(lambda lib: states(lib, seeded()))
+    assert all(torch.equal(untouched[0], state) for state in untouched)
+
+
+def test_the_comparison_can_fail() -> None:
+    def shuffled(lib: Any) -> Iterator[Any]:
+        return steps(lib.DataLoader(wl.Probe(7), shuffle=lib is minidl))  # type: ignore[return-value]
+
+    with pytest.raises(AssertionError, match="differ in"):
+        agree(shuffled)
+
+
+# --- An epoch that fails to begin -------------------------------------------------------------------------------------
+class FailsInItsSecondEpoch(minidl.IterableDataset[int]):
+    """Sample k of epoch e is 10 * e + k; the second call of __iter__ raises."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        if self.epoch == 1:
+            raise ValueError("no second epoch")
+        return iter(range(10 * self.epoch, 10 * self.epoch + 10))
+
+
+@pytest.mark.live
+def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_last() -> None:
+    loader: minidl.DataLoader[int] = minidl.DataLoader(
+        FailsInItsSecondEpoch(), batch_size=None, num_workers=1, prefetch_factor=1, persistent_workers=True
+    )
+    with loader:
+        assert next(iter(loader)) == 0
+        second = iter(loader)
+        with pytest.raises(ValueError, match="no second epoch"):
+            next(second)
+        with pytest.raises(RuntimeError, match="no fetcher"):
+            next(second)
+        assert list(loader) == list(range(20, 30))
+
+
+# --- Iterators that refuse --------------------------------------------------------------------------------------------
+def test_each_iterator_checks_its_own_options() -> None:
+    several = minidl.DataLoader(wl.Numbers(3), num_workers=1)
+    with pytest.raises(AssertionError):
+        iterators._SingleProcessDataLoaderIter(several)
+    with pytest.raises(AssertionError):
+        iterators._MultiProcessingDataLoaderIter(minidl.DataLoader(wl.Numbers(3)))
+    with pytest.raises(NotImplementedError):
+        iterators._BaseDataLoaderIter._next_data(None)
+
+
+def test_a_closed_iterator_may_be_closed_again() -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(3)))
+    iterator.close()
+    iterator.close()
+    assert list(iterator) == []
+
+
+def test_without_workers_batches_are_pinned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    samples = [torch.ones(2), torch.zeros(2)]
+    pinned = list(minidl.DataLoader(samples, batch_size=None, pin_memory=True))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in pinned] == [sample.tolist() for sample in samples]
+    assert [batch.data_ptr() for batch in pinned] != [sample.data_ptr() for sample in samples]
+
+
+def test_on_mps_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterators, "accelerator_type", lambda: "mps")
+    with pytest.warns(UserWarning, match="not supported on MPS now"):
+        (iterator,) = (iter(minidl.DataLoader(wl.Numbers(1), pin_memory=True)) for _ in range(1))
+    assert not iterator._pin_memory
+
+
+# --- Exceptions of signals' handlers ----------------------------------------------------------------------------------
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers that die are found dead soon; there is an accelerator."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    with exceptions_everywhere.short_polls():
+        yield
+
+
+def swept(scene: str, loader: str, stride: int, first: int = 1) -> set[str]:
+    runs = list(exceptions_everywhere.sweep(scene, loader, "line", stride, first))
+    wrong = [run for run in runs if run[0] not in exceptions_everywhere.KINDS]
+    assert not wrong
+    assert runs
+    return {what for what, _ in runs}
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize("loader", ["arena", "upstream, pinned"])
+def test_an_interrupted_next_gives_its_batch_the_next_time_or_an_error(loader: str, first: int) -> None:
+    assert {"again", "error"} <= swept("next", loader, 8, first)
+
+
+def test_an_interrupted_fetch_is_made_again() -> None:
+    """Without workers."""
+    assert {"again"} <= swept("next", "alone", 1) <= {"again", "handed", "error"}  # the sampler ends with it
+    assert {"again"} <= swept("next, state_dict", "alone, states", 3) <= {"again", "handed"}
+
+
+def test_samples_of_a_stream_that_an_exception_has_lost_are_an_error() -> None:
+    assert {"again", "error"} <= swept("next", "alone, stream", 3)
+    assert {"again"} <= swept("next, state_dict", "alone, stream", 3) <= {"again", "handed"}
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("scene", "loader", "stride"), [
+    ("next, state_dict", "arena", 8),
+    ("iter, persistent", "arena", 40),
+    ("device next", "arena", 8),
+    ("close", "arena", 60),
+])  # fmt: skip
+def test_after_an_exception_at_some_lines_nothing_is_lost(scene: str, loader: str, stride: int) -> None:
+    assert "again" in swept(scene, loader, stride)
+
+
+@pytest.mark.parametrize("loader", ["alone", "alone, states"])
+def test_the_state_that_an_interrupted_iter_was_to_go_on_from_is_that_of_the_next(loader: str) -> None:
+    assert {"again"} <= swept("iter, resumed", loader, 5) <= {"again", "handed"}
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("scene", "loader"),
+    [
+        (scene, each)
+        for scene, (_, loaders) in exceptions_everywhere.SCENES.items()
+        if scene not in ("exit", "feeder, error")  # a child that returns from pytest; no run has come to its end yet
+        for each in loaders
+    ],
+)
+def test_an_exception_at_any_line_loses_nothing(scene: str, loader: str) -> None:
+    swept(scene, loader, 1 if scene in exceptions_everywhere.KEPT else 5)

@@ -1,0 +1,687 @@
+"""How it ends: exhausted, abandoned, closed, at the interpreter's exit, by a signal; and that nobody is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+import workloads as wl
+from torch._C import _error_if_any_worker_fails
+
+import minidl
+from minidl.check import examine
+from minidl.loader import iterators, shutdown
+from minidl.loader import worker as worker_module
+from minidl.loader.driver import END, JoinPin
+from minidl.loader.progress import WorkerProgress
+from minidl.loader.protocol import LoaderState
+from minidl.loader.shutdown import Crew
+from minidl.loader.worker import _Worker
+from minidl.tracefile.reader import read_trace
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every worker must leave by itself. Its exit code would not tell: torch's handler of SIGTERM exits with 0."""
+
+    def refuse(process: Any) -> None:
+        raise AssertionError(f"{process} had to be terminated")
+
+    for name in ("terminate", "kill"):
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, name, refuse)
+
+
+@pytest.fixture(params=["plain", "pinned", "persistent", "persistent and pinned"])
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    pin, persistent = "pinned" in request.param, "persistent" in request.param
+    return {"num_workers": 2, "pin_memory": pin, "persistent_workers": persistent}
+
+
+def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
+    """Workers, pin thread and queues are gone, the lifecycle is at its end, torch's registry has forgotten the pids."""
+    assert tuple(worker.exitcode for worker in iterator._workers) == codes
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert iterator._workers_done_event.is_set()
+    assert all(queue._closed for queue in iterator._index_queues)
+    assert iterator._crew not in shutdown._running
+    assert not iterator._crew.pids_set
+    _error_if_any_worker_fails()
+    if iterator._pin_memory:
+        assert not iterator._pin_memory_thread.is_alive()
+
+
+# --- In a program that goes on ----------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_exhausted(options: dict[str, Any]) -> None:
+    with minidl.DataLoader(wl.Tensors(7), **options) as loader:
+        iterator: Any = iter(loader)
+        assert len(list(iterator)) == 7
+        if options["persistent_workers"]:
+            assert all(worker.is_alive() for worker in iterator._workers)
+            assert len(list(loader)) == 7
+        else:
+            assert_ended(iterator)
+    assert_ended(iterator)
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_abandoned(options: dict[str, Any], taken: int) -> None:
+    """The last reference goes: everything has ended before the next statement runs."""
+    loader = minidl.DataLoader(wl.Tensors(20), **options)
+    iterator: Any = iter(loader)
+    for _ in range(taken):
+        next(iterator)
+    workers = iterator._workers
+    del loader, iterator
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("dataset", [wl.Tensors(20), wl.Tensors(1), wl.Stream(5)], ids=["busy", "few tasks", "stream"])
+def test_closed_in_the_middle(options: dict[str, Any], dataset: Any) -> None:
+    loader = minidl.DataLoader(dataset, **options)
+    iterator: Any = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert_ended(iterator)
+    iterator.close()
+    assert list(iterator) == []
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_an_error_in_the_training_loop(options: dict[str, Any]) -> None:
+    workers: list[Any] = []
+
+    def train() -> None:
+        iterator: Any = iter(minidl.DataLoader(wl.Tensors(20), **options))
+        workers.extend(iterator._workers)
+        for _ in iterator:
+            raise wl.SimpleError("in the step")
+
+    with contextlib.suppress(wl.SimpleError):
+        train()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("dataset", [wl.Tensors(20), wl.Tensors(1), wl.Tensors(0)], ids=["busy", "few tasks", "none"])
+def test_collected_as_part_of_a_cycle(options: dict[str, Any], dataset: Any) -> None:
+    """The collector ends queues, feeder threads and iterator in no certain order; the sentinels arrive all the same."""
+    iterator: Any = iter(minidl.DataLoader(dataset, **options))
+    next(iterator, None)
+    workers, iterator.itself = iterator._workers, iterator
+    del iterator
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_large_batches_that_nobody_reads(persistent: bool) -> None:
+    """The workers' feeder threads are stuck in a full pipe; a worker that leaves does not wait for them."""
+    loader = minidl.DataLoader(
+        wl.Numbers(20), collate_fn=large, num_workers=2, prefetch_factor=4, persistent_workers=persistent
+    )
+    iterator: Any = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert_ended(iterator)
+
+
+def large(samples: Any) -> bytes:
+    return bytes(1_000_000)
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_begun_and_ended_in_another_thread() -> None:
+    """Signal handlers are the main thread's business, and none is needed."""
+    found: list[Any] = []
+
+    def iterate() -> None:
+        iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=2))
+        found.extend([len(list(iterator)), iterator])
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    thread.join()
+    assert found[0] == 5
+    assert_ended(found[1])
+
+
+def test_a_persistent_iterator_that_was_closed_is_followed_by_a_new_one() -> None:
+    with minidl.DataLoader(wl.Numbers(5), num_workers=2, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        iterator.close()
+        assert len(list(loader)) == 5
+        assert_ended(iterator)
+
+
+LEAVES = """
+import pathlib, sys, minidl, workloads as wl
+iterator = iter(minidl.DataLoader(wl.Tensors(100), num_workers=2))
+next(iterator)
+left = pathlib.Path(f"/dev/shm/torch_{iterator._workers[1].pid}_17_0")
+left.touch()
+if sys.argv[1] == "closed":
+    iterator.close()
+print(left)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "at exit"])
+def test_a_segment_that_an_ended_worker_has_left_is_removed(how: str) -> None:
+    """torch names a segment for a moment; a worker that is ended in it leaves the name."""
+    done = wl.run(LEAVES, how)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
+def test_what_was_not_begun_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator whose __init__ failed before, or while, its workers were started is collected in silence."""
+    loader: Any = minidl.DataLoader(wl.Numbers(5), num_workers=2, prefetch_factor=0)
+    with pytest.raises(AssertionError, match="num_workers and prefetch_factor must be greater than 0"):
+        iter(loader)
+    started = []
+
+    def start(process: Any) -> None:
+        started.append(process)
+        if len(started) == 2:
+            raise OSError("no more processes")
+        really_start(process)
+
+    really_start = multiprocessing.process.BaseProcess.start
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    with contextlib.suppress(OSError):
+        iter(minidl.DataLoader(wl.Numbers(5), num_workers=2))
+    assert started[0].exitcode == 0
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_a_forked_child_does_not_end_what_it_inherited() -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(9), num_workers=2))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            iterator.close()
+            iterator._shutdown_workers()
+            status = 0 if not iterator._shutdown and not iterator._workers_done_event.is_set() else 2
+            del iterator
+            gc.collect()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(iterator)) == 8
+    assert_ended(iterator)
+
+
+# --- Workers that do not leave ----------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("no_sigchld")
+@pytest.mark.parametrize(
+    ("stuck", "code"), [(wl.hang, 0), (wl.hang_without_sigterm, -signal.SIGKILL)], ids=["stuck", "ignores SIGTERM"]
+)
+def test_a_worker_stuck_in_a_sample_is_ended(
+    stuck: Any, code: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its sentinel and a bounded wait: SIGTERM, at which torch's handler exits with 0; at last SIGKILL."""
+    wl.impatient(monkeypatch, 1.0)
+    iterator: Any = iter(minidl.DataLoader(wl.At(20, 4, stuck), batch_size=2, **options))
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    while iterator._board.read(0).task != 2 or iterator._board.read(0).position != 0:
+        time.sleep(0.005)  # until the worker is in the sample that it does not leave
+    iterator.close()
+    iterator._workers[0].join(wl.BOUND)  # on a busy machine, a killed process takes its time to be gone
+    assert iterator._workers[0].exitcode == code
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert not any(worker.is_alive() for worker in iterator._workers)
+
+
+@pytest.mark.usefixtures("no_sigchld")
+def test_a_stopped_worker_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP: it neither reads its sentinel nor dies of SIGTERM."""
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=1))
+    next(iterator)
+    os.kill(iterator._workers[0].pid, signal.SIGSTOP)
+    iterator.close()
+    iterator._workers[0].join(wl.BOUND)
+    assert iterator._workers[0].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("no_sigchld", "nobody_is_terminated")
+def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_path: Path) -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), **options))
+    for _ in range(5):
+        next(iterator)
+    # Worker 1 is in sample 5. Its feeder thread has written batch 3, and may still hold the queue's lock. If the worker
+    # were killed now, nobody would get the lock any more.
+    assert iterator._worker_result_queue._wlock.acquire(timeout=wl.BOUND)
+    iterator._worker_result_queue._wlock.release()
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    iterator._workers[1].join()
+    iterator.close()
+    assert_ended(iterator, (0, -9))
+
+
+def test_an_interrupted_shutdown_ends_the_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a join: whoever is left is terminated, and the interrupt goes on."""
+    monkeypatch.setattr(shutdown.Crew, "_join_workers", interrupt)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2))
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert not any(worker.is_alive() for worker in iterator._workers)
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert iterator._crew not in shutdown._running
+    iterator.close()
+
+
+def interrupt(crew: Any, timeout: float) -> None:
+    raise KeyboardInterrupt
+
+
+def left(worker: Any, plain: Any = _Worker.run) -> None:
+    plain(worker)
+    signal.raise_signal(signal.SIGINT)
+
+
+def about_to_leave(writer: Any, plain: Any = WorkerProgress.ended) -> None:
+    signal.raise_signal(signal.SIGINT)
+    plain(writer)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "function"), [(_Worker, "run", left), (WorkerProgress, "ended", about_to_leave)]
+)
+def test_an_interrupt_of_a_worker_that_leaves_says_nothing(
+    owner: Any, name: str, function: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(owner, name, function)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(4), num_workers=1))
+    assert len(list(iterator)) == 4
+    assert [worker.exitcode for worker in iterator._workers] == [0]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_of_a_worker_that_has_not_begun_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_module.signal_handling, "run_again", interrupted)
+    monkeypatch.setattr(worker_module, "_hear_no_interrupt", lambda: heard.append("no more"))
+    worker_module._worker_loop(None)  # type: ignore[arg-type]
+    assert heard == ["no more"]
+
+
+# --- The program's end ------------------------------------------------------------------------------------------------
+INTERRUPTED = """
+import minidl, workloads as wl
+from minidl.loader.shutdown import Crew
+
+def interrupted(crew, timeout):
+    raise KeyboardInterrupt
+
+def wake(crew, plain=Crew._wake_pin):
+    crew.result_queue._wlock.acquire()  # as a worker does that is terminated in the middle of a write
+    plain(crew)
+
+Crew._wake_pin, Crew._join_pin = wake, interrupted
+iterator = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2, pin_memory=True))
+next(iterator)
+try:
+    iterator.close()
+except KeyboardInterrupt:
+    print("interrupted", *(worker.is_alive() for worker in iterator._workers))
+"""
+
+
+def test_python_exits_though_an_interrupted_shutdown_has_left_the_pin_threads_sentinel_unwritten() -> None:
+    done = wl.run(INTERRUPTED, MINIDL_SIMULATE_DEVICE="1")
+    assert (done.returncode, done.stdout.split()) == (0, ["interrupted", "False", "False"]), done.stderr
+
+
+EXIT = """
+import atexit, sys, threading
+
+# Registered before anything else is, so it runs after everything else has ended.
+atexit.register(lambda: print("shut down" if kept[0]._shutdown else "left to the daemons' end"))
+
+import minidl, workloads as wl
+
+how, pin, persistent = sys.argv[1], "pinned" in sys.argv[2], "persistent" in sys.argv[2]
+
+class Big(wl.Numbers):
+    def __getitem__(self, index):
+        return (wl.hang() if how == "stuck" else bytes(300_000)), index
+
+keys = [str(number) * 300_000 for number in range(9)] if how == "stuck" else range(1000)
+loader = minidl.DataLoader(Big(1000), None, sampler=keys, num_workers=2, pin_memory=pin, persistent_workers=persistent,
+                           collate_fn=list)
+iterator = iter(loader)
+kept = [iterator]
+print(*(worker.pid for worker in iterator._workers), flush=True)
+if how != "stuck":
+    next(iterator)
+if how == "cycle":
+    iterator.itself = iterator
+    del iterator
+if how == "sys.exit":
+    sys.exit(3)
+if how == "error":
+    raise wl.SimpleError("the program's own")
+if how == "thread":
+    threading.Thread(target=lambda: [next(iterator) for _ in range(5)]).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "what", "code"),
+    [
+        ("end", "plain", 0),
+        ("sys.exit", "pinned", 3),
+        ("error", "plain", 1),
+        ("cycle", "plain", 0),
+        ("stuck", "plain", 0),  # and the queues to the workers are full of long indices
+        ("end", "persistent and pinned", 0),
+        ("thread", "persistent and pinned", 0),
+    ],
+)
+def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str, what: str, code: int) -> None:
+    """Daemonic workers are killed; those of a pin thread that outlive epochs are shut down before that."""
+    done = wl.run(EXIT, how, what, MINIDL_SIMULATE_DEVICE="1")
+    assert done.returncode == code, done.stderr
+    words = done.stderr.strip().splitlines()
+    assert (words == []) if how != "error" else (words[-1] == "workloads.SimpleError: the program's own"), done.stderr
+    pids, end = done.stdout.splitlines()
+    assert end == ("shut down" if what == "persistent and pinned" else "left to the daemons' end")
+    wl.wait_until_gone([int(pid) for pid in pids.split()])
+
+
+def test_once_the_interpreter_exits_nothing_is_shut_down_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
+    monkeypatch.setattr(shutdown, "python_exit_status", True)
+    iterator.close()
+    assert iterator._workers[0].is_alive()
+    monkeypatch.undo()
+    iterator.close()
+    assert_ended(iterator, (0,))
+
+
+def test_once_the_interpreter_exits_no_workers_death_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing terminates daemonic workers, also those that have not set their handlers yet."""
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
+    monkeypatch.setattr(shutdown, "python_exit_status", False)  # what is restored after the test
+    shutdown._set_python_exit_flag()
+    pid = iterator._workers[0].pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _error_if_any_worker_fails()
+    monkeypatch.undo()
+    iterator.close()
+
+
+SIGNALLED = """
+import faulthandler, signal, sys, time
+import minidl, minidl.loader.worker, workloads as wl
+
+minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(60)  # it ends long before
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for what it starts with &
+    dataset = wl.Gate(1000, "/no/such/file", at=5)
+    loader = minidl.DataLoader(dataset, num_workers=2, prefetch_factor=1, multiprocessing_context=sys.argv[1])
+    iterator = iter(loader)
+    pids = [worker.pid for worker in iterator._workers]
+    for number, batch in enumerate(iterator):
+        if number == 4:  # worker 1 will be in sample 5 for ever, worker 0 at its empty queue
+            while "task 5, sample" not in iterator._board.read(1).describe([5]):
+                time.sleep(0.005)
+            print(*pids, flush=True)
+"""
+
+
+def signalled(method: str, send: Callable[[int], None], said: Path, *, stays: bool = False) -> tuple[int, str]:
+    """Send something to a program in the middle of an epoch; its return code, and what it said.
+
+    Its workers end. If the one that is stuck in a sample `stays`, it is there when the idle one has ended.
+    """
+    with said.open("w") as words, wl.started(SIGNALLED, method, stderr=words) as program:
+        idle, stuck = wl.pids_said_by(program)
+        send(program.pid)
+        try:
+            code = program.wait(wl.BOUND)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the program did not end; it is at:\n{said.read_text()}")
+    wl.wait_until_gone([idle])
+    if stays:
+        assert wl.alive(stuck)
+        os.kill(stuck, signal.SIGKILL)
+    wl.wait_until_gone([stuck])
+    return code, said.read_text()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_program_is_killed(method: str, tmp_path: Path) -> None:
+    """An idle worker notices that its parent is gone; one that is stuck in a sample can't."""
+    code, _ = signalled(method, lambda pid: os.kill(pid, signal.SIGKILL), tmp_path / "said", stays=True)
+    assert code == -signal.SIGKILL
+
+
+def test_control_c(tmp_path: Path) -> None:
+    """The whole group hears it: one traceback, the program's own, and no worker left."""
+    code, words = signalled("fork", lambda pid: os.killpg(pid, signal.SIGINT), tmp_path / "said")
+    assert code == -signal.SIGINT
+    assert words.count("Traceback") == 1
+    assert words.strip().endswith("KeyboardInterrupt")
+
+
+def test_the_group_is_terminated(tmp_path: Path) -> None:
+    code, _ = signalled("fork", lambda pid: os.killpg(pid, signal.SIGTERM), tmp_path / "said")
+    assert code == -signal.SIGTERM
+
+
+# --- Closed from inside -----------------------------------------------------------------------------------------------
+class Calls(wl.Numbers):
+    """Sends the loader's process a signal as soon as it is asked for a sample, and then waits to be let go."""
+
+    def __init__(self, let_go: Any) -> None:
+        super().__init__(3)
+        self.let_go = let_go
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        self.let_go.wait()
+        return index
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    let_go = torch.multiprocessing.get_context("fork").Event()
+    loader: minidl.DataLoader[int] = minidl.DataLoader(
+        Calls(let_go), batch_size=None, num_workers=1, pin_memory=pin_memory, multiprocessing_context="fork"
+    )
+
+    def close(number: int, frame: FrameType | None) -> None:
+        let_go.set()
+        loader.close()
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        assert list(loader) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+ON_THE_WAY: dict[str, tuple[Any, str]] = {
+    "a task": (iterators, "Task"),
+    "a new epoch's message": (iterators, "ResumeIteration"),
+    "a sentinel": (shutdown, "Sentinel"),
+}
+"""Messages, each with the module and the name of the class that is called between the driver's answer and the put."""
+
+
+@pytest.mark.parametrize("what", ON_THE_WAY)
+def test_a_signal_handler_may_close_the_iterator_before_a_message_is_put(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = ON_THE_WAY[what]
+    make, closed = getattr(module, name), []
+    persistent = what == "a new epoch's message"
+    stream = wl.Stream(0 if what == "a sentinel" else 3)  # an empty one: no batch can come before the first sentinel
+    loader: Any = minidl.DataLoader(stream, num_workers=2, persistent_workers=persistent, batch_size=None)
+
+    def close(number: int, frame: FrameType | None) -> None:
+        closed.append(number)
+        iterator.close()
+
+    def make_and_close(*arguments: Any) -> Any:
+        if not closed:
+            signal.raise_signal(signal.SIGUSR1)
+        return make(*arguments)
+
+    iterator: Any = iter(loader)
+    if persistent:
+        assert len(list(iterator)) == 3
+    elif what == "a task":
+        next(iterator)
+    before = signal.signal(signal.SIGUSR1, close)
+    monkeypatch.setattr(module, name, make_and_close)
+    try:
+        again = iter(loader) if persistent else iterator
+        assert list(again) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed == [signal.SIGUSR1]
+    assert_ended(iterator)
+
+
+def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put holds the lock of the queue's buffer, and the shutdown puts a sentinel into the same queue."""
+    wl.impatient(monkeypatch)
+    iterator: Any = iter(minidl.DataLoader(wl.Numbers(9), num_workers=1))
+    next(iterator)
+    ready = iterator._index_queues[0]._notempty
+    notify, held = ready.notify, []
+
+    def notify_and_close() -> None:
+        if not held:
+            held.append(ready._lock._is_owned())
+            signal.raise_signal(signal.SIGUSR1)
+        notify()
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: iterator.close())
+    monkeypatch.setattr(ready, "notify", notify_and_close)
+    try:
+        assert list(iterator) == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert held == [True]
+    assert_ended(iterator, (0,))  # of SIGTERM: the worker's sentinel could not be written meanwhile
+
+
+class ClosesItsLoader:
+    """A sampler that closes its loader when it is asked for its sixth index."""
+
+    loader: minidl.DataLoader[int]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        self.loader.close()
+        yield from range(5, 10)
+
+
+@pytest.mark.parametrize(("num_workers", "before"), [(0, [0, 1, 2, 3, 4]), (1, [0, 1, 2])])
+def test_user_code_that_runs_inside_next_may_close_the_iterator(
+    num_workers: int, before: list[int], tmp_path: Path
+) -> None:
+    sampler = ClosesItsLoader()
+    with minidl.trace(tmp_path / "trace"):
+        loader: minidl.DataLoader[int] = minidl.DataLoader(
+            wl.Numbers(10), batch_size=None, sampler=sampler, num_workers=num_workers
+        )
+        sampler.loader = loader
+        assert list(loader) == before
+    report = examine(read_trace(tmp_path / "trace"))
+    assert not report.violations, report.text()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_iterator_that_is_kept_keeps_no_slabs(traced: bool, tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace") if traced else contextlib.nullcontext():
+        iterator: Any = iter(minidl.DataLoader([torch.ones(9000)] * 4, num_workers=1, transport="arena"))
+        batches = [batch.sum().item() for batch in iterator]
+    assert batches == [9000.0] * 4
+    assert [len(each._memory) for each in iterator._worker_result_queue._mappings] == [0]
+
+
+# --- A crew alone -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    """A crew of nobody, whose driver says that there is nothing to do."""
+    driver: Any = SimpleNamespace(close=lambda: END, ended=False)
+    results: Any = SimpleNamespace(let_go=lambda: None)
+    made = Crew(driver, results, None, None)  # type: ignore[arg-type]
+    yield made
+    shutdown._running.discard(made)
+
+
+def test_a_crew_is_kept_until_its_driver_says_that_it_has_ended(crew: Crew) -> None:
+    crew.shut_down()
+    assert crew in shutdown._running
+    crew.driver.ended = True  # type: ignore[misc]
+    crew.shut_down()
+    assert crew not in shutdown._running
+
+
+def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    crews = [SimpleNamespace(closes_at_exit=at_exit, shut_down=lambda n=n: ended.append(n)) for n, at_exit in
+             enumerate((True, False, True))]  # fmt: skip
+    monkeypatch.setattr(shutdown, "_running", crews)
+    shutdown._close_all()
+    assert ended == [0, 2]
+
+
+def test_a_message_is_dropped_only_if_the_shutdown_has_closed_the_queue(crew: Crew) -> None:
+    def closed(message: Any) -> None:
+        raise ValueError("the queue is closed")
+
+    crew.index_queues.append(SimpleNamespace(put=closed))
+    crew.driver.closed = True
+    crew.put(0, "dropped")
+    crew.driver.closed = False
+    with pytest.raises(ValueError, match="the queue is closed"):
+        crew.put(0, "missed")
+
+
+def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
+    with pytest.raises(AssertionError, match="END is not a step of the shutdown"):
+        crew.perform(END)
+
+
+def test_a_pin_thread_that_does_not_end_is_left_behind_with_a_warning(crew: Crew) -> None:
+    crew.pin_thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: True)
+    with pytest.warns(RuntimeWarning, match=r"the pin memory thread did not end within 0\.5 s"):
+        crew.perform(JoinPin(0.5))

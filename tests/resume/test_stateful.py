@@ -1,0 +1,826 @@
+"""A resumed loader goes on as if nothing had happened: state_dict, load_state_dict, and the states in them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from kill_resume import Case, Numbers, Stream, lost_and_repeated, run, whole
+
+import minidl
+from minidl.resume import stateful
+
+CASES = [
+    Case("map"),
+    pytest.param(Case("map", 2), marks=pytest.mark.live),
+    pytest.param(Case("map", 2, persistent=True), marks=pytest.mark.live),
+    Case("iterable"),
+    Case("iterable with state"),
+    Case("iterable with state", state_every=2),
+    pytest.param(Case("iterable", 2), marks=pytest.mark.live),
+    pytest.param(Case("iterable with state", 2, state_every=4), marks=pytest.mark.live),
+    pytest.param(Case("iterable with state", 2, state_every=1, persistent=True), marks=pytest.mark.live),
+]
+
+
+def by_name(case: Any) -> str | None:
+    return case.name() if isinstance(case, Case) else None
+
+
+def resumed(case: Case, state: dict[str, Any]) -> list[Any]:
+    """Two epochs of another loader that goes on from `state`, in a program with other random numbers."""
+    torch.manual_seed(99)
+    with case.loader() as loader:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert loader.state_dict() == state, "it was loaded and not iterated over"
+        return [list(loader), list(loader)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=by_name)
+def test_an_epoch_goes_on_where_it_was_left(case: Case) -> None:
+    """Before the first epoch, in it, at its last batch, after it; the next epoch follows as it would have."""
+    torch.manual_seed(3)
+    with case.loader() as loader:
+        states, batches, batch = [loader.state_dict()], [], None
+        iterator = iter(loader)
+        states.append(loader.state_dict())
+        for batch in iterator:
+            batches.append(batch)
+            states.append(loader.state_dict())
+        states.append(loader.state_dict())
+        second = list(loader)
+    frozen = copy.deepcopy(states)
+    third = resumed(case, states[-1])
+    assert third[0] == second
+    for at in {0, 1, len(batches) // 2 + 1, len(batches) + 1}:
+        assert resumed(case, states[at]) == [batches[max(0, at - 1) :], second], f"state number {at}"
+    assert states == frozen
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("map", 2, in_order=False),
+        Case("iterable with state", 2, state_every=3),
+        Case("map", 0),
+    ],
+    ids=by_name,
+)
+@pytest.mark.live
+def test_a_training_that_is_killed_at_any_moment_gets_each_sample_once(case: Case, tmp_path: Path) -> None:
+    got, _ = run(case, tmp_path / "lines", 2, random.Random())
+    assert lost_and_repeated(case, [got]) == (0, 0)
+    if case.in_order:
+        assert got == whole(case)[0]
+
+
+@pytest.mark.live
+def test_two_ranks_are_killed_at_different_moments(tmp_path: Path) -> None:
+    case = Case("map", 1, ranks=2)
+    ranks = [run(case, tmp_path / str(rank), 1, random.Random(), rank)[0] for rank in range(2)]
+    assert lost_and_repeated(case, ranks) == (0, 0)
+
+
+@pytest.mark.parametrize("at", [2, None])
+def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
+    """The loader's, and the sampler's own."""
+
+    def loader(own: bool) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        if not own:
+            return minidl.DataLoader(range(9), 2, shuffle=True, generator=generator, collate_fn=list)
+        sampler = minidl.RandomSampler(range(9), num_samples=20, generator=generator)
+        return minidl.DataLoader(range(9), 2, sampler=sampler, collate_fn=list)
+
+    for own in (False, True):
+        one, other = loader(own), loader(own)
+        iterator = iter(one)
+        got = [next(iterator) for _ in range(at)] if at else list(iterator)
+        list(other)
+        other.load_state_dict(one.state_dict())
+        assert len(got) + len(list(iterator)) == (10 if own else 5)
+        fresh = loader(own)
+        epochs = [list(fresh), list(fresh)]
+        assert list(other) == (epochs[0][at:] if at else epochs[1])
+
+
+# --- Where it is used in other ways -----------------------------------------------------------------------------------
+def test_what_the_program_draws_before_the_first_next_changes_the_order_and_the_state_knows_it() -> None:
+    """As frameworks do, which make the iterators of training and validation first, and then begin."""
+    loader: Any = minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list)
+    iterator = iter(loader)
+    torch.rand(3)
+    next(iterator)
+    state = loader.state_dict()
+    left, second = list(iterator), list(loader)
+    other: Any = minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list)
+    other.load_state_dict(state)
+    assert list(other) == left
+    assert list(other) == second
+
+
+def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
+    loader = minidl.DataLoader(range(8), batch_size=2, collate_fn=list)
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    loader.load_state_dict(state)
+    assert next(iterator) == [4, 5]
+    assert (len(loader), state["batches"]) == (4, 1)
+    assert list(loader) == [[2, 3], [4, 5], [6, 7]]
+    assert len(list(loader)) == 4
+    loader.load_state_dict({})
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.live
+def test_a_persistent_loader_gets_new_workers_for_a_state() -> None:
+    with minidl.DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True, collate_fn=list) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        worker = iterator._workers[0]
+        loader.load_state_dict(state)
+        assert list(loader) == [[2, 3], [4, 5], [6, 7]]
+        assert not worker.is_alive()
+
+
+@pytest.mark.live
+def test_a_broken_epoch_of_persistent_workers_leaves_no_state_behind() -> None:
+    case = Case("iterable with state", 2, state_every=1, persistent=True)
+    with case.loader() as loader:
+        for _ in zip(range(3), loader, strict=False):
+            pass
+        iterator = iter(loader)
+        first, state = next(iterator), loader.state_dict()
+        rest = list(iterator)
+    assert [worker["yielded"] for worker in state["workers"]] == [1, 0]
+    assert resumed(case, state)[0] == rest
+    assert first not in rest
+
+
+def test_a_loader_that_has_begun_can_be_pickled_and_copied() -> None:
+    loader = minidl.DataLoader(Stream(stateful=True))
+    next(iter(loader))
+    for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert other._record is None
+
+
+def test_a_ctrl_c_inside_next_loses_nothing() -> None:
+    """What next() did not return comes again; an iterable's samples that are in no batch, too."""
+
+    class Interrupted(minidl.Dataset[int]):
+        at = 3
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> int:
+            if index == self.at:
+                self.at = -1
+                raise KeyboardInterrupt
+            return index
+
+    class InterruptedStream(Stream):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(6):
+                yield Interrupted()[index]
+
+        def state_dict(self) -> dict[str, int]:
+            raise AssertionError("it says nothing of samples that are in no batch")
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    for dataset in (Interrupted(), InterruptedStream(stateful=False)):
+        loader = minidl.DataLoader(dataset, batch_size=2, collate_fn=list)
+        iterator = iter(loader)
+        assert next(iterator) == [0, 1]
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        state = loader.state_dict()
+        Interrupted.at = -1
+        loader.load_state_dict(state)
+        assert list(loader) == [[2, 3], [4, 5]]
+        Interrupted.at = 3
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_counts_as_its_batch(workers: int) -> None:
+    loader = minidl.DataLoader([0, 1, "no number", 3], num_workers=workers, collate_fn=_number)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(iterator)
+    state = loader.state_dict()
+    assert (state["yielded"], state["batches"]) == (3, 2)
+    assert next(iterator) == 3
+    loader.load_state_dict(state)
+    assert list(loader) == [3]
+
+
+def _number(samples: list[Any]) -> int:
+    return int(samples[0])
+
+
+def test_a_closed_iterator_has_not_ended() -> None:
+    loader = minidl.DataLoader(range(4))
+    iterator: Any = iter(loader)
+    next(iterator)
+    loader.close()
+    assert list(iterator) == []
+    assert not loader.state_dict()["ended"]
+    assert len(list(_after(loader))) == 3
+
+
+def _after(loader: Any) -> Any:
+    loader.load_state_dict(loader.state_dict())
+    return loader
+
+
+# --- Random augmentations ---------------------------------------------------------------------------------------------
+class Noisy(minidl.Dataset[Any]):
+    """Draws from the three global generators of its process."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, torch.rand(()).item(), random.random(), float(np.random.random())
+
+
+def by_the_readme() -> Any:
+    """The dataset that the README shows, with draws from NumPy's and torch's generators."""
+    _, _, rest = (Path(__file__).parents[1] / "README.md").read_text().partition("<!-- augmentations -->\n```python\n")
+    names: dict[str, Any] = {"minidl": minidl, "np": np, "torch": torch}
+    exec(rest.partition("```")[0], names)
+    return names["Augmented"](range(12), lambda image, rng: (image, rng.random(), torch.rand(()).item()))
+
+
+def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) -> list[list[Any]]:
+    """Two epochs, the second of which stops after `stop` batches, and goes on in another loader with `then` workers."""
+    torch.manual_seed(3)
+    epochs: list[list[Any]] = []
+    options = {"batch_size": 2, "shuffle": True, "collate_fn": list} | options
+    loader = minidl.DataLoader(dataset, **options)
+    for epoch in range(2):
+        if hasattr(dataset, "epoch"):
+            dataset.epoch.fill_(epoch)
+        epochs.append(list(itertools.islice(loader, stop if epoch else None)))
+    state = loader.state_dict()
+    loader.close()
+    for generator in (torch.manual_seed, random.seed, np.random.seed):
+        generator(99)
+    if then is not None:
+        other = minidl.DataLoader(dataset, **options | {"num_workers": then, "persistent_workers": False})
+        other.load_state_dict(state)
+        epochs[1] += list(other)
+    return epochs
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("then", "options"),
+    [(0, {"num_workers": 0}), (2, {"num_workers": 2}), (2, {"num_workers": 2, "persistent_workers": True})]
+    + [(0, {"num_workers": 2}), (2, {"num_workers": 1})],
+)
+def test_augmentations_that_are_seeded_by_epoch_and_index_are_those_of_the_whole_run(
+    then: int, options: dict[str, Any]
+) -> None:
+    whole_run = augmented(by_the_readme(), 6, **options)
+    assert augmented(by_the_readme(), 2, then, **options) == whole_run
+    drawn = {number for epoch in whole_run for batch in epoch for sample in batch for number in sample[1:]}
+    assert len(drawn) == 2 * 12 * 2, "each sample has its own, in each epoch"
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_augmentations_are_new_and_the_samples_are_the_same(workers: int) -> None:
+    """Without workers, torch's global generator goes on: it is in the state."""
+    resumed, whole_run = (
+        [sample for batch in augmented(Noisy(), stop, then, num_workers=workers)[1] for sample in batch]
+        for stop, then in ((2, workers), (6, None))
+    )
+    of_index, of_torch, of_random, of_numpy = (
+        [mine[part] == theirs[part] for mine, theirs in zip(resumed, whole_run, strict=True)] for part in range(4)
+    )
+    assert all(of_index)
+    assert all(of_torch) == (workers == 0)
+    assert not any(of_random[4:] + of_numpy[4:])
+
+
+# --- States of the user's objects -------------------------------------------------------------------------------------
+class Counting(minidl.Dataset[Any]):
+    """A map dataset that counts its samples, and says so in each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self.count += 1
+        return index, self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Steps(torch.utils.data.Sampler[int]):
+    """0, 1, ...; a sampler that knows its place, and how many of its epochs are over."""
+
+    def __init__(self) -> None:
+        self.at, self.go_on, self.epoch = 0, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.go_on = self.go_on, 0
+        while self.at < 8:
+            self.at += 1
+            yield (self.at - 1 + self.epoch) % 8
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        return 8
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on, self.epoch = state["at"], state["epoch"]
+
+
+class Rolls(torch.utils.data.Sampler[int]):
+    """A sampler whose iterator has a state, without which its numbers cannot be had again."""
+
+    class Dice(Iterator[int]):
+        def __init__(self) -> None:
+            self.rolls = random.SystemRandom().sample(range(8), 8)
+
+        def __next__(self) -> int:
+            if not self.rolls:
+                raise StopIteration
+            return self.rolls.pop()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"rolls": self.rolls}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.rolls = list(state["rolls"])
+
+    def __iter__(self) -> Iterator[int]:
+        return Rolls.Dice()
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_the_state_of_a_map_dataset_is_loaded_in_each_worker(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "batch_size": None, "state_every": 5}
+    loader = minidl.DataLoader(Counting(), **options)
+    got = []
+    for sample in loader:
+        got.append(sample)
+        if len(got) == 5:
+            break
+    state = loader.state_dict()
+    again = minidl.DataLoader(Counting(), **options)
+    again.load_state_dict(state)
+    assert got + list(again) == list(minidl.DataLoader(Counting(), **options))
+
+
+def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbing_the_order() -> None:
+    class Drawing(Counting):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            super().load_state_dict(state)
+            torch.manual_seed(1)
+
+    def loader() -> Any:
+        return minidl.DataLoader(Drawing(), batch_size=None, shuffle=True)
+
+    torch.manual_seed(3)
+    first = loader()
+    list(first)
+    state, second = first.state_dict(), list(first)
+    other = loader()
+    other.load_state_dict(state)
+    assert list(other) == second
+
+
+class Dicey(minidl.Dataset[float]):
+    """Draws from torch's generator, whose state is the dataset's."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+
+
+class Epochs(minidl.IterableDataset[tuple[int, int]]):
+    """Counts its epochs, and gives the count along with each of nine numbers."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at, self.go_on = 0, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.at, self.go_on = self.go_on, 0
+        while self.at < 9:
+            self.at += 1
+            yield self.epoch, self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("dataset", [Dicey, Epochs])
+def test_the_state_of_a_dataset_in_workers_is_kept_at_the_ends_of_epochs_and_between(
+    dataset: type[Any], every: int | None
+) -> None:
+    """Of each worker, with and without state_every. torchdata's does the same: tests/clients/test_state.py."""
+
+    def loader() -> Any:
+        return minidl.DataLoader(
+            dataset(), 2, num_workers=2, persistent_workers=True, state_every=every, collate_fn=list
+        )
+
+    with loader() as first:
+        list(first)
+        at_the_end, second = first.state_dict(), list(first)
+        third = iter(first)
+        for _ in range(3):
+            next(third)
+        between, rest, fourth = first.state_dict(), list(third), list(first)
+    for state, expected in ((at_the_end, [second]), (between, [rest, fourth])):
+        with loader() as other:
+            other.load_state_dict(state)
+            assert [list(other) for _ in expected] == expected
+
+
+@pytest.mark.live
+def test_a_map_dataset_with_a_state_needs_the_same_number_of_workers() -> None:
+    """The error is what torchdata raises, too; after an epoch's end, the workers begin anew."""
+    for before, after in ((0, 2), (2, 0)):
+        with minidl.DataLoader(Dicey(), num_workers=before) as loader:
+            iter(loader)
+            state = loader.state_dict()
+        other = minidl.DataLoader(Dicey(), num_workers=after)
+        other.load_state_dict(state)
+        with pytest.raises(AssertionError, match=f"saved with num_workers {before}, and this loader has") as caught:
+            iter(other)
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.live
+def test_a_dataset_that_fails_to_give_its_state_breaks_nothing_before_the_state_is_asked_for() -> None:
+    class Refusing(Dicey):
+        def state_dict(self) -> dict[str, Any]:
+            raise ValueError("no state today")
+
+    with minidl.DataLoader(Refusing(), 6, num_workers=1, persistent_workers=True, collate_fn=len) as loader:
+        assert list(loader) == list(loader) == [6, 6]
+        with pytest.raises(RuntimeError, match="has failed to give its state: ValueError: no state today"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("sampler", [Steps, Rolls])
+@pytest.mark.parametrize(("workers", "every"), [(0, 1), (0, 3), pytest.param(2, 2, marks=pytest.mark.live)])
+def test_the_state_of_a_sampler_or_of_its_iterator_is_honoured(
+    sampler: type[Any], batch_size: int | None, workers: int, every: int
+) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "batch_size": batch_size, "state_every": every}
+    loader = minidl.DataLoader(range(8), sampler=sampler(), **options, collate_fn=_itself)
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(3)]
+    state = loader.state_dict()
+    rest, second = list(iterator), list(loader)
+    again = minidl.DataLoader(range(8), sampler=sampler(), **options, collate_fn=_itself)
+    again.load_state_dict(state)
+    assert list(again) == rest
+    assert sorted(torch.tensor([*got, *rest]).flatten().tolist()) == list(range(8))
+    if sampler is Steps:
+        assert list(again) == second
+        after_second = loader.state_dict()
+        loader.load_state_dict(after_second)
+        third = minidl.DataLoader(range(8), sampler=Steps(), **options, collate_fn=_itself)
+        third.load_state_dict(after_second)
+        assert next(iter(third)) in ([2, 3], 2)
+
+
+def _itself(samples: Any) -> Any:
+    return samples
+
+
+@pytest.mark.live
+def test_a_state_that_cannot_be_taken_is_the_error_of_its_task() -> None:
+    class Refusing(Stream):
+        def __init__(self, refusals: int) -> None:
+            super().__init__(stateful=False)
+            self.refusals = refusals
+
+        def state_dict(self) -> dict[str, int]:
+            self.refusals -= 1
+            if self.refusals < 0:
+                raise ValueError("no state today")
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    with minidl.DataLoader(Refusing(0), batch_size=30, num_workers=1, state_every=1, collate_fn=len) as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match=r"no state today[\s\S]*Task 0: taking the state"):
+            next(iterator)
+        assert list(iterator) == [30]
+    options: Any = {"num_workers": 1, "persistent_workers": True, "state_every": 1, "collate_fn": len}
+    with minidl.DataLoader(Refusing(3), batch_size=30, **options) as loader:
+        assert list(loader) == [30, 30]
+        with pytest.raises(ValueError, match=r"no state today[\s\S]*Epoch 1: taking the state before it"):
+            next(iter(loader))
+
+
+class Ended(minidl.IterableDataset[int]):
+    """Ends with a part of a batch, and would begin anew if it were asked again."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 5:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
+def test_a_stream_that_has_ended_is_not_begun_again(workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "batch_size": 3, "state_every": 1, "collate_fn": list}
+    loader = minidl.DataLoader(Ended(), **options)
+    states = []
+    for _ in loader:
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[-1])
+    assert list(loader) == []
+
+
+def test_what_fails_while_it_is_fetched_again_has_failed_before() -> None:
+    class Holey(minidl.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([0, 1, 2, 3])
+
+    loader = minidl.DataLoader(Holey(), collate_fn=_no_two)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    with pytest.raises(ValueError, match="two"):
+        next(iterator)
+    again = minidl.DataLoader(Holey(), collate_fn=_no_two)
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == [3]
+
+
+def _no_two(samples: list[int]) -> int:
+    if samples == [2]:
+        raise ValueError("two")
+    return samples[0]
+
+
+def test_a_stream_that_has_become_shorter_ends_while_it_is_fetched_again() -> None:
+    class Short(minidl.IterableDataset[int]):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.count))
+
+    loader = minidl.DataLoader(Short(4))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    again = minidl.DataLoader(Short(1))
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == []
+
+
+# --- What cannot be resumed -------------------------------------------------------------------------------------------
+def in_the_middle(loader: Any) -> dict[str, Any]:
+    iterator = iter(loader)
+    next(iterator)
+    state: dict[str, Any] = loader.state_dict()
+    iterator.close()
+    return state
+
+
+@pytest.mark.live
+def test_a_map_dataset_without_a_state_may_have_another_number_of_workers() -> None:
+    torch.manual_seed(3)
+    loader = minidl.DataLoader(range(8), num_workers=0, shuffle=True, collate_fn=list)
+    iterator = iter(loader)
+    got, state = [next(iterator)], loader.state_dict()
+    for workers in (2, 1, 0):
+        loader = minidl.DataLoader(range(8), num_workers=workers, shuffle=True, collate_fn=list)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        got.append(next(iterator))
+        state = loader.state_dict()
+    torch.manual_seed(3)
+    assert got + list(iterator) == list(minidl.DataLoader(range(8), shuffle=True, collate_fn=list))
+
+
+@pytest.mark.live
+def test_a_state_of_another_loader_is_an_error_at_iter() -> None:
+    stream = Stream(stateful=True)
+    state = in_the_middle(minidl.DataLoader(stream, num_workers=2))
+    for options, words in (
+        ({"num_workers": 1}, "saved with num_workers 2, and this loader has num_workers 1"),
+        ({"num_workers": 2, "batch_size": 4}, "saved with batch_size 1, and this loader has batch_size 4"),
+    ):
+        loader = minidl.DataLoader(stream, **options)
+        loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=words):
+                iter(loader)
+    other = minidl.DataLoader(range(8), num_workers=2)
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="kind 'iterable', and this loader has kind 'map'"):
+        iter(other)
+    other.load_state_dict({})
+    assert len(list(other)) == 8
+
+
+def test_ranks_are_not_mixed_up() -> None:
+    """The number of ranks must be the same. Of a map dataset, a rank may go on where another one was."""
+    data = range(12)
+
+    def loader(rank: int, ranks: int) -> Any:
+        return minidl.DataLoader(data, 2, sampler=minidl.DistributedSampler(data, ranks, rank), collate_fn=list)
+
+    state = in_the_middle(loader(0, 2))
+    other = loader(0, 3)
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with ranks 2, and this loader has ranks 3"):
+        iter(other)
+    other = loader(1, 2)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    other.load_state_dict(state)
+    assert list(other) == list(loader(1, 2))[1:]
+    assert not torch.equal(before, torch.get_rng_state()), "its own base seed is drawn"
+    state = in_the_middle(minidl.DataLoader(Stream(stateful=False))) | {"rank": 1}
+    streamed = minidl.DataLoader(Stream(stateful=False))
+    streamed.load_state_dict(state)
+    with pytest.raises(ValueError, match="saved with rank 1, and this loader has rank 0"):
+        iter(streamed)
+
+
+def test_a_sampler_with_another_seed_would_lose_samples_and_is_an_error_at_iter() -> None:
+    """As Lightning's, which takes the seed of the program; in a new epoch, nothing is lost."""
+
+    def loader(seed: int) -> Any:
+        sampler = minidl.DistributedSampler(range(12), 2, 1, seed=seed)
+        return minidl.DataLoader(range(12), 2, sampler=sampler, collate_fn=list)
+
+    first, other = loader(1), loader(5)
+    other.load_state_dict(in_the_middle(first))
+    with pytest.raises(ValueError, match="saved with sampler_seed 1, and this loader has sampler_seed 5: use the same"):
+        iter(other)
+    list(first)
+    other.load_state_dict(first.state_dict())
+    assert len(list(other)) == 3
+
+
+def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:
+    def loader() -> Any:
+        return minidl.DataLoader(range(12), 2, sampler=minidl.DistributedSampler(range(12), 2, 1), collate_fn=list)
+
+    first, other, fresh = loader(), loader(), loader()
+    list(first)
+    other.load_state_dict(first.state_dict())
+    for one in (other, fresh):
+        one.sampler.set_epoch(1)
+    assert list(other) == list(fresh) != list(loader())
+    iterator = iter(other)
+    got, state = [next(iterator)], other.state_dict()
+    third = loader()
+    third.load_state_dict(state)
+    assert got + list(third) == list(fresh), "in an epoch, the state has its number"
+
+
+def told(sampler_class: Any, epoch: int) -> Any:
+    loader = minidl.DataLoader(range(12), 2, sampler=sampler_class(range(12), 1, 0), collate_fn=list)
+    loader.sampler.set_epoch(epoch)
+    return loader
+
+
+@pytest.mark.parametrize("sampler_class", [minidl.DistributedSampler, torch.utils.data.DistributedSampler])
+def test_a_sampler_goes_back_to_the_epoch_of_the_state(sampler_class: Any) -> None:
+    """Lightning tells it its epoch after iter(), when the workers have drawn; torch's has no state of its own."""
+    one = told(sampler_class, 1)
+    iterator = iter(one)
+    next(iterator)
+    state, left = one.state_dict(), list(iterator)
+    for before_load, after_load in ((0, None), (2, 1), (1, 1)):
+        other = told(sampler_class, before_load)
+        other.load_state_dict(state)
+        if after_load is not None:
+            other.sampler.set_epoch(after_load)
+        assert list(other) == left
+        assert other.sampler.epoch == 1
+
+
+@pytest.mark.parametrize("sampler_class", [minidl.DistributedSampler, torch.utils.data.DistributedSampler])
+def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampler_class: Any) -> None:
+    """It would leave its beginning out: as where skip_first_batches, on a copy of the loader, has ended its own."""
+    one, other = told(sampler_class, 0), told(sampler_class, 0)
+    iterator = iter(one)
+    next(iterator)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    with pytest.raises(ValueError, match=r"in the middle of epoch 0 .* set_epoch\(1\) was called after"):
+        iter(other)
+    list(iterator)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    assert list(other) == list(told(sampler_class, 1))
+
+
+def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    state = minidl.DataLoader(range(4)).state_dict()
+    assert (state["rank"], state["ranks"]) == (3, 4)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    loader = minidl.DataLoader(range(4))
+    with pytest.raises(
+        TypeError, match=r"expected what minidl.DataLoader.state_dict returned, got a dict with \['_snap"
+    ):
+        loader.load_state_dict({"_snapshot": 1})
+    with pytest.raises(TypeError, match="got a list"):
+        loader.load_state_dict([1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"the state has version 99, this minidl reads 1"):
+        loader.load_state_dict(loader.state_dict() | {"minidl": 99})
+    for wrong in (0, "1"):
+        with pytest.raises(ValueError, match="state_every should be a positive number of batches, or None, but got"):
+            minidl.DataLoader(range(4), state_every=wrong)  # type: ignore[arg-type]
+
+
+def test_a_sampler_that_has_become_shorter_is_an_error_at_iter() -> None:
+    state = in_the_middle(minidl.DataLoader(range(4)))
+    loader = minidl.DataLoader(range(4)[:0])
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="after 1 draws from the sampler, which now gives 0"):
+        iter(loader)
+
+
+def test_a_state_of_an_object_that_has_none_is_an_error() -> None:
+    state = in_the_middle(minidl.DataLoader(Counting()))
+    loader = minidl.DataLoader(Numbers())
+    loader.load_state_dict(state)
+    with pytest.raises(TypeError, match="holds a state of the dataset, and Numbers has no load_state_dict"):
+        iter(loader)
+
+
+def test_a_state_before_the_first_epoch_has_the_datasets() -> None:
+    data = Counting()
+    data.count = 100
+    state = minidl.DataLoader(data).state_dict()
+    assert state["workers"][0]["state"]["dataset"] == {"count": 100}
+    assert stateful.unpack(stateful.pack(state)) == state

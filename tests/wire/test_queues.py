@@ -1,0 +1,332 @@
+"""The queue whose reader never waits for the rest of a message, and the flag that has no lock."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import queue
+import select
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+import workloads as wl
+
+from minidl.wire import queues
+from minidl.wire.queues import BoundedQueue, NoThreadError, ReadyQueue, SharedFlag
+
+
+@pytest.fixture
+def pipe() -> Iterator[BoundedQueue]:
+    """A queue that is written to by hand."""
+    made = BoundedQueue(torch.multiprocessing)
+    yield made
+    made.close()
+    made._reader.close()
+    made._writer.close()
+
+
+def write(pipe: Any, data: bytes) -> None:
+    pipe._sem.acquire()  # as put() does
+    os.write(pipe._writer.fileno(), data)
+
+
+def framed(message: object) -> bytes:
+    data = pickle.dumps(message)
+    return struct.pack("!i", len(data)) + data
+
+
+def test_a_message_may_come_in_any_pieces(pipe: Any) -> None:
+    came = []
+    for byte in framed(["a message", 17]) + framed("the next"):
+        write(pipe, bytes([byte]))
+        with contextlib.suppress(queue.Empty):
+            came.append(pipe.get(timeout=0))
+    assert came == [["a message", 17], "the next"]
+
+
+def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: Any) -> None:
+    data = pickle.dumps("long")
+    write(pipe, struct.pack("!iQ", -1, len(data)) + data)
+    write(pipe, framed("short"))
+    assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND)] == ["long", "short"]
+    for byte in struct.pack("!iQ", -1, len(data)) + data:
+        with pytest.raises(queue.Empty):
+            pipe.get(block=False)
+        write(pipe, bytes([byte]))
+    assert pipe.get(block=False) == "long"
+
+
+@pytest.mark.parametrize("in_a_worker", [False, True])
+def test_a_worker_whose_feeder_can_not_write_ends(
+    in_a_worker: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the loader would wait for the message for ever."""
+    ended: list[int] = []
+    monkeypatch.setattr(queues.multiprocessing, "parent_process", lambda: in_a_worker or None)
+    monkeypatch.setattr(queues.os, "_exit", ended.append)
+    try:
+        raise OSError("no room")
+    except OSError as error:
+        BoundedQueue._on_queue_feeder_error(error, "a message")
+    assert "OSError: no room" in capsys.readouterr().err
+    assert ended == [1] * in_a_worker
+
+
+def test_an_empty_message_is_whole(pipe: Any) -> None:
+    write(pipe, struct.pack("!i", 0))
+    with pytest.raises(EOFError):  # pickle's: it has been handed on
+        pipe.get(timeout=wl.BOUND)
+
+
+def test_a_part_of_a_message_keeps_no_reader_waiting(pipe: Any) -> None:
+    write(pipe, framed(bytes(1000))[:500])
+    for options in ({"timeout": 0.05}, {"block": False}, {"timeout": 0.0}):
+        with pytest.raises(queue.Empty):
+            pipe.get(**options)
+    write(pipe, framed(bytes(1000))[500:])
+    assert pipe.get() == bytes(1000)
+
+
+def test_a_slow_writer_does_not_prolong_the_timeout(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+
+    def read(seconds: float | None) -> bool:
+        waits.append(seconds)
+        return len(waits) % 3 > 0  # a byte has come, twice
+
+    monkeypatch.setattr(pipe._incoming, "read", read)
+    for options in ({"timeout": wl.BOUND}, {"block": False}, {}):
+        with pytest.raises(queue.Empty):
+            pipe.get(**options)
+    assert wl.BOUND >= waits[0] > waits[1] > waits[2] > 0
+    assert waits[3:] == [0.0] * 3 + [None] * 3
+
+
+def test_a_put_may_interrupt_a_put_and_only_the_first_one_puts_signals_off(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one starts the feeder; a signal's handler that shuts down puts, too."""
+    began: list[int] = []
+    monkeypatch.setattr(queues.signal_handling, "put_off_all", lambda: began.append(1) or contextlib.nullcontext())  # type: ignore[func-returns-value]
+    with pipe._notempty:
+        pipe.put("first")
+    pipe.put("second")
+    assert began == [1]
+    box: list[Any] = []
+    assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND, inbox=box)] == ["first", *box] == ["first", "second"]
+    pipe.close()
+    pipe.join_thread()
+
+
+def test_a_message_longer_than_the_pipe(pipe: Any) -> None:
+    long = os.urandom(3_000_000)
+    pipe.put(long)
+    pipe.put("behind it")
+    assert pipe.get(timeout=wl.BOUND) == long
+    assert pipe.get(timeout=wl.BOUND) == "behind it"
+    pipe.close()
+    pipe.join_thread()
+
+
+def test_a_queue_without_writers_says_so(pipe: Any) -> None:
+    write(pipe, framed(1)[:3])
+    pipe._writer.close()
+    with pytest.raises(EOFError, match="every writer"):
+        pipe.get(timeout=wl.BOUND)
+
+
+@pytest.fixture
+def no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that exits, from Python 3.12 on."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_where_no_thread_can_be_started_a_short_message_is_written_at_once(pipe: Any) -> None:
+    pipe.put("first")
+    pipe.put("second")
+    assert [pipe.get(timeout=0), pipe.get(timeout=0)] == ["first", "second"]
+    assert pipe.qsize() == 0
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_the_longest_message_that_is_written_at_once_fills_what_a_pipe_takes_whole(pipe: Any) -> None:
+    most = select.PIPE_BUF - 4 - (len(pickle.dumps(bytes(1000))) - 1000)  # 4: its length goes first
+    pipe.put(bytes(most))
+    with pytest.raises(NoThreadError):
+        pipe.put(bytes(most + 1))
+    assert pipe.get(block=False) == bytes(most)
+
+
+@pytest.mark.usefixtures("no_new_thread")
+@pytest.mark.parametrize("why", ["a long message", "a full pipe", "a lock whose holder is dead"])
+def test_and_where_that_could_mean_to_wait_it_is_an_error(pipe: Any, why: str) -> None:
+    message = "x" * (select.PIPE_BUF if why == "a long message" else 1)
+    if why == "a full pipe":
+        os.set_blocking(pipe._writer.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe._writer.fileno(), bytes(select.PIPE_BUF))
+    if why == "a lock whose holder is dead":
+        pipe._wlock.acquire()
+    with pytest.raises(NoThreadError, match="can't create new thread"):
+        pipe.put(message)
+    assert pipe.qsize() == 0
+
+
+@pytest.mark.usefixtures("no_new_thread")
+def test_what_cannot_be_pickled_takes_no_place_in_the_queue(pipe: Any) -> None:
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        pipe.put(lambda: None)
+    assert pipe.qsize() == 0
+
+
+def test_an_error_that_a_signals_handler_raises_in_a_put_is_passed_on(pipe: Any) -> None:
+    """Such as "a worker is killed": the message is sent all the same, once, by the thread that sends the others."""
+    pipe.put("first")
+    feeder, condition = pipe._thread, pipe._notempty
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            condition.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            condition.release()
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+        notify = condition.notify
+
+    pipe._notempty = Interrupted()
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        pipe.put("second")
+    pipe._notempty = condition
+    pipe.put("third")
+    assert [pipe.get(timeout=wl.BOUND) for _ in range(3)] == ["first", "second", "third"]
+    assert pipe._thread is feeder
+    pipe.close()
+    pipe.join_thread()
+
+
+def test_a_closed_queue_is_not_read(pipe: Any) -> None:
+    pipe.close()
+    with pytest.raises(ValueError, match="is closed"):
+        pipe.get()
+
+
+def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: Any) -> None:
+    assert not pipe.jammed()
+    assert not pipe.jammed()  # it has let go of what it took
+    pipe._wlock.acquire()
+    reading, pipe._incoming._poll = pipe._incoming._poll, None  # another thread polls with it, and no two may
+    assert pipe.jammed()
+    pipe._incoming._poll = reading
+    write(pipe, framed("I was only slow"))
+    assert not pipe.jammed()
+    pipe._wlock.release()
+
+
+def answer(incoming: Any, outgoing: Any, flag: Any) -> None:
+    message = incoming.get(timeout=wl.BOUND)
+    outgoing.put((message, flag.is_set()))
+    flag.set()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_queues_and_flags_between_processes(method: str) -> None:
+    context: Any = torch.multiprocessing.get_context(method)
+    there, back, flag = BoundedQueue(context), BoundedQueue(context), SharedFlag()
+    assert not flag.is_set()
+    process = context.Process(target=answer, args=(there, back, flag))
+    process.start()
+    there.put(["hello"] * 100_000)
+    assert back.get(timeout=wl.BOUND) == (["hello"] * 100_000, False)
+    process.join(wl.BOUND)
+    assert process.exitcode == 0
+    assert flag.is_set()
+    for each in (there, back):
+        each.close()
+        each.join_thread()
+
+
+def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: Any) -> None:
+    write(pipe, framed("for the other one"))
+    reader = threading.Thread(target=pipe._rlock.acquire)
+    reader.start()
+    reader.join()
+    try:
+        for options in ({"timeout": 0.01}, {"block": False}):
+            with pytest.raises(queue.Empty):
+                pipe.get(**options)
+    finally:
+        pipe._rlock.release()
+
+
+# --- The ready queue --------------------------------------------------------------------------------------------------
+def test_the_ready_queue_keeps_order_and_its_timeout() -> None:
+    ready = ReadyQueue()
+    for timeout in (0, 0.02):
+        with pytest.raises(queue.Empty):
+            ready.get(timeout=timeout)
+    for message in range(3):
+        ready.put(message)
+    assert [ready.get(), ready.get(timeout=0), ready.get()] == [0, 1, 2]
+    with pytest.raises(queue.Empty):
+        ready.get(timeout=0.02)  # the lock of a message that was not waited for is no message
+
+
+def test_the_ready_queue_waits_as_long_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, waits, box = ReadyQueue(), list[float](), list[Any]()
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        ready.put("came")
+        return True
+
+    monkeypatch.setattr(ready, "_wait", wait)
+    assert [ready.get(timeout, box) for timeout in (None, 0, wl.BOUND)] == box == ["came"] * 3
+    assert (waits[0], waits[1]) == (-1, 0)
+    assert 0 < waits[2] <= wl.BOUND
+
+
+def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
+    ready, got = ReadyQueue(), []
+    reader = threading.Thread(target=lambda: got.extend(ready.get() for _ in range(2000)))
+    reader.start()
+    for message in range(2000):
+        ready.put(message)
+    reader.join(wl.BOUND)
+    assert got == list(range(2000))
+
+
+# --- Names of semaphores ----------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only a new interpreter needs them. When the queue is collected, nobody looks for them any more."""
+    made: Any = BoundedQueue(torch.multiprocessing.get_context("spawn"))
+    names = {f"/dev/shm/sem.{lock._semlock.name[1:]}" for lock in (made._rlock, made._wlock, made._sem)}
+    assert all(map(os.path.exists, names))
+    made.forget_names()
+    assert not any(map(os.path.exists, names))
+    write(made, framed("still here"))
+    assert made.get(timeout=wl.BOUND) == "still here"
+    made.close()
+    made._writer.close()
+    del made
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_semaphores_of_forked_workers_have_no_names(pipe: Any) -> None:
+    assert pipe._wlock._semlock.name is None
+    pipe.forget_names()
