@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SubsetRandomSampler,
         WeightedRandomSampler,
     )
+    from minidl.data.worker_info import WorkerInfo, get_worker_info
     from minidl.device.loader import DeviceLoader
     from minidl.loader.dataloader import DataLoader
     from minidl.loader.iterators import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         _MultiProcessingDataLoaderIter,
         _SingleProcessDataLoaderIter,
     )
-    from minidl.loader.worker_info import WorkerInfo, get_worker_info
     from minidl.record.clocks import align_clocks
     from minidl.record.observe import observe
     from minidl.record.session import trace
@@ -102,7 +102,7 @@ _NAMES_OF = {
     "device.loader": "DeviceLoader",
     "loader.dataloader": "DataLoader",
     "loader.iterators": "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _SingleProcessDataLoaderIter",
-    "loader.worker_info": "WorkerInfo get_worker_info",
+    "data.worker_info": "WorkerInfo get_worker_info",
     "record.clocks": "align_clocks",
     "record.observe": "observe",
     "record.session": "trace",

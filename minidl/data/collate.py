@@ -22,8 +22,8 @@ import torch.utils.data
 from torch import Tensor
 from torch.utils.data._utils import collate as torch_collate
 
+from minidl.data import worker_info
 from minidl.data.containers import is_named, mapping_like, sequence_like, tuple_like
-from minidl.loader import worker_info
 
 CollateFn: TypeAlias = Callable[..., Any]
 CollateFnMap: TypeAlias = dict[type | tuple[type, ...], CollateFn]

@@ -22,13 +22,13 @@ import torch
 import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
 
+from minidl.data import worker_info
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
-from minidl.loader import worker_info
+from minidl.data.worker_info import WorkerInfo
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.ports import FoundDead, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import Action, WorkerEvent, WorkerLifecycle
-from minidl.loader.worker_info import WorkerInfo
 from minidl.resume.stateful import FetchStart, Keeper, fetcher_state, keeper_of, no_state, opened, pack
 from minidl.wire import signal_handling
 from minidl.wire.arguments import Parcel, SentParcel

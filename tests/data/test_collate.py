@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree, different, outcome
 from torch.utils.data._utils import collate as torch_collate
 
-from minidl.data import collate
-from minidl.loader import worker_info
+from minidl.data import collate, worker_info
 
 
 class Point(NamedTuple):

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree
 
+from minidl.data import worker_info
 from minidl.data.dataset import (
     ChainDataset,
     ConcatDataset,
@@ -24,7 +25,6 @@ from minidl.data.dataset import (
     TensorDataset,
     random_split,
 )
-from minidl.loader import worker_info
 
 
 class Squares:

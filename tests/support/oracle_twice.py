@@ -21,10 +21,10 @@ import minidl.data.collate
 import minidl.data.dataset
 import minidl.data.distributed
 import minidl.data.sampler
-import minidl.loader.worker_info
+import minidl.data.worker_info
 
 MODULES = (
-    minidl.data.dataset, minidl.data.sampler, minidl.data.distributed, minidl.data.collate, minidl.loader.worker_info,
+    minidl.data.dataset, minidl.data.sampler, minidl.data.distributed, minidl.data.collate, minidl.data.worker_info,
 )  # fmt: skip
 MINIDL = SimpleNamespace(**{name: value for module in MODULES for name, value in vars(module).items()})
 TORCH = SimpleNamespace(**(vars(torch.utils.data._utils.collate) | vars(torch.utils.data)))
