@@ -235,7 +235,7 @@ def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_
     expected.settle_but(None)
     while not done:
         at, one = at + 1, begun()
-        with contextlib.suppress(Interruption), Interrupting(at, {"minidl.resume", "minidl.wire.atomic"}):
+        with contextlib.suppress(Interruption), Interrupting(at, {"minidl.resume.position", "minidl.wire.atomic"}):
             one._settle_at_once()
             one.settle_but(None)
             done = True

@@ -264,7 +264,7 @@ class Noisy(minidl.Dataset[Any]):
 
 def by_the_readme() -> Any:
     """The dataset that the README shows, with draws from NumPy's and torch's generators."""
-    _, _, rest = (Path(__file__).parents[1] / "README.md").read_text().partition("<!-- augmentations -->\n```python\n")
+    _, _, rest = (Path(__file__).parents[2] / "README.md").read_text().partition("<!-- augmentations -->\n```python\n")
     names: dict[str, Any] = {"minidl": minidl, "np": np, "torch": torch}
     exec(rest.partition("```")[0], names)
     return names["Augmented"](range(12), lambda image, rng: (image, rng.random(), torch.rand(()).item()))
@@ -777,6 +777,28 @@ def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampl
     other.load_state_dict(one.state_dict())
     other.sampler.set_epoch(1)
     assert list(other) == list(told(sampler_class, 1))
+
+
+class Endless(torch.utils.data.Sampler[int]):
+    """Knows no length; is told its epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch, 12))
+
+
+def test_a_sampler_without_a_length_is_in_the_middle_of_the_states_epoch() -> None:
+    one = minidl.DataLoader(range(12), 2, sampler=Endless(), collate_fn=list)
+    other = minidl.DataLoader(range(12), 2, sampler=Endless(), collate_fn=list)
+    list(itertools.islice(one, 1))
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    with pytest.raises(ValueError, match=r"in the middle of epoch 0 "):
+        iter(other)
 
 
 def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
