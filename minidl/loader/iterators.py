@@ -199,6 +199,12 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._drawing = False
         return bool(self._drawn)
 
+    def _next_index(self) -> Any:
+        """The next task's indices; raises StopIteration if the sampler has no more."""
+        if not self._draw():
+            raise StopIteration
+        return self._drawn[0]
+
     def _next_data(self) -> Any:
         raise NotImplementedError
 
@@ -339,10 +345,9 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         try:
             if not (course.counted or self._drawn or self._drawing):
                 self._record.mark_first_draw(int(self._base_seed))
-            if not self._draw():
-                raise StopIteration
+            index = self._next_index()
             self._in_hand = course.counted, 0
-            data = self._fetch(self._drawn[0])
+            data = self._fetch(index)
         except StopIteration:
             self._in_hand = _NOTHING
             course.end()

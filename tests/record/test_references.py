@@ -37,8 +37,8 @@ NOT_ALWAYS = {
 """Event -> why these runs may not emit it."""
 
 RARE = {
-    ("join", "liveness:wait_for_a_dying_worker"): "a worker is killed between sending a batch and its being rebuilt",
-    ("sentinel_get", "pin_memory:_pin_memory_loop"): "the pin thread sees its done event first",
+    ("join", "loader.liveness:wait_for_a_dying_worker"): "a worker is killed before its batch is rebuilt",
+    ("sentinel_get", "loader.pin_memory:_pin_memory_loop"): "the pin thread sees its done event first",
 }
 """(Event, function) -> the race that decides whether a run has it."""
 
