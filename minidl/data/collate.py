@@ -57,7 +57,7 @@ def default_convert(data: Any) -> Any:
 
 
 def _is_numpy_value(data: Any) -> bool:
-    return type(data).__module__ == "numpy" and type(data).__name__ not in ("str_", "string_")
+    return type(data).__module__ == "numpy" and type(data).__name__ != "str_"
 
 
 def _is_string_or_object_array(data: Any) -> bool:
@@ -124,10 +124,10 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None)
                 "please provide a custom collate_fn to handle them appropriately."
             )
     if worker_info.get_worker_info() is None or elem.nbytes * len(batch) < shared_from:
-        return torch.stack(batch, 0)
+        return torch.stack(batch)
     # Room for all elements, not for len(batch) times the first: different shapes then fail as in torch.
     out = new_shared(elem, [sum(tensor.numel() for tensor in batch)]).resize_(len(batch), *elem.size())
-    return torch.stack(batch, 0, out=out)
+    return torch.stack(batch, out=out)
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None) -> Any:
@@ -190,7 +190,7 @@ _OURS = {
 def _registered() -> CollateFnMap:
     """The functions of both maps: torch's in its order, with ours in place of its own, then what is added to ours."""
     theirs = torch_collate.default_collate_fn_map
-    if theirs == _TORCHS_MAP and default_collate_fn_map == _DEFAULTS:
+    if theirs == _TORCHS_MAP:
         return default_collate_fn_map
     added = {kind: fn for kind, fn in default_collate_fn_map.items() if _DEFAULTS.get(kind) is not fn}
     removed = _DEFAULTS.keys() - default_collate_fn_map.keys()

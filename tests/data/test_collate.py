@@ -115,6 +115,7 @@ SAMPLES: dict[str, Any] = {
     "array of float16": [np.zeros(2, np.float16)] * 2,
     "array of bool": [np.array([True, False])] * 2,
     "array of str": [np.array(["a", "b"])] * 2,
+    "one array of str": [np.array(["a", "b"])],
     "array of bytes": [np.array([b"a"])] * 2,
     "array of objects": [np.array([None, {}], dtype=object)] * 2,
     "array of records": [np.zeros(2, dtype=[("a", "i4")])] * 2,
@@ -252,6 +253,23 @@ class TestSharedMemory:
         assert [tensor.data_ptr() for tensor in made] == [tensor.data_ptr() for tensor in found]
         assert not batch["y"][1].is_shared()  # numbers are not tensors: they are copied when sent
 
+    @pytest.mark.parametrize("shared_from", [1 << 6, (1 << 6) + 1])
+    def test_from_a_size_of_the_whole_batch_on(self, shared_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_info, "_worker_info", "x")
+        monkeypatch.setattr(collate, "shared_from", shared_from)
+        assert collate.default_collate([torch.ones(4)] * 4).is_shared() == (shared_from == 1 << 6)
+
+    def test_on_the_device_of_the_samples(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Any] = []
+
+        def new_shared(size: int, *, device: Any) -> torch.UntypedStorage:
+            asked.append((size, device))
+            return torch.UntypedStorage(size, device=device)
+
+        monkeypatch.setattr(torch.UntypedStorage, "_new_shared", new_shared)
+        assert collate.new_shared(torch.empty(5, device="meta"), (2, 3)).is_meta
+        assert asked == [(24, torch.device("meta"))]
+
     def test_the_main_process_does_not(self) -> None:
         assert not collate.default_collate([torch.ones(3)]).is_shared()
 
@@ -309,6 +327,12 @@ class TestRegistrations:
         monkeypatch.setitem(torch_collate.default_collate_fn_map, Thing, by_library)
         monkeypatch.setitem(collate.default_collate_fn_map, Thing, by_user)
         assert collate.default_collate([Thing()]) == ["by user", 1]
+
+    def test_our_own_functions_stay_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(torch_collate.default_collate_fn_map, Thing, by_user)
+        monkeypatch.setattr(worker_info, "_worker_info", "x")
+        batch = collate.default_collate([(torch.ones(1), Thing())])
+        assert (batch[0].is_shared(), batch[1]) == (True, ["by user", 1])
 
     def test_torchs_map_is_left_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = dict(torch_collate.default_collate_fn_map)

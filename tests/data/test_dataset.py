@@ -83,6 +83,15 @@ class TestBaseClasses:
                 method = getattr(cls, name, None)
                 assert not getattr(method, "__module__", "").startswith("torch"), f"{cls.__name__}.{name}"
 
+    @pytest.mark.parametrize("kind", ["ConcatDataset", "ChainDataset"])
+    def test_a_class_beside_ours_is_made_too(self, kind: str) -> None:
+        class Marked:
+            def __init__(self) -> None:
+                self.marked = True
+
+        agree(lambda lib: type("Both", (getattr(lib, kind), Marked), {})([]).marked)
+        agree(lambda lib: type("Both", (getattr(lib, kind), Marked), {})([range(2)]).marked)
+
     def test_adding_maps_concatenates_and_adding_streams_chains(self) -> None:
         agree(lambda lib: list(lib.TensorDataset(torch.arange(3)) + lib.TensorDataset(torch.arange(2))))
         agree(lambda lib: list(stream_of(lib, range(3)) + stream_of(lib, "ab")))
@@ -180,6 +189,9 @@ class TestSubset:
 
     @pytest.mark.parametrize("cls", [Squares, BatchedSquares])
     def test_batches(self, cls: type[Squares]) -> None:
+        source = cls(10)
+        assert Subset(source, [7, 1, 4]).__getitems__([2, 0]) == [16, 49]
+        assert getattr(source, "asked", [[4, 7]]) == [[4, 7]]
         agree(lambda lib: lib.Subset(cls(10), [7, 1, 4]).__getitems__([2, 0]))
         agree(lambda lib: lib.Subset(cls(10), [7, 1, 4]).__getitems__([3]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
 import warnings
 from pathlib import Path
@@ -192,6 +193,39 @@ class TestCppSamplers:
         ]
         assert DistributedSequentialSampler(10, 3, 2, allow_duplicates=False).next(9) == [6, 7, 8]
 
+    @pytest.mark.parametrize(
+        ("kind", "size", "replicas", "allow_duplicates", "expected"),
+        [
+            (DistributedSequentialSampler, 5, 3, False, [0, 1, 2]),
+            (DistributedRandomSampler, 10, 4, True, [0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (DistributedRandomSampler, 2, 5, True, [0, 0, 1, 1, 2]),
+            (DistributedRandomSampler, 0, 1, True, []),
+            (DistributedSequentialSampler, 1, 1, True, [0]),
+        ],
+    )
+    def test_what_all_ranks_take(
+        self, kind: Any, size: int, replicas: int, allow_duplicates: bool, expected: list[int]
+    ) -> None:
+        blocks = [kind(size, replicas, rank, allow_duplicates).next(9) or [] for rank in range(replicas)]
+        assert sorted(index for block in blocks for index in block) == expected
+
+    @pytest.mark.parametrize("kind", [DistributedRandomSampler, DistributedSequentialSampler])
+    def test_one_rank_by_default_and_no_index_at_a_time(self, kind: Any) -> None:
+        sampler = kind(5)
+        assert sampler.next(0) == []
+        assert sorted(sampler.next(1) + sampler.next(9)) == [0, 1, 2, 3, 4]
+        archive: dict[str, torch.Tensor] = {}
+        sampler.save(archive)
+        sampler.load(archive)  # also at the end
+        assert sampler.next(1) is None
+
+    def test_an_archive_runs_no_code(self) -> None:
+        file = io.BytesIO()
+        torch.save({"sample_index_": torch.tensor(0), "more": Path()}, file)
+        file.seek(0)
+        with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+            DistributedSequentialSampler(5).load(file)
+
     @pytest.mark.parametrize("kind", [DistributedRandomSampler, DistributedSequentialSampler])
     def test_a_loader_takes_an_epoch(self, kind: Any) -> None:
         sampler = kind(10, 2, 1)
@@ -228,7 +262,9 @@ class TestCppSamplers:
         archive = {"sample_index_": torch.tensor(11), "epoch_": torch.tensor(9)}
         sampler = DistributedRandomSampler(20, 2, 0)
         untouched = DistributedRandomSampler(20, 2, 0)
-        with pytest.raises(ValueError, match="position 11 is past this rank's block, which ends at 10"):
+        with pytest.raises(
+            ValueError, match=r"RandomSampler\.load: position 11 is past this rank's block.*at 10"
+        ):
             sampler.load(archive)
         with pytest.raises(KeyError, match="epoch_"):
             sampler.load({"sample_index_": torch.tensor(2)})
@@ -237,11 +273,12 @@ class TestCppSamplers:
     def test_what_is_refused(self) -> None:
         for kind in (DistributedRandomSampler, DistributedSequentialSampler):
             for replicas, rank in ((0, 0), (2, 2), (2, -1)):
-                with pytest.raises(ValueError, match=f"Invalid rank {rank}, rank should be in the interval"):
+                interval = rf"\[0, {replicas - 1}\]"
+                with pytest.raises(ValueError, match=f"Invalid rank {rank}, rank should be in the interval {interval}"):
                     kind(5, replicas, rank)
-            with pytest.raises(ValueError, match="size must be 0 or more, got -1"):
+            with pytest.raises(ValueError, match=f"{kind.__name__}: size must be 0 or more, got -1"):
                 kind(-1)
-            with pytest.raises(ValueError, match="batch_size must be 0 or more, got -2"):
+            with pytest.raises(ValueError, match=f"{kind.__name__}.next: batch_size must be 0 or more, got -2"):
                 kind(5).next(-2)
 
 
@@ -280,6 +317,7 @@ def test_a_state_is_an_epoch_and_a_position() -> None:
         return DistributedSampler(range(20), num_replicas=2, rank=1)
 
     saved = sampler()
+    assert saved.state_dict() == {"epoch": 0, "yielded": 0}
     saved.set_epoch(3)
     whole = list(saved)
     indices = iter(saved)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fnmatch
+import functools
 import itertools
 import json
 import math
@@ -26,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,12 +85,24 @@ def _decorator(decorator: Any) -> str:
 
 # --- Trying them: what follows is a plugin of the pytest that runs in `mutants` ---------------------------------------
 def pytest_collection() -> None:
-    """Let hypothesis stop at the first example that fails."""
+    """Let hypothesis stop at the first example that fails, and warnings name the same lines as without mutmut."""
     import hypothesis
+
+    warnings.warn = functools.partial(_warn, warnings.warn)
 
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases, database=None)
     hypothesis.settings.load_profile("mutants")
+
+
+def _warn(warn: Any, message: Any, category: Any = None, stacklevel: int = 1, source: Any = None) -> None:
+    """Like `warnings.warn`, which would count mutmut's own frames, too: one for each changed function."""
+    frame, level, left = sys._getframe(1), 1, int(stacklevel)
+    while frame is not None and left:
+        level += 1
+        left -= not frame.f_code.co_filename.endswith("mutmut/mutation/trampoline.py")
+        frame = frame.f_back
+    warn(message, category, level, source)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
