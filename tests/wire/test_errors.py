@@ -922,7 +922,13 @@ def test_only_a_lack_of_descriptors_is_named_as_one(number: int, named: bool, mo
         raise OSError(number, "no file")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert (out_of_descriptors() is not None) is named
+    lack = out_of_descriptors()
+    assert (lack is not None) is named
+    assert lack is None or str(lack) == (  # torch's words
+        "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
+        "`ulimit -n` in the shell or change the sharing strategy by calling "
+        "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 import minidl
 from minidl.wire.errors import ExceptionWrapper
-from minidl.wire.message import Envelope, dumps, rebuild
+from minidl.wire.message import Envelope, dumps, packed, rebuild, unpacked
 from minidl.wire.messages import RebuildFailure, Result, Task
 from minidl.wire.tensors import TensorPickler, filling, is_filling
 
@@ -279,6 +279,48 @@ def test_tensors_of_other_kinds_are_counted_too(data: Callable[[], Any], tensors
 
 def test_a_task_travels_in_its_envelope_too() -> None:
     assert through_a_queue(Task(3, 1, [5, "key", None])) == Task(3, 1, [5, "key", None])
+
+
+@pytest.mark.parametrize("index", [5, None, (1, 2), [1, 2], [1, "a"], []], ids=repr)
+def test_a_task_is_packed_with_whatever_index(index: Any) -> None:
+    assert unpacked(memoryview(packed(Envelope(Task(4, 1, index))))) == Task(4, 1, index)
+
+
+@pytest.mark.parametrize("index", [[wl.Unpicklable()], wl.Unpicklable()], ids=["in a list", "alone"])
+def test_an_index_that_does_not_pickle_is_its_tasks_error(index: Any) -> None:
+    task = unpacked(memoryview(packed(Envelope(Task(4, 1, index)))))
+    assert (task.idx, task.worker_id, type(task.index)) == (4, 1, ExceptionWrapper)
+    assert task.index.where == "in the loader while it pickled a task's indices"
+    assert task.index.place == "Task 4: its batch can't be sent between processes."
+
+
+@pytest.mark.parametrize("state", [None, (2, b"state")])
+def test_a_result_is_packed_with_its_state_by_the_number_of_its_function(state: Any) -> None:
+    result = Result(3, 1, [5], state)
+    assert unpacked(memoryview(packed(Envelope(result)))) == result
+    assert b"load_result" not in packed(Envelope(result))
+    assert len(Envelope(result).__reduce__()[1]) == (3 if state is None else 4)
+
+
+class Unsized:
+    """Fails to be pickled as torch does where it can't size a segment."""
+
+    def __init__(self, segment: str) -> None:
+        self.segment = segment
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError(f"unable to resize file </{self.segment}> to the right size")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_segment_that_could_not_be_sized_is_removed_by_who_has_made_it(ours: bool) -> None:
+    segment = SHM / f"torch_{os.getpid() if ours else 1 << 30}_7_0"
+    segment.touch()
+    try:
+        Envelope(Result(0, 0, Unsized(segment.name))).payload()
+        assert segment.exists() is not ours
+    finally:
+        segment.unlink(missing_ok=True)
 
 
 def test_what_fails_to_be_pickled_becomes_the_error_of_its_task() -> None:
