@@ -182,8 +182,8 @@ def _say_headline(directory: Path) -> None:
     try:
         whole = is_small(directory)
         trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
-        if len(trace) and (whole or headline(trace).kind.wrong):
-            terminal.say(f"minidl: {headline(trace).sentence}")
+        if len(trace) and (whole or headline(trace).outcome.wrong):
+            terminal.say(f"minidl: {headline(trace).title}")
     except (OSError, TraceError):
         return
     except Exception as error:
@@ -197,13 +197,12 @@ def top(arguments: Namespace) -> int:
 
 
 def doctor(arguments: Namespace) -> int:
-    from minidl.doctor.diagnosis import WRONG
     from minidl.doctor.examine import examine
 
     with terminal.busy(f"looking at {arguments.target}"):
         found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
     print(found.to_json() if arguments.json else found.text())
-    return FOUND if found.state in WRONG else OK
+    return FOUND if found.outcome.wrong else OK
 
 
 # --- Understand -------------------------------------------------------------------------------------------------------

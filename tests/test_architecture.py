@@ -47,11 +47,11 @@ ORDER = (
         "check",
         "view actors joint device dispatch recording replayed resumption slices report slabs spans tasks __init__",
     ),
-    ("doctor", "diagnosis places case chain"),
+    ("doctor", "places finding case chain"),
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("doctor", "diagnose"),
     ("analysis", "device_use ledger cpu_use verdict live recent now consult"),
-    ("analysis.headline", "model inquiry waiting hangs deaths errors bounds goes_on __init__"),
+    ("analysis.headline", "inquiry waiting hangs deaths errors bounds goes_on __init__"),
     ("analysis", "summary story ways diff audit top"),
     ("doctor", "examine"),
     (

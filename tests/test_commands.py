@@ -35,7 +35,7 @@ def test_a_rank_that_a_damaged_side_file_does_not_tell(tmp_path: Path) -> None:
         place.mkdir()
         for name, data in hurt.items():
             (place / name).write_bytes(data)
-        told.append(headline(read_trace(place)).sentence)
+        told.append(headline(read_trace(place)).title)
     assert all(sentence.startswith(("slow: ", "fine: ")) for sentence in told), told
 
 

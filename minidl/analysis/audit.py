@@ -49,7 +49,7 @@ _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One verdict, or the template of one. text: the evidence; fix: the remedy, "" = none is needed."""
 
     level: str
@@ -57,7 +57,7 @@ class Finding:
     text: str
     fix: str = ""
 
-    def of(self, **facts: Any) -> Finding:
+    def of(self, **facts: Any) -> AuditFinding:
         """Return the finding with the facts in its text."""
         return replace(self, text=self.text.format(**facts))
 
@@ -120,7 +120,7 @@ class Subject:
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     passes: dict[int, list[Pass]] = field(default_factory=dict)
     seeds: dict[int, list[Seeds]] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
@@ -163,7 +163,7 @@ class Audit:
     ranks: list[int]
     world: int
     subjects: list[Subject]
-    findings: list[Finding]
+    findings: list[AuditFinding]
 
     @property
     def mistakes(self) -> int:
@@ -176,7 +176,7 @@ class Audit:
     def _count(self, level: str) -> int:
         return sum(f.level == level for found in self._each() for f in found)
 
-    def _each(self) -> list[list[Finding]]:
+    def _each(self) -> list[list[AuditFinding]]:
         return [self.findings, *(subject.findings for subject in self.subjects)]
 
     def allow(self, rules: Iterable[str]) -> None:
@@ -289,7 +289,7 @@ def _sizes(traces: Iterable[Trace]) -> Iterator[int]:
         yield from (size for line in last_start(trace.lines)[1] if type(size := line.get("world_size")) is int)
 
 
-def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[Finding]:
+def _about_the_traces(traces: Sequence[Trace], ranks: set[int], world: int) -> Iterator[AuditFinding]:
     absent = sorted(set(range(world)) - ranks)
     if absent:
         yield _ABSENT.of(world=world, absent=listed(absent))
@@ -428,131 +428,131 @@ def _share(shares: Rows, times: Ints) -> Share | None:
 
 
 # --- Verdicts ---------------------------------------------------------------------------------------------------------
-_UNEVEN: Final = Finding(
+_UNEVEN: Final = AuditFinding(
     MISTAKE, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. In "
     "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
     "give every rank as many batches: a DistributedSampler (it pads, or drops with drop_last=True), or run "
     "the loop under torch.distributed.algorithms.join.Join")  # fmt: skip
-_UNEVEN_OR_NOT: Final = Finding(
+_UNEVEN_OR_NOT: Final = AuditFinding(
     QUESTION, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. That is "
     "right where the ranks do not wait for each other in each step, as in an evaluation or under Join. In "
     "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
     "if you train on these batches: give every rank as many")  # fmt: skip
-_WRONG_SHARE: Final = Finding(
+_WRONG_SHARE: Final = AuditFinding(
     MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
     "of {share.replicas}{more}",
     "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
-_SHARED: Final = Finding(
+_SHARED: Final = AuditFinding(
     QUESTION, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
     "({which}): right if these ranks hold the parts of one model (tensor or pipeline parallelism). If each has a whole "
     "model, they train on the same samples",
     "if each rank has a whole model: make the sampler without rank= and num_replicas=")  # fmt: skip
-_SET_EPOCH_ON_SOME: Final = Finding(
+_SET_EPOCH_ON_SOME: Final = AuditFinding(
     MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
     "({which}), so their shares are of different permutations: some samples are seen twice, some by no rank",
     "call sampler.set_epoch(epoch) with the same number on every rank")  # fmt: skip
-_SAMPLER_SEEDS: Final = Finding(
+_SAMPLER_SEEDS: Final = AuditFinding(
     MISTAKE, "different sampler seeds", "the ranks' samplers have different seeds ({seeds}), so their shares are of "
     "different permutations: some samples are seen twice, some by no rank",
     "give DistributedSampler the same seed on every rank")  # fmt: skip
-_OVERLAP: Final = Finding(
+_OVERLAP: Final = AuditFinding(
     MISTAKE, "overlap", "{found}, and that is no padding: the ranks' shares are not of one order",
     "give all ranks' samplers the same dataset length, seed, shuffle and epoch, and each its own rank")  # fmt: skip
-_ONE_SHARE: Final = Finding(
+_ONE_SHARE: Final = AuditFinding(
     MISTAKE, "overlap", "{found}: {ranks} had the same samples in the same order, and the sampler, {samplers}, has a "
     "share for each",
     "let the sampler's order depend on its rank: indices[rank::num_replicas]. If it repeats samples by design, give it "
     "an attribute num_repeats")  # fmt: skip
-_REPEATED: Final = Finding(
+_REPEATED: Final = AuditFinding(
     HARMLESS, "repeated", "in epoch {epoch}, {samples} came {times} times each, one after another in the order that "
     "{samplers} deals out: it repeats them by design. {unseen}")  # fmt: skip
-_NO_SHARES: Final = Finding(
+_NO_SHARES: Final = AuditFinding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
     "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) in place of shuffle=True")  # fmt: skip
-_EACH_ALL: Final = Finding(
+_EACH_ALL: Final = AuditFinding(
     QUESTION, "the same samples on each rank", "{found}, and no sampler dealt out shares: it was {samplers} on each "
     "rank. That is right where each rank evaluates all samples, or where the ranks hold the parts of one model. If "
     "they train copies of one model, every rank trains on the same data",
     "if they train copies: DataLoader(dataset, sampler=DistributedSampler(dataset), ...)")  # fmt: skip
-_OWN_DATA: Final = Finding(
+_OWN_DATA: Final = AuditFinding(
     UNKNOWN, "overlap", "no sampler dealt out shares, and the ranks' datasets do not hold the same: each may be a "
     "share of its own, as split_dataset_by_node and Subset make it")  # fmt: skip
-_ITERABLE: Final = Finding(
+_ITERABLE: Final = AuditFinding(
     UNKNOWN, "overlap", "an iterable dataset has no indices: whether ranks and workers saw the same samples is not in "
     "the trace")  # fmt: skip
-_NO_INDICES: Final = Finding(
+_NO_INDICES: Final = AuditFinding(
     UNKNOWN, "overlap", "the trace does not have the samples' indices, so which were seen twice is unknown",
     'record with detail="sample"')  # fmt: skip
-_DRAWN_TWICE: Final = Finding(
+_DRAWN_TWICE: Final = AuditFinding(
     HARMLESS, "drawn twice", "in epoch {epoch}, {samples} came twice or more ({which}), and some of them on one rank: "
     "the sampler draws with replacement")  # fmt: skip
-_PADDED: Final = Finding(
+_PADDED: Final = AuditFinding(
     HARMLESS, "padding", "in epoch {epoch}, {samples} came twice so that all ranks have as many: {which}. For training "
     "that is fine; a metric counts them twice")  # fmt: skip
-_DROPPED: Final = Finding(
+_DROPPED: Final = AuditFinding(
     HARMLESS, "dropped", "{found}. drop_last does that, and with set_epoch they are others each time")  # fmt: skip
-_MISSED: Final = Finding(
+_MISSED: Final = AuditFinding(
     MISTAKE, "missing", "{found}, more than drop_last explains",
     "each rank's sampler needs its own rank, and the same length, seed and epoch as the others")  # fmt: skip
-_SKIPPED: Final = Finding(
+_SKIPPED: Final = AuditFinding(
     QUESTION, "missing", "{found}: the samplers gave less than the ranks' shares. That is right where an epoch is "
     "resumed in its middle, or a sampler leaves samples out by design",
     "if neither is so: look why the sampler ends early, or begins late")  # fmt: skip
-_ONE_EPOCH: Final = Finding(
+_ONE_EPOCH: Final = AuditFinding(
     UNKNOWN, "set_epoch", "there is only one whole epoch: whether orders differ is unknown")  # fmt: skip
-_NO_ORDER: Final = Finding(UNKNOWN, "set_epoch", "the trace says nothing of the order of the samples")
-_NO_SHUFFLING: Final = Finding(
+_NO_ORDER: Final = AuditFinding(UNKNOWN, "set_epoch", "the trace says nothing of the order of the samples")
+_NO_SHUFFLING: Final = AuditFinding(
     HARMLESS, "no shuffling", "{found}: its sampler does not shuffle. Right for a validation loader")  # fmt: skip
-_FORGOTTEN_SET_EPOCH: Final = Finding(
+_FORGOTTEN_SET_EPOCH: Final = AuditFinding(
     MISTAKE, "forgotten set_epoch", "{found}: its sampler shuffles by its seed and epoch, and its epoch was "
     "{share.epoch} both times",
     "call sampler.set_epoch(epoch) before each epoch, on every rank")  # fmt: skip
-_PERHAPS_SHUFFLING: Final = Finding(
+_PERHAPS_SHUFFLING: Final = AuditFinding(
     UNKNOWN, "same order in each epoch", "{found}. Whether its sampler should shuffle is not in the trace")  # fmt: skip
-_SAME_ORDER: Final = Finding(
+_SAME_ORDER: Final = AuditFinding(
     MISTAKE, "same order in each epoch", "{found}, and its sampler ({samplers}) shuffles: its generator starts anew "
     "each time",
     "seed the generator once, before the first epoch")  # fmt: skip
-_NO_WORKERS: Final = Finding(
+_NO_WORKERS: Final = AuditFinding(
     UNKNOWN, "seeds", "there are no workers, so samples are made with the random numbers of the rank's own process, "
     "whose seed is not in the trace")  # fmt: skip
-_SEEDS_OF_RANKS: Final = Finding(
+_SEEDS_OF_RANKS: Final = AuditFinding(
     MISTAKE, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and draw random numbers "
     "for their samples: the ranks draw the same",
     "torch.manual_seed(seed + rank), or DataLoader(generator=torch.Generator().manual_seed(seed + rank))")  # fmt: skip
-_SEEDS_OF_ONE_STREAM: Final = Finding(
+_SEEDS_OF_ONE_STREAM: Final = AuditFinding(
     QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and the ranks had the same "
     "samples in the same order. That is right where they are to see the same, as the parts of one model are",
     "if they are not: torch.manual_seed(seed + rank)")  # fmt: skip
-_SEEDS_UNDRAWN: Final = Finding(
+_SEEDS_UNDRAWN: Final = AuditFinding(
     QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}. That is right if samples are "
     "not made at random. No worker was seen to draw from torch's, random's or NumPy's generator; others are not seen",
     "if they are made at random: torch.manual_seed(seed + rank)")  # fmt: skip
-_SEEDS_UNDRAWN_AGAIN: Final = Finding(
+_SEEDS_UNDRAWN_AGAIN: Final = AuditFinding(
     QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
     "for the {earlier} and for the {later} time. That is right if samples are not made at random. No worker was seen "
     "to draw from torch's, random's or NumPy's generator; others are not seen",
     "if they are made at random: seed once, before the first epoch")  # fmt: skip
-_SEEDS_AFTER_BREAK: Final = Finding(
+_SEEDS_AFTER_BREAK: Final = AuditFinding(
     QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
     "for the {earlier} and for the {later} time. That is right if the later one resumes the earlier one, which was "
     "left before its end",
     "if it does not: seed once, before the first epoch")  # fmt: skip
-_SEEDS_OF_EPOCHS: Final = Finding(
+_SEEDS_OF_EPOCHS: Final = AuditFinding(
     MISTAKE, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
     "for the {earlier} and for the {later} time, and draw random numbers for samples: each epoch draws the same",
     "seed once, before the first epoch: not in the loop, and no generator that is made anew")  # fmt: skip
 
-_ABSENT: Final = Finding(
+_ABSENT: Final = AuditFinding(
     UNKNOWN, "ranks", "of {world} ranks, no trace is here of {absent}: what they saw is not known")  # fmt: skip
-_RESTARTED: Final = Finding(
+_RESTARTED: Final = AuditFinding(
     HARMLESS, "restarted", "the ranks were started anew {times}: only the last start is judged")  # fmt: skip
-_OVERWRITTEN: Final = Finding(
+_OVERWRITTEN: Final = AuditFinding(
     UNKNOWN, "overwritten", "{name}: the oldest events of {processes} were overwritten, and the first epochs",
     "record with ring_bytes=None, or with MINIDL_TRACE_RING=full")  # fmt: skip
 
-RULES: Final = tuple(sorted({one.rule for one in globals().values() if isinstance(one, Finding)}))
+RULES: Final = tuple(sorted({one.rule for one in globals().values() if isinstance(one, AuditFinding)}))
 """The findings' names, which `--allow` takes."""
 
 _FOLLOW: Final = {
@@ -563,7 +563,7 @@ _FOLLOW: Final = {
 """Findings that a mistake entails; they are not reported as further ones."""
 
 
-def _judge(subject: Subject, world: int) -> Iterator[Finding]:
+def _judge(subject: Subject, world: int) -> Iterator[AuditFinding]:
     yield from _uneven(subject)
     of_share = _ranks_of_shares(subject, world)
     each = len(of_share[0])
@@ -589,7 +589,7 @@ def _ranks_of_shares(subject: Subject, world: int) -> list[list[int]]:
     return of_share if equally else [[rank] for rank in range(world)]
 
 
-def _uneven(subject: Subject) -> Iterator[Finding]:
+def _uneven(subject: Subject) -> Iterator[AuditFinding]:
     """Find ranks that take different numbers of steps: one that takes more waits for the others' gradients for ever.
 
     Whether they wait is not in the trace. It is asked where batches need not be even: by the sampler's own word, in an
@@ -610,7 +610,7 @@ def _in_order(subject: Subject) -> bool:
     return subject.fact("sampler_shuffle") == {False} or subject.fact("sampler") <= set(_IN_ORDER)
 
 
-def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator[Finding]:
+def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator[AuditFinding]:
     """Judge the settings of the ranks' samplers. of_share: the ranks that each share belongs to."""
     right = {rank: (share, len(of_share)) for share, ranks in enumerate(of_share) for rank in ranks}
     for epoch, passes in subject.epochs():
@@ -631,7 +631,7 @@ def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator
         yield _SAMPLER_SEEDS.of(seeds=", ".join(sorted(map(str, seeds))))
 
 
-def _coverage(subject: Subject, world: int) -> Iterator[Finding]:
+def _coverage(subject: Subject, world: int) -> Iterator[AuditFinding]:
     """Find samples that several ranks saw, or none. Each kind of finding is reported for its first epoch."""
     if "iterable" in subject.fact("dataset_kind"):
         yield _ITERABLE
@@ -644,7 +644,7 @@ def _coverage(subject: Subject, world: int) -> Iterator[Finding]:
                 yield finding
 
 
-def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) -> Iterator[Finding]:
+def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) -> Iterator[AuditFinding]:
     dealt = any(one.share is not None for one in passes.values())
     if any(one.indices is None for one in passes.values()):
         found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
@@ -673,7 +673,7 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
         yield from _unseen(subject, epoch, len(passes), seen, cut)
 
 
-def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> Finding:
+def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> AuditFinding:
     """Judge that several ranks saw the same indices, which are the same samples only of the same dataset.
 
     In one order, they may be meant to: only shuffled apart, they are surely not the parts of one model.
@@ -738,7 +738,7 @@ def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
     return 0
 
 
-def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> Finding:
+def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> AuditFinding:
     """Judge samples that the ranks' common order repeats in a row; that ranks were dealt one share looks alike."""
     most = min(len(one.indices or ()) for one in passes.values())
     ranks_of: dict[tuple[int, ...], list[int]] = {}
@@ -770,7 +770,7 @@ def _alike(subject: Subject, passes: dict[int, Pass]) -> str:
     return ""
 
 
-def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: bool = False) -> Iterator[Finding]:
+def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: bool = False) -> Iterator[AuditFinding]:
     length = subject.length or 0
     missing = length - sum(0 <= index < length for index in seen)
     if not missing:
@@ -785,7 +785,7 @@ def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: b
     yield (_DROPPED if explained else _SKIPPED if cut else _MISSED).of(found=found)
 
 
-def _same_order(subject: Subject) -> Iterator[Finding]:
+def _same_order(subject: Subject) -> Iterator[AuditFinding]:
     """Find one order in several epochs: a forgotten `set_epoch`, a generator that is seeded anew, or no shuffling."""
     if "iterable" in subject.fact("dataset_kind"):
         return
@@ -814,7 +814,7 @@ def _same_order(subject: Subject) -> Iterator[Finding]:
         yield _SAME_ORDER.of(found=found, samplers=subject.samplers)
 
 
-def _seeds(subject: Subject) -> Iterator[Finding]:
+def _seeds(subject: Subject) -> Iterator[AuditFinding]:
     """Find seeds that several ranks' workers have, or one rank's workers in several epochs."""
     if not any(seeds.of for each in subject.seeds.values() for seeds in each):
         yield _NO_WORKERS

@@ -1,14 +1,13 @@
 """What the doctor says of a hang whose evidence is in the trace.
 
-Interface: `second_opinion(trace, told)` -> `Diagnosis`, None if the trace has no evidence of that wait or the doctor
+Interface: `second_opinion(trace, told)` -> `Finding`, None if the trace has no evidence of that wait or the doctor
 does not know more than the events tell.
 """
 
 from __future__ import annotations
 
-from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.finding import Finding, HangCause, RunOutcome, Told
 from minidl.evidence.model import EvidenceError, RunEvidence
 from minidl.tracefile.reader import Trace
 
@@ -42,17 +41,17 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
     return [*earlier[-1:], out[-1]]
 
 
-def second_opinion(trace: Trace, told: Told) -> Diagnosis | None:
+def second_opinion(trace: Trace, told: Told) -> Finding | None:
     """What the evidence in a trace says of its last wait."""
     return opinion(recorded_looks(trace, told), told)
 
 
-def opinion(looks: list[RunEvidence], told: Told) -> Diagnosis | None:
+def opinion(looks: list[RunEvidence], told: Told) -> Finding | None:
     """What looks at a wait say of it; None if they say no more than the events."""
     if not looks:
         return None
     found = diagnose(looks, told)
-    if found.state in (State.MOVES, State.MAYBE_HUNG):
+    if found.outcome in (RunOutcome.MOVES, RunOutcome.MAYBE_HUNG):
         return found
     placed = found.who.get("role") == "worker" and "file" in found.where  # its line tells more than its events
-    return found if found.state is State.HUNG and (placed or found.cause is not HangCause.UNKNOWN) else None
+    return found if found.outcome is RunOutcome.HUNG and (placed or found.cause is not HangCause.UNKNOWN) else None

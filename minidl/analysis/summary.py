@@ -16,9 +16,9 @@ import numpy as np
 from minidl.analysis.cpu_use import cpus_of
 from minidl.analysis.device_use import DeviceUse, device_use
 from minidl.analysis.headline import headline
-from minidl.analysis.headline.model import Headline, What
 from minidl.analysis.ledger import Slabs, slabs_of
 from minidl.analysis.verdict import Verdict, summed, verdict
+from minidl.doctor.finding import Finding, RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
@@ -209,7 +209,7 @@ class LoaderSummary:
 class Summary:
     """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
 
-    headline: Headline
+    headline: Finding
     path: str
     command: str
     machine: str
@@ -230,8 +230,8 @@ class Summary:
         lost = f", {self.lost} lost" if self.lost else ""
         processes = counted(self.processes, "process", "processes")
         unended = ["when the trace ends:", *(f"  {text}" for text in self.open)] if self.open else []
-        step = f"  next step: {self.headline.next_step}" if self.headline.next_step else ""
-        lines = self.headline.lines() + unended if self._broken else list(filter(None, (self.headline.sentence, step)))
+        step = f"  next step: {self.headline.helps}" if self.headline.helps else ""
+        lines = self.headline.lines() + unended if self._broken else list(filter(None, (self.headline.title, step)))
         lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
         told = "\n".join(self._loader_texts()) or "no iterator in this trace"
@@ -251,7 +251,7 @@ class Summary:
     @property
     def _broken(self) -> bool:
         """Whether the run did not end as it should: then speed is not what matters."""
-        return self.headline.kind not in (What.SLOW, What.FINE)
+        return self.headline.outcome not in (RunOutcome.SLOW, RunOutcome.FINE)
 
     def _loader_texts(self) -> Iterator[str]:
         """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""

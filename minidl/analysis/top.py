@@ -43,7 +43,7 @@ def follow(
             shot = replace(shot, loaders=[one for one in shot.loaders if one.number in mine])
         if shot.over:
             whole = trace if live is None else read_trace(place)
-            shot = replace(shot, headline=headline(only(whole, dataloader)).sentence)
+            shot = replace(shot, headline=headline(only(whole, dataloader)).title)
         out.write(_framed(shot.text()) if out.isatty() and not once else f"{shot.text()}\n")
         out.flush()
         if once or shot.over:

@@ -153,6 +153,7 @@ class Waiting:
 class Verdict:
     """What bounds a loader, in words; cause: the greatest one of that kind, None if none is to blame.
 
+    brief: the sentence for a title, which has one share; apart: what was judged apart from it, "" = nothing.
     task: the one that the sentence names, -1 if it names none.
     """
 
@@ -162,6 +163,8 @@ class Verdict:
     next_step: str
     cause: Cause | None = None
     task: int = -1
+    brief: str = ""
+    apart: str = ""
 
     def lines(self) -> list[str]:
         """The verdict for a terminal."""
@@ -448,40 +451,60 @@ def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | No
     """Judge `found`. params: the loader's, as its trace describes them; cpus: that it could use, if known."""
     if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
         sentence = "not seen what bounds the loader: observed with pinned memory, it does not show when the loop waits"
-        return Verdict(Bound.UNSEEN, sentence, (), "observe it without pin_memory, or record minidl's loader", None)
+        step = "observe it without pin_memory, or record minidl's loader"
+        return Verdict(Bound.UNSEEN, sentence, (), step, brief=sentence)
     kind, cause = _kind(found)
-    task = -1
+    whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
+    sentence, brief = (_sentence(found, kind, cause, cpus, brief) + whose for brief in (False, True))
+    apart = _apart(found, kind) if cause is not None else ""
+    step = _next_step(kind, cause, found, params or {}, cpus)
+    task = found.task if whose else -1
+    whole = f"{sentence}; {apart}" if apart else sentence
+    return Verdict(kind, whole, _evidence(found, cpus), step, cause, task, brief, apart)
+
+
+def _sentence(found: Waiting, kind: Bound, cause: Cause | None, cpus: float | None, brief: bool) -> str:
+    """What bounds the loader. brief: with one share, and not a share of a share."""
+    loop = "the loop" if brief else "the training loop"
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:
-        sentence = f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
-    elif kind is Bound.NOT_INPUT:
+        return f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
+    if kind is Bound.NOT_INPUT:
         steady = found.total - found.causes[Cause.START_UP]
         kept = steady / max(1, steady + found.consumer)
-        sentence = f"not input-bound: the loader keeps up, the training loop waited {percent(kept)} of its time"
-        if share - kept >= 0.05:
-            sentence += f" ({percent(share)} with the start and end of its workers)"
-    else:
-        assert cause is not None
-        what = f"{percent(found.share(cause))} of that for {cause.value}"
-        if kind is Bound.SUPPLY:
-            supply = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC)
-            reading = found.share(Cause.REBUILD, Cause.PIN)
-            held, part = found.cpu.held(cpus)
-            how = (
-                f", {held.value} ({percent(part)} of their time)"
-                if cause is Cause.SAMPLES and held is not Held.UNKNOWN
-                else ""
-            )
-            what = f"{percent(supply)} of that while workers made batches, mostly {cause.value}{how}"
-            if reading > supply:
-                what = f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
-        whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-        task = found.task if whose else -1
-        name = "shutdown-bound" if kind is Bound.START_UP and found.ends_slowly else kind.value
-        sentence = f"{name}: the training loop waited {percent(share)} of its time, {what}{whose}"
-        sentence += _apart(found, kind)
-    step = _next_step(kind, cause, found, params or {}, cpus)
-    return Verdict(kind, sentence, _evidence(found, cpus), step, cause, task)
+        also = f" ({percent(share)} with the start and end of its workers)" if share - kept >= 0.05 else ""
+        return f"not input-bound: the loader keeps up, {loop} waited {percent(kept)} of its time{also}"
+    assert cause is not None
+    what = f"{_part(found.share(cause), brief)} for {cause.value}"
+    if kind is Bound.SUPPLY:
+        what = _supply(found, cause, cpus, brief)
+    name = "shutdown-bound" if kind is Bound.START_UP and found.ends_slowly else kind.value
+    return f"{name}: {loop} waited {percent(share)} of its time, {what}"
+
+
+def _part(share: float, brief: bool) -> str:
+    """A share of a share; in brief without a number."""
+    return f"{percent(share)} of that" if not brief else "mostly" if round(share, 2) >= 0.5 else "partly"
+
+
+def _supply(found: Waiting, cause: Cause, cpus: float | None, brief: bool) -> str:
+    """While workers did what, of a loader that waits for them."""
+    supply, reading = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC), found.share(Cause.REBUILD, Cause.PIN)
+    held, part = found.cpu.held(cpus)
+    known = cause is Cause.SAMPLES and held is not Held.UNKNOWN
+    how = f", {held.value} ({percent(part)} of their time)" if known else ""
+    if reading > supply:
+        return f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
+    did = _MADE[cause] if brief else f"made batches, mostly {cause.value}"
+    return f"{_part(supply, brief)} while workers {did}{how}"
+
+
+_MADE = {
+    Cause.SAMPLES: "fetched samples",
+    Cause.COLLATE: "collated batches",
+    Cause.IPC: "pickled and sent batches",
+}
+"""What workers mostly did as they made batches."""
 
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
@@ -513,7 +536,7 @@ def _apart(found: Waiting, kind: Bound) -> str:
     if kind is Bound.START_UP or found.causes[Cause.START_UP] <= blamed:
         return ""
     share = percent(found.share(Cause.START_UP))
-    return f"; {share} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
+    return f"{share} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
 
 
 def _whose(found: Waiting) -> str:

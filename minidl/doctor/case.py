@@ -6,13 +6,15 @@ Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from minidl.doctor.finding import Told
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
 from minidl.evidence.graph import Blocked, KernelWait, waits
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
@@ -20,43 +22,6 @@ from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 _OWN_THREADS: Final = frozenset({
     LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN, LoaderStep.WATCH,
 })  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a trace tells of a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
-    longest before it, seconds.
-
-    pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
-    unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the program's
-    own code does not call next. numbers: pid -> worker, of those that have recorded something; workers: how many the
-    loader has, 0 = unknown; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
-    evidence, with its source.
-    """
-
-    hung: bool = False
-    since: int = 0
-    seconds: float = -1.0
-    past: float = 0.0
-    pid: int = 0
-    tid: int = 0
-    task: int = -1
-    worker: int = -1
-    worker_pid: int = 0
-    sample: int = -1
-    step: str = ""
-    step_since: int = 0
-    own_code: bool = False
-    numbers: dict[int, int] = field(default_factory=dict)
-    workers: int = 0
-    others: frozenset[int] = frozenset()
-    ranks: dict[int, int] = field(default_factory=dict)
-    facts: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def unheard(self) -> set[int]:
-        """The loader's workers that have recorded nothing yet: they may still come up."""
-        return set(range(self.workers)) - set(self.numbers.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +47,13 @@ class RunFacts:
         self.waits = waits(self.now)
         self.places = {(p.pid, t.tid): place_of(t) for p in self.now.processes for t in p.threads}
         self.processes = {process.pid: process for process in self.now.processes}
+        self.brief = False  # whether words are for a title: without process ids, and how long each thread has slept
+
+    def in_brief(self) -> RunFacts:
+        """The same case, with words for a title."""
+        short = copy.copy(self)
+        short.brief = True
+        return short
 
     # --- who is who
     @cached_property
@@ -213,19 +185,20 @@ class RunFacts:
 
     # --- names
     def name(self, pid: int) -> str:
+        named = "" if self.brief else f" (pid {pid})"
         if pid in self.workers:
-            return f"{self._rank(self._home_of(pid))}worker {self.workers[pid]} (pid {pid})"
+            return f"{self._rank(self._home_of(pid))}worker {self.workers[pid]}{named}"
         if any(pid == loop.pid for loop in self.loops):
             if self._in_no_loader(pid):
-                return f"process {self.processes[pid].name} (pid {pid}), in no loader now"
-            return f"{self._rank(pid)}the loop (pid {pid})"
+                return f"process {self.processes[pid].name}{named}, in no loader now"
+            return f"{self._rank(pid)}the loop{named}"
         process = self.processes.get(pid)
         if process is None:
             return f"process {pid}, which was not looked at,"
         if self.is_server(pid):
-            return f"the fork server (pid {pid})"
+            return f"the fork server{named}"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"{self._rank(pid)}process {process.name} (pid {pid}){of}"
+        return f"{self._rank(pid)}process {process.name}{named}{of}"
 
     def _in_no_loader(self, pid: int) -> bool:
         """Whether nothing says that a process iterates, or has done so: no stack, no worker, no trace."""

@@ -1,6 +1,6 @@
 """The verdict: follow each loop's waiting to its end, let the rules judge it, and put it into one sentence.
 
-Interface: `diagnose(looks, told)` -> `Diagnosis`. Pure.
+Interface: `diagnose(looks, told)` -> `Finding`. Pure.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minidl.doctor.case import POLLED, RunFacts, Told, in_library, spot
+from minidl.doctor.case import POLLED, RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow, waiting_in
-from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
+from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Sure, Told
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
 from minidl.doctor.rules.judgement import Judgement, and_joined, exit_in_words
@@ -41,10 +41,11 @@ _MAY_BE_SLOW: Final = frozenset({
     Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
 })  # fmt: skip
 
-_RANK: Final = {State.HUNG: 0, State.MAYBE_HUNG: 1, State.UNKNOWN: 2, State.MOVES: 3, State.FINE: 4}
+_RANK: Final = (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.UNKNOWN, RunOutcome.MOVES)
+"""What is said of several loops: the first of these."""
 
 
-def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosis:
+def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Finding:
     """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
     case = RunFacts(looks, told)
     verdicts = [_verdict(case, follow(case, loop)) for loop in case.loops]
@@ -53,54 +54,58 @@ def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Diagnosi
     if told is not None:
         mine = [one for loop, one in zip(case.loops, verdicts, strict=True) if loop.pid == told.pid]
         verdicts = mine or verdicts
-    best = min(verdicts, key=lambda one: (_RANK.get(one.state, 5), _vague(one)))
-    others = [one for one in verdicts if one is not best and one.state in (State.HUNG, State.MAYBE_HUNG)]
+    best = min(verdicts, key=lambda one: (_RANK.index(one.outcome), _vague(one)))
+    others = [one for one in verdicts if one is not best and one.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG)]
     extra = tuple(EvidenceLine(f"another loop: {one.sentence}", "evidence") for one in others[:3])
     return dataclasses.replace(best, evidence=(*best.evidence, *extra), not_seen=_not_seen(case))
 
 
-def _vague(one: Diagnosis) -> int:
+def _vague(one: Finding) -> int:
     """Verdicts that name an end come before those that only name a wait for others."""
     return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN))
 
 
-def _verdict(case: RunFacts, chain: Chain) -> Diagnosis:
+def _verdict(case: RunFacts, chain: Chain) -> Finding:
     found = judged(case, chain)
-    state = _state(case, chain, found)
-    sentence = _sentence(case, chain, found, state) + _deaf(case, chain)
-    end = chain.end
-    return Diagnosis(
-        state=state,
-        cause=found.cause if state is not State.MOVES or found.cause is HangCause.NO_CPU else HangCause.NONE,
-        sentence=sentence,
+    outcome = _outcome(case, chain, found)
+    end, first, short = chain.end, chain.links[0].place, case.in_brief()
+    waiting, reason = _sentence(short, chain, judged(short, chain), outcome)
+    return Finding(
+        outcome=outcome,
+        what="".join(_sentence(case, chain, found, outcome)),
+        cause=found.cause if outcome is not RunOutcome.MOVES or found.cause is HangCause.NO_CPU else HangCause.NONE,
+        head=outcome.value + _how_long(case, outcome),
+        brief=waiting + reason,
+        waiting=waiting,
         chain=tuple(_link_words(case, chain, i) for i in range(len(chain.links))),
-        evidence=(*_facts(case, chain), *found.facts, *_told_facts(case), *_resources(case, end)),
+        loop_step=first.step if first.seen else None,
+        evidence=(*_facts(case, chain), *found.facts, *(case.told.facts if case.told else ()), *_resources(case, end)),
         sure=found.sure,
-        also=found.also if state is not State.MOVES else (),
-        next_step=_next_step(case, chain, state),
-        fix="" if state is State.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
+        also=found.also if outcome is not RunOutcome.MOVES else (),
+        next_step=_next_step(case, chain, outcome),
+        fix="" if outcome is RunOutcome.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
         who=_who(case, end),
         where=_where(case, chain),
     )
 
 
-def _no_loop(case: RunFacts) -> Diagnosis:
+def _no_loop(case: RunFacts) -> Finding:
     process = case.processes.get(case.now.main)
     if process is None or process.ended:
         said = f"process {case.now.main} has ended"
         if process is None or process.exit_code in (0, -1):
-            return Diagnosis(State.ENDED, HangCause.NONE, f"ended: {said}", sure=Sure.CERTAIN)
+            return Finding(RunOutcome.ENDED, said, sure=Sure.CERTAIN)
         how = exit_in_words(process.exit_code)
-        return Diagnosis(State.DIED, HangCause.DIED, f"died: {said}: {how}", sure=Sure.CERTAIN)
-    said = f"unknown: process {process.pid} has no loop over a loader that could be seen"
-    return Diagnosis(State.UNKNOWN, HangCause.UNKNOWN, said, not_seen=_not_seen(case))
+        return Finding(RunOutcome.DIED, f"{said}: {how}", HangCause.DIED, sure=Sure.CERTAIN)
+    said = f"process {process.pid} has no loop over a loader that could be seen"
+    return Finding(RunOutcome.UNKNOWN, said, HangCause.UNKNOWN, not_seen=_not_seen(case))
 
 
 # --- How it stands ----------------------------------------------------------------------------------------------------
-def _state(case: RunFacts, chain: Chain, found: Judgement) -> State:
+def _outcome(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
     """How the run stands: what goes on is no hang for certain, whatever the chain's end seems to be."""
-    state = _seeming(case, chain, found)
-    return State.MAYBE_HUNG if state is State.HUNG and _goes_on(case, chain, found) else state
+    outcome = _seeming(case, chain, found)
+    return RunOutcome.MAYBE_HUNG if outcome is RunOutcome.HUNG and _goes_on(case, chain, found) else outcome
 
 
 def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
@@ -114,49 +119,53 @@ def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
     return nobody and family_stirs(case, chain.links[0].pid)
 
 
-def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> State:
+def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
     """How the run stands by the chain's end."""
     told, end = case.told, chain.end
     waits_for_cpu = found.cause is HangCause.NO_CPU
     if found.moves and (waits_for_cpu or not _stays(case, end)):
         naps = end.wait.kind is Blocked.SLEEPS and told is not None and told.hung and not told.own_code
-        return State.MAYBE_HUNG if naps and not _moved(case, chain) else State.MOVES
+        return RunOutcome.MAYBE_HUNG if naps and not _moved(case, chain) else RunOutcome.MOVES
     if _moved(case, chain):
         stands = _stands(case, chain) or _naps_in_one_step(case, end)  # it moved before it came to where it is now
         stands = stands and told is not None and told.hung
-        return State.MAYBE_HUNG if stands else State.MOVES
+        return RunOutcome.MAYBE_HUNG if stands else RunOutcome.MOVES
     asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
     if asked or found.helped or _will_be_ended(case, chain):
-        return State.MAYBE_HUNG
+        return RunOutcome.MAYBE_HUNG
     if told is not None and told.hung and chain.end.wait.kind is Blocked.MOVES:
-        return State.MAYBE_HUNG
+        return RunOutcome.MAYBE_HUNG
     if chain.missing and case.apart < LONG:  # it may just have been sent
-        return State.MAYBE_HUNG
+        return RunOutcome.MAYBE_HUNG
     if told is not None and told.hung:
-        return State.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else State.HUNG
+        return RunOutcome.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else RunOutcome.HUNG
     threads = [one for link in _ring(chain) if (one := case.thread(link.pid, link.tid)) is not None]
     thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
         short = told is not None and 0 <= told.seconds < LONG
-        return State.HUNG if case.apart >= LONG and not short else State.MAYBE_HUNG
+        return RunOutcome.HUNG if case.apart >= LONG and not short else RunOutcome.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
-        return State.HUNG
+        return RunOutcome.HUNG
     if end.wait.kind is Blocked.ENDED:  # a loader looks every 5 s whether its workers live, but not in a read
-        return State.HUNG if case.apart > POLLED or chain.links[0].place.step is LoaderStep.READ else State.MAYBE_HUNG
+        return (
+            RunOutcome.HUNG
+            if case.apart > POLLED or chain.links[0].place.step is LoaderStep.READ
+            else RunOutcome.MAYBE_HUNG
+        )
     if end.wait.kind is Blocked.SLEEPS:
-        return State.HUNG if _is_endless(case, end) else State.MAYBE_HUNG
+        return RunOutcome.HUNG if _is_endless(case, end) else RunOutcome.MAYBE_HUNG
     if _computes(chain):
-        return State.MAYBE_HUNG
+        return RunOutcome.MAYBE_HUNG
     if found.cause is HangCause.UNKNOWN and not end.place.seen:
-        return State.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else State.UNKNOWN
+        return RunOutcome.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else RunOutcome.UNKNOWN
     if _stays_locked(case, end, found):
-        return State.HUNG
+        return RunOutcome.HUNG
     if idle >= (SLOW if _may_be_slow(chain, found) else LONG) and thread is not None and thread.slept:
-        return State.HUNG
+        return RunOutcome.HUNG
     if found.cause is HangCause.UNKNOWN:
-        return State.UNKNOWN
-    return State.MAYBE_HUNG
+        return RunOutcome.UNKNOWN
+    return RunOutcome.MAYBE_HUNG
 
 
 def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) -> bool:
@@ -280,31 +289,33 @@ def _ran(case: RunFacts, link: Link) -> bool:
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def _sentence(case: RunFacts, chain: Chain, found: Judgement, state: State) -> str:
-    """It has one duration: the wait's if that is known, otherwise for how long each thread has slept."""
-    told, links = case.told, chain.links
-    seconds = told.seconds if told is not None and state is State.HUNG else -1.0
-    how_long = f" for {_seconds(seconds)}" if seconds >= 0 else ""
-    first, end = links[0], chain.end
+def _how_long(case: RunFacts, outcome: RunOutcome) -> str:
+    """How long the wait lasts, if that is known."""
+    known = case.told is not None and outcome is RunOutcome.HUNG and case.told.seconds >= 0
+    return f" for {_seconds(case.told.seconds)}" if known and case.told is not None else ""
+
+
+def _sentence(case: RunFacts, chain: Chain, found: Judgement, outcome: RunOutcome) -> tuple[str, str]:
+    """Who waits for whom, and what that is in. Where the wait's length is unknown, how long each thread has slept."""
+    links, first, end = chain.links, chain.links[0], chain.end
+    asleep = not case.brief and not _how_long(case, outcome)
 
     def place(link: Link) -> str:
         words = _place(case, link)
-        return words + _asleep_for(case, link) if words and not how_long else words
+        return words + _asleep_for(case, link) if words and asleep else words
 
-    head = f"{state.value}{how_long}: "
+    deaf = _deaf(case, chain)
     if len(links) == 1:
-        return f"{head}{case.name(first.pid)}{_comma(place(first))} {found.what}"
-    head += f"{_loop_words(case, first)} {_named(case, chain, 1)}"
-    if links[1] is end:
-        return head + _described(place(end), found.what)
-    if chain.cycle:
-        return head + _described(place(links[1]), found.what)
+        return f"{case.name(first.pid)}{_comma(place(first))} {found.what}{deaf}", ""
+    who = f"{_loop_words(case, first)} {_named(case, chain, 1)}"
     inside = waiting_in(links[1])
-    waits = f"waits in {inside}" if inside else f"is {links[1].wait.words}"
+    if links[1] is end or chain.cycle:
+        return _described(who, place(links[1]), found.what + deaf)
     if links[1].pid == end.pid and not inside:
-        return head + _described(place(end), found.what)
-    head += _described(place(links[1]), waits)
-    return f"{head}; {_named(case, chain, len(links) - 1)}{_comma(place(end))} {found.what}"
+        return _described(who, place(end), found.what + deaf)
+    waits = f"waits in {inside}" if inside else f"is {links[1].wait.words}"
+    last = f"; {_named(case, chain, len(links) - 1)}{_comma(place(end))} {found.what}{deaf}"
+    return _described(who, place(links[1]), waits + last)
 
 
 def _deaf(case: RunFacts, chain: Chain) -> str:
@@ -323,8 +334,8 @@ def _named(case: RunFacts, chain: Chain, position: int) -> str:
     return f"its thread {thread.python_name or thread.name}"
 
 
-def _described(place: str, what: str) -> str:
-    return f",{place}: it {what}" if place else f", which {what}"
+def _described(who: str, place: str, what: str) -> tuple[str, str]:
+    return (f"{who},{place}", f": it {what}") if place else (f"{who}, which {what}", "")
 
 
 def _comma(place: str) -> str:
@@ -405,10 +416,6 @@ def _facts(case: RunFacts, chain: Chain) -> list[EvidenceLine]:
     return out
 
 
-def _told_facts(case: RunFacts) -> list[EvidenceLine]:
-    return [EvidenceLine(text, source) for text, source in case.told.facts] if case.told is not None else []
-
-
 def _resources(case: RunFacts, end: Link) -> list[EvidenceLine]:
     """What of the machine is short, whatever the cause."""
     out, machine = [], case.now.machine
@@ -440,12 +447,12 @@ def _resources(case: RunFacts, end: Link) -> list[EvidenceLine]:
     return out
 
 
-def _next_step(case: RunFacts, chain: Chain, state: State) -> str:
+def _next_step(case: RunFacts, chain: Chain, outcome: RunOutcome) -> str:
     end = chain.end
     sample = end.place.sample if end.place.sample >= 0 else (case.told.sample if case.told is not None else -1)
-    if state is State.MOVES:
+    if outcome is RunOutcome.MOVES:
         return "look again later, or record it: minidl run --observe says what it spends its time on"
-    if state is State.MAYBE_HUNG:
+    if outcome is RunOutcome.MAYBE_HUNG:
         return "ask again in a minute: nothing moved in a short look, which may be a slow step"
     if sample >= 0 and end.pid in case.workers:
         return f"run dataset[{sample}] alone, in a new process"

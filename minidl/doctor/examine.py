@@ -1,6 +1,6 @@
 """`minidl doctor`: look at a process, a trace, or a trace whose processes still run, and say what holds it up.
 
-Interface: `examine(target)` -> `Diagnosis`. target: a process id, or a trace (its directory or its packed file).
+Interface: `examine(target)` -> `Finding`. target: a process id, or a trace (its directory or its packed file).
 
 Rules of use: it changes nothing in the processes that it looks at. A process is looked at twice if the first look does
 not show a hang by itself, `seconds` apart: what moved between the looks is no hang.
@@ -12,19 +12,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from minidl import check
 from minidl.analysis import live
 from minidl.analysis.headline import headline
-from minidl.analysis.headline.model import Headline, What
-from minidl.doctor.case import Told
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.diagnosis import Diagnosis, EvidenceLine, HangCause, State, Sure
-from minidl.doctor.places import LoaderStep
+from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Told
 from minidl.evidence.collect import collect
 from minidl.evidence.model import RunEvidence
-from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
@@ -37,7 +33,7 @@ LONG: Final = 5.0
 """Seconds of waiting from which on it is a hang, if it is twice the longest wait before; as in a headline."""
 
 
-def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diagnosis:
+def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Finding:
     """Say what holds up a process or a traced run. Raises TraceError if there is neither."""
     if target.isdecimal() and not os.path.exists(target):
         pid = int(target)
@@ -49,7 +45,7 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Diag
 
 def look_at(
     pid: int, told: Callable[[], Told | None], *, py_spy: bool, seconds: float, others: Sequence[int] = ()
-) -> Diagnosis:
+) -> Finding:
     """Look at a process, its children and some others: once, twice, or three times.
 
     told: what the trace tells, asked for after each look: the wait that the first look saw may have ended. What moved
@@ -61,13 +57,13 @@ def look_at(
     recorded = told()
     found = diagnose(looks, _until(recorded, looks[-1].moment))
     # A trace tells that the loop waits for long, and not that those whom it waits for stand still: they may take turns.
-    if not seconds or (found.state is State.HUNG and recorded is None):
+    if not seconds or (found.outcome is RunOutcome.HUNG and recorded is None):
         return found
     for _ in range(2):
         time.sleep(seconds)
         looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
         found = diagnose(looks[-2:], _until(told(), looks[-1].moment))
-        if found.state is not State.MOVES:
+        if found.outcome is not RunOutcome.MOVES:
             break
     return found
 
@@ -80,33 +76,33 @@ def _until(told: Told | None, moment: int) -> Told | None:
     return replace(told, seconds=seconds, hung=seconds >= max(LONG, 2 * told.past))
 
 
-def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Diagnosis:
+def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
     """What a trace says, with the evidence in it; of a run that still runs, with what its processes are in now."""
     found = headline(trace)
     running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
     running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
     ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
-    if running and found.kind not in (What.DIED, What.ERROR):
+    if running and found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR):
         unknown = Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
-        pid = found.told.pid if found.told is not None and found.told.pid in running else running[0]
+        pid = found.wait.pid if found.wait is not None and found.wait.pid in running else running[0]
         others = [one for one in running if one != pid]
         now = look_at(
-            pid, lambda: headline(read_trace(trace.path)).told or unknown, py_spy=py_spy, seconds=seconds, others=others
+            pid, lambda: headline(read_trace(trace.path)).wait or unknown, py_spy=py_spy, seconds=seconds, others=others
         )
-        blocked = now.state is State.HUNG or (now.state is State.MAYBE_HUNG and now.cause is not HangCause.COMPUTING)
+        blocked = now.outcome is RunOutcome.HUNG
+        blocked |= now.outcome is RunOutcome.MAYBE_HUNG and now.cause is not HangCause.COMPUTING
         if not ended or blocked:  # of a program that goes on after its trace, the trace is asked for
             return now
-    diagnosis = found.diagnosis or of_headline(found, trace)
-    return replace(diagnosis, evidence=(*diagnosis.evidence, *_broken_rules(trace, found)))
+    return replace(found, evidence=(*found.evidence, *_broken_rules(trace, found)))
 
 
 CHECKED: Final = 300_000
 """Events up to which a trace is checked for breaches of the protocol: more would take longer than a look at it may."""
 
 
-def _broken_rules(trace: Trace, found: Headline) -> list[EvidenceLine]:
+def _broken_rules(trace: Trace, found: Finding) -> list[EvidenceLine]:
     """What the checker finds in the trace of a run that went wrong."""
-    if not found.kind.wrong or len(trace) > CHECKED:
+    if not found.outcome.wrong or len(trace) > CHECKED:
         return []
     return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
 
@@ -119,68 +115,3 @@ def _beginner(trace: Trace) -> tuple[int, int]:
 
 def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
     return live.is_here(trace.manifest) and live.life(pid, start_ns).there
-
-
-_STATES: Final = {
-    What.DIED: (State.DIED, HangCause.DIED),
-    What.HUNG: (State.HUNG, HangCause.UNKNOWN),
-    What.ERROR: (State.ERROR, HangCause.ERROR),
-    What.CUT: (State.CUT, HangCause.NONE),
-    What.SLOW: (State.SLOW, HangCause.SLOW),
-    What.FINE: (State.FINE, HangCause.NONE),
-    What.RUNNING: (State.MOVES, HangCause.NONE),
-}
-
-
-def of_headline(found: Headline, trace: Trace) -> Diagnosis:
-    """The diagnosis of a trace without evidence of its processes: what its events say."""
-    state, cause = _STATES[found.kind]
-    hung = found.kind is What.HUNG
-    who, where = _place(found, trace)
-    return Diagnosis(
-        state=state,
-        cause=cause,
-        sentence=found.sentence,
-        evidence=tuple(EvidenceLine(text, "trace") for text in found.evidence),
-        sure=Sure.UNKNOWN if hung else Sure.LIKELY,
-        next_step=found.next_step,
-        not_seen=(_NO_EVIDENCE,) if hung else (),
-        who=who,
-        where=where,
-    )
-
-
-_NO_EVIDENCE: Final = "what it is blocked in: the trace has no evidence of that (record it with MINIDL_HANG_AFTER=60)"
-
-_PLACES: Final = {
-    ev.SAMPLE[0]: LoaderStep.SAMPLE,
-    ev.FETCH[0]: LoaderStep.SAMPLE,
-    ev.COLLATE[0]: LoaderStep.COLLATE,
-    ev.WORKER_INIT[0]: LoaderStep.INIT,
-    ev.MAKE_FETCHER[0]: LoaderStep.OPEN,
-    ev.INDEX_GET[0]: LoaderStep.IDLE,
-    ev.RESULT_PICKLE[0]: LoaderStep.PICKLE,
-    ev.RESULT_WRITE[0]: LoaderStep.WRITE,
-    ev.RESULT_REBUILD[0]: LoaderStep.UNPICKLE,
-    ev.SAMPLER_NEXT[0]: LoaderStep.SAMPLER,
-    ev.PIN[0]: LoaderStep.PIN,
-    ev.CONSUMER[0]: LoaderStep.CONSUMER,
-    ev.SHUTDOWN[0]: LoaderStep.SHUTDOWN,
-    ev.WORKER_START[0]: LoaderStep.START,
-}
-"""The steps of the loader that the events of a trace tell."""
-
-
-def _place(found: Headline, trace: Trace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Who and where a headline is about, as a diagnosis has them."""
-    focus = found.focus
-    if focus is None:
-        return {}, {}
-    process, spans = trace.processes[focus.process], trace.spans()
-    number = focus.worker if focus.worker >= 0 and found.kind in (What.ERROR, What.DIED) else process.worker
-    role = "worker" if number >= 0 else "loop"
-    here = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
-    samples = here["by"][here["code"] == ev.SAMPLE[0]]
-    step = _PLACES.get(focus.code, LoaderStep.OTHER)
-    where = {"step": step.name.lower(), "sample": int(samples[0]) if len(samples) else -1, "task": focus.task}
-    return {"role": role, "worker": number, "pid": process.pid, "thread": focus.tid}, where

@@ -454,8 +454,8 @@ class Export:
         row = self.scene.spans[self.scene.bars["span"][[self.scene.culprit]]]
         (pid,), (tid,) = self._where(row)
         at = us(np.array([max(found.focus.begin, found.focus.span) - self.start]))
-        args = {"evidence": "; ".join(found.evidence), "next step": found.next_step}
-        event = {"ph": "i", "s": "t", "cat": NOTE, "name": found.sentence, "pid": pid, "tid": tid, "ts": US}
+        args = {"evidence": "; ".join(found.notes()), "next step": found.helps}
+        event = {"ph": "i", "s": "t", "cat": NOTE, "name": found.title, "pid": pid, "tid": tid, "ts": US}
         return [Sheet({**event, "args": args}, at)]
 
     def _deaths(self) -> Iterator[Sheet]:

@@ -191,8 +191,8 @@ def _headline(scene: Scene) -> dict[str, Any]:
     """Return the title of the page, what it is said from, and where the page opens: a bar (-1 = none), a window."""
     found, (begin, end) = scene.headline, scene.opening
     return {
-        "kind": found.kind.value, "wrong": found.kind.wrong, "sentence": found.sentence, "evidence": found.evidence,
-        "next": found.next_step, "bar": scene.culprit, "begin": begin, "end": end,
+        "kind": found.outcome.value, "wrong": found.outcome.wrong, "sentence": found.title, "evidence": found.notes(),
+        "next": found.helps, "bar": scene.culprit, "begin": begin, "end": end,
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.analysis.headline.model import What
+from minidl.doctor.finding import RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.events import EVENTS, Phase
@@ -265,14 +265,11 @@ class _File:
         lane = np.array([self.tracks.root()])
         if not len(export.trace):
             return
-        about: dict[str, object] = {f"evidence {n}": text for n, text in enumerate(found.evidence, 1)}
-        about |= {"next step": found.next_step} if found.next_step else {}
+        about: dict[str, object] = {f"evidence {n}": text for n, text in enumerate(found.notes(), 1)}
+        about |= {"next step": found.helps} if found.helps else {}
         about |= {key: value for key, value in export.about().items() if key != "headline" and value}
         body = (
-            number_field(9, BEGIN)
-            + number_field(11, int(lane[0]))
-            + bytes_field(23, found.sentence)
-            + _colour(self._mood)
+            number_field(9, BEGIN) + number_field(11, int(lane[0])) + bytes_field(23, found.title) + _colour(self._mood)
         )
         body += b"".join(self._annotation(key, value) for key, value in about.items())
         self._put_slices(lane * 0, lane * 0 + export.scene.last, lane, [body])
@@ -321,7 +318,7 @@ class _File:
     @property
     def _mood(self) -> str:
         """The colour of the headline."""
-        kind = self.export.scene.headline.kind
+        kind = self.export.scene.headline.outcome
         return RED if kind.wrong else _MOODS.get(kind, THEMES["light"]["faint"])
 
     def _reader(self, name: str) -> Callable[[str], bytes]:
@@ -368,7 +365,9 @@ BY_WORD: Final = {f"{event.name}": event for event in EVENTS.values() if event.p
 _ASYNC: Final = {"epoch": paint(ev.EPOCH[0]).colour, "batch": BATCHES[0]}
 """Colours of the slices that overlap, by kind."""
 
-_MOODS: Final = {What.SLOW: paint(ev.COPY[0]).colour, What.CUT: paint(ev.COPY[0]).colour}
+_MOODS: Final = dict.fromkeys(
+    (RunOutcome.SLOW, RunOutcome.CUT, RunOutcome.MAYBE_HUNG, RunOutcome.MOVES), paint(ev.COPY[0]).colour
+)
 """Colours of the headlines of runs that nothing is wrong with; grey if it says that all is well."""
 
 _END_OF_PACKET: Final = number_field(10, _SEQUENCE) + number_field(13, 2)

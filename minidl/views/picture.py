@@ -145,9 +145,9 @@ class _Drawing:
         self.cause = scene.cause if headline else None
         self.legend = list(self._legend())
         self.columns = self._legend_columns()
-        sentence = scene.headline.sentence if headline else ""
+        sentence = scene.headline.title if headline else ""
         self.sentence = textwrap.wrap(sentence, max(20, int(width * 10.5)))
-        step = f"next step: {scene.headline.next_step}" if headline and scene.headline.next_step else ""
+        step = f"next step: {scene.headline.helps}" if headline and scene.headline.helps else ""
         self.step = textwrap.wrap(step, max(20, int(width * 16)))
         self.above = LINE_INCHES * len(self.sentence) + 0.17 * (len(self.step) + 1)
         lines = -(-len(self.legend) // self.columns) + sum(patch.get_label().count("\n") for patch in self.legend)
@@ -207,7 +207,7 @@ class _Drawing:
     def _words(self) -> None:
         """Write the headline, the trace's name, the legend, and what is missing from the trace."""
         trace, text = self.scene.trace, self.figure.text
-        colour = RED if self.scene.headline.kind.wrong else INK
+        colour = RED if self.scene.headline.outcome.wrong else INK
         lines = [(words, 11.0, colour, "bold") for words in self.sentence]
         lines += [(words, 8.5, INK, "normal") for words in self.step]
         lines += [(f"{self.title}: {len(trace):,} events, {len(self.scene.bars):,} bars", 7.5, FAINT, "normal")]
@@ -501,7 +501,7 @@ class _Drawing:
     @property
     def _blame(self) -> str:
         """The colour of what the headline blames."""
-        return RED if self.scene.headline.kind.wrong else INK
+        return RED if self.scene.headline.outcome.wrong else INK
 
     def _outline(self, axes: Axes, begin: int, end: int, lane: int, row: int) -> None:
         from matplotlib.patches import Rectangle

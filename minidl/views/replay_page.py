@@ -126,9 +126,9 @@ def describe(at: Replay, begin: int, end: int) -> dict[str, Any]:
     lanes, spans = _spans(at, times[0], times[-1])
     found = headline(at.trace)
     return {
-        "headline": found.sentence,
-        "next": found.next_step,
-        "wrong": found.kind.wrong,
+        "headline": found.title,
+        "next": found.helps,
+        "wrong": found.outcome.wrong,
         "title": f"{in_words(at.trace, at.loader)} of {at.trace.path.name}",
         "total": len(at),
         "begin": begin,

@@ -86,7 +86,7 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 def _head(at: Replay, changed: tuple[FieldChange, ...]) -> Iterator[str]:
     state = at.state
-    yield headline(at.trace).sentence
+    yield headline(at.trace).title
     epoch = "" if state.epoch is None else f"   epoch {state.epoch}"
     yield (
         f"event {at.position} of {len(at)}   {state.time:.6f} s   batches {at.batch} of {at.batches}{epoch}   "

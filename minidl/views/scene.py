@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.analysis.headline import headline
-from minidl.analysis.headline.model import Blamed, Headline, Spot, What
+from minidl.doctor.finding import Blamed, Finding, RunOutcome, Spot
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
@@ -344,7 +344,7 @@ class Scene:
     deaths: tuple[Death, ...] = ()
 
     @cached_property
-    def headline(self) -> Headline:
+    def headline(self) -> Finding:
         return headline(self.trace, self.spans)
 
     @cached_property
@@ -389,7 +389,7 @@ class Scene:
         full = caption(self, bar)[0]
         if spot.frame is Blamed.ALIKE:
             return self._alike(at)
-        if self.headline.kind is What.SLOW:
+        if self.headline.outcome is RunOutcome.SLOW:
             words = f"{full}: {self.unit.of(end - begin)}"
         else:
             said = bar["fate"] and int(bar["code"]) not in IDLE
@@ -451,7 +451,7 @@ class Scene:
         begin, end = framed.begin, framed.end
         if one is None:
             begin, end = int(self.bars["begin"][framed.bar]), int(self.bars["end"][framed.bar])
-        before = self.headline.kind is What.DIED and end <= bar["begin"]  # it is waited for all the same
+        before = self.headline.outcome is RunOutcome.DIED and end <= bar["begin"]  # it is waited for all the same
         reached = end if before else -1
         begin = max(begin, int(bar["begin"]))
         end = min(int(bar["end"]), max(self.last, 1), NEVER if before else end)

@@ -99,8 +99,8 @@ def render(
     fits = label + window.cells
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if colour is None else colour
     out, shares, slot = [_ruler(window, label, drawn.last)], [], -1
-    title = textwrap.wrap(drawn.headline.sentence, fits)
-    if step := drawn.headline.next_step:
+    title = textwrap.wrap(drawn.headline.title, fits)
+    if step := drawn.headline.helps:
         title += textwrap.wrap(f"next step: {step}", fits, initial_indent="  ", subsequent_indent="  ")
     for number in shown:
         lane, mine = drawn.lanes[number], bars[bars["lane"] == number]

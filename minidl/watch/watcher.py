@@ -510,15 +510,14 @@ def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) 
     from minidl.analysis.consult import opinion
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
-    from minidl.doctor.case import Told
-    from minidl.doctor.diagnosis import State
+    from minidl.doctor.finding import RunOutcome, Told
 
     found, own = headline(LiveTrace(directory).read()[0]), stall.what == OWN
-    told = found.told if found.told is not None and not own else Told(since=stall.since, pid=stall.pid, own_code=own)
-    diagnosis = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
+    told = found.wait if found.wait is not None and not own else Told(since=stall.since, pid=stall.pid, own_code=own)
+    seen = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
     if own:
-        return diagnosis.title if diagnosis is not None and diagnosis.state is State.HUNG else ""
-    return found.sentence if diagnosis is None else diagnosis.title
+        return seen.title if seen is not None and seen.outcome is RunOutcome.HUNG else ""
+    return (seen or found).title
 
 
 def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:

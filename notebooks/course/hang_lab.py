@@ -14,7 +14,7 @@ from course.checking import Wrong, exercise
 from minidl.analysis.consult import recorded_looks
 from minidl.analysis.headline import headline
 from minidl.doctor.case import RunFacts
-from minidl.doctor.diagnosis import Diagnosis
+from minidl.doctor.finding import Finding
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
 
 NAMES = ("one", "two", "three", "four", "five", "six")
@@ -43,16 +43,14 @@ def mystery(name: str) -> minidl.Trace:
     return recorded(Path(__file__).parent / "mysteries" / f"{name}.minidl")
 
 
-def verdict(trace: minidl.Trace) -> Diagnosis:
+def verdict(trace: minidl.Trace) -> Finding:
     """The doctor's."""
-    found = headline(trace).diagnosis
-    assert found is not None
-    return found
+    return headline(trace)
 
 
 def evidence(trace: minidl.Trace) -> RunEvidence:
     """The last look at the run's processes before it was killed."""
-    told = headline(trace).told
+    told = headline(trace).wait
     assert told is not None
     return recorded_looks(trace, told)[-1]
 

@@ -13,10 +13,10 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, made
 
 from minidl.analysis import live
 from minidl.analysis.headline import headline
-from minidl.analysis.headline.model import What
 from minidl.analysis.live import LiveTrace
 from minidl.analysis.now import Job
 from minidl.analysis.recent import Recent
+from minidl.doctor.finding import RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
@@ -87,12 +87,12 @@ def test_the_headline_changes_as_time_passes(tmp_path: Path) -> None:
     for later in (0.2, 3, 7, 600):
         trace = going_on(made(tmp_path / str(later), **HUNG | {"polls": 0}), int(later * SECOND))
         found.append(headline(trace))
-    assert [one.kind for one in found] == [What.RUNNING, What.RUNNING, What.HUNG, What.HUNG]
-    assert found[0].sentence.startswith("running, so far ")
-    assert found[1].sentence.startswith(
+    assert [one.outcome for one in found] == [RunOutcome.RUNNING, RunOutcome.RUNNING, RunOutcome.HUNG, RunOutcome.HUNG]
+    assert found[0].title.startswith("running, so far ")
+    assert found[1].title.startswith(
         "running, but no batch for 3.00 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38"
     )
-    assert found[3].sentence.startswith(
+    assert found[3].title.startswith(
         "hung for 10.0 min, since 0.00 min: waiting for worker 1 (pid 1101), in sample 38 (task 9)"
     )
     assert (found[1].focus.code, found[0].focus) == (ev.SAMPLE[0], None)  # type: ignore[union-attr]
@@ -103,17 +103,17 @@ def test_the_loops_own_code_is_no_hang_while_the_run_goes_on(tmp_path: Path) -> 
     consumer = np.flatnonzero(trace.events["code"] == ev.CONSUMER[0])[-1]
     trace.events = trace.events[: consumer + 1]
     found = headline(going_on(trace, 60 * SECOND))
-    assert (found.kind, found.sentence[:34]) == (What.RUNNING, "running, no call of next for 60.0 ")
+    assert (found.outcome, found.title[:34]) == (RunOutcome.RUNNING, "running, no call of next for 60.0 ")
 
 
 def test_a_process_that_is_gone_died_at_its_last_sign_of_life(tmp_path: Path) -> None:
     trace = going_on(made(tmp_path / "t", **HUNG | {"polls": 0}), 60 * SECOND)
     trace.processes[0].life = ProcessLife.GONE
     found = headline(trace)
-    assert found.kind is What.DIED
+    assert found.outcome is RunOutcome.DIED
     assert found.focus is not None
     assert found.focus.end == trace.events["time"][trace.events["process"] == 0][-1]
-    assert "ended without a shutdown" in found.sentence
+    assert "ended without a shutdown" in found.title
 
 
 def test_a_long_wait_that_the_window_has_lost_still_counts(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_long_wait_that_the_window_has_lost_still_counts(tmp_path: Path) -> No
     assert job.longest > 59 * SECOND
     trace = going_on(made(tmp_path / "b", **HUNG | {"polls": 0}), 7 * SECOND)
     job.take(trace)
-    assert headline(trace, job=job).kind is What.RUNNING
+    assert headline(trace, job=job).outcome is RunOutcome.RUNNING
 
 
 @pytest.fixture

@@ -360,6 +360,21 @@ def test_the_sentence_says_why_a_greater_start_up_is_not_the_verdict() -> None:
     assert "judged apart" not in judge(made(consumer=100, start_up=200, samples=50)).sentence
 
 
+@pytest.mark.parametrize(
+    ("causes", "title"),
+    [
+        ({"samples": 60, "overhead": 40}, "mostly while workers fetched samples"),
+        ({"collate": 41, "overhead": 29, "rebuild": 30}, "partly while workers collated batches"),
+        ({"ipc": 90}, "mostly while workers pickled and sent batches"),
+        ({"sampler": 90}, "mostly for the sampler"),
+    ],
+)
+def test_for_a_title_there_is_one_share_and_what_workers_made_is_one_verb(causes: dict[str, int], title: str) -> None:
+    told = judge(made(**causes))
+    assert told.brief == f"{told.kind.value}: the loop waited 100% of its time, {title}"
+    assert told.sentence.startswith(f"{told.kind.value}: the training loop waited 100% of its time, ")
+
+
 def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
     found = made(samples=50)
     assert "more workers (2 for 8 CPUs)" in judge(found, cpus=8).next_step

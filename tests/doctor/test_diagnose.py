@@ -28,9 +28,10 @@ from made_evidence import (
     worker,
 )  # fmt: skip
 
-from minidl.doctor.case import RunFacts, Told
+from minidl.doctor.case import RunFacts
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State, Sure
+from minidl.doctor.finding import Finding, HangCause, RunOutcome, Sure, Told
+from minidl.doctor.places import LoaderStep
 from minidl.doctor.rules.activity import stirs
 from minidl.evidence.model import (
     BACKLOG,
@@ -49,7 +50,7 @@ FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
 IDLE = worker(0, step="idle")
 
 
-def found(*processes: SeenProcess, **more: object) -> Diagnosis:
+def found(*processes: SeenProcess, **more: object) -> Finding:
     return diagnose([look(*processes, **more)])  # type: ignore[arg-type]
 
 
@@ -261,7 +262,7 @@ def test_the_pipe_of_a_fork_server_tells_of_its_childs_end(finalizes: bool) -> N
     said = diagnose(later(stopping, server, *([ends] if finalizes else [])))
     if finalizes:
         assert "shuts down, and waits for worker 0 (pid 101), at Python's exit" in said.sentence
-        assert (said.state, said.who["role"]) == (State.MAYBE_HUNG, "worker")
+        assert (said.outcome, said.who["role"]) == (RunOutcome.MAYBE_HUNG, "worker")
     else:  # the worker has just ended, and the loop is about to hear of it
         assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
     stopped = replace(server, threads=(replace(server.threads[0], state=("T", "T")),))
@@ -347,7 +348,7 @@ def test_two_ranks_that_do_the_same_half_of_a_transfer_wait_for_one_another(half
 
     told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
     said = diagnose([look(loop(stack=stack, call=LOCKED), rank(half), IDLE)], told)
-    assert (said.state, said.cause, said.sure) == (State.HUNG, HangCause.CYCLE, Sure.LIKELY)
+    assert (said.outcome, said.cause, said.sure) == (RunOutcome.HUNG, HangCause.CYCLE, Sure.LIKELY)
     assert said.sentence.endswith(
         f"waits in {half} for another rank; so does rank 1: the loop (pid 200), and none of them {other}"
     )
@@ -380,12 +381,12 @@ def test_two_locks_of_several_processes_that_are_crossed_are_a_circle() -> None:
         call = Syscall("futex", "wait", (wants, 393), address=wants, timeout=-1.0)
         return worker(number, user("with second:"), call=call, step=step)
 
-    def shared(*processes: SeenProcess) -> Diagnosis:
+    def shared(*processes: SeenProcess) -> Finding:
         both = (Semaphore("sem.a", 700, 4096, 0, 1), Semaphore("sem.b", 701, 8192, 0, 1))
         return found(*[replace(one, semaphores=both) for one in processes])
 
     said = shared(loop(1), stuck(0, 4096), stuck(1, 8192))
-    assert (said.state, said.cause, said.sure) == (State.HUNG, HangCause.CYCLE, Sure.LIKELY)
+    assert (said.outcome, said.cause, said.sure) == (RunOutcome.HUNG, HangCause.CYCLE, Sure.LIKELY)
     assert "a lock that only worker 0 (pid 101), in Data.__getitem__ at data.py:12, may hold" in said.sentence
     third = worker(2, user("compute()"), call=SLEEPS)
     assert shared(loop(1), stuck(0, 4096), stuck(1, 8192), third).cause is HangCause.SEMAPHORE
@@ -399,7 +400,7 @@ def test_a_lock_that_is_asked_for_again_and_again_is_waited_for() -> None:
     everyone = (sharing(loop(1)), sharing(worker(0, user("compute()"), call=SLEEPS)), waits)
     assert found(*everyone).cause is HangCause.UNKNOWN
     said = diagnose(later(*everyone))
-    assert (said.state, said.cause, said.who["worker"]) == (State.MAYBE_HUNG, HangCause.SEMAPHORE, 1)
+    assert (said.outcome, said.cause, said.who["worker"]) == (RunOutcome.MAYBE_HUNG, HangCause.SEMAPHORE, 1)
 
 
 def test_a_child_whose_pipes_are_not_read_makes_a_circle_that_names_both_pipes() -> None:
@@ -430,7 +431,7 @@ def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_cer
     told = Told(hung=True, seconds=20.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
     both = later(loop(0, results, stack=waits, call=LOCKED), IDLE, scores(301), scores(302))
     said = diagnose(both, told)
-    assert said.state is (State.MAYBE_HUNG if computes else State.HUNG)
+    assert said.outcome is (RunOutcome.MAYBE_HUNG if computes else RunOutcome.HUNG)
     assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
 
 
@@ -448,9 +449,9 @@ def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_it
 # --- Results that are lost --------------------------------------------------------------------------------------------
 def test_a_result_is_lost_if_all_are_idle_for_long() -> None:
     idle = (IDLE, worker(1, step="idle", others=(feeder(202),)))
-    assert found(loop(1), *idle).state is State.MAYBE_HUNG
+    assert found(loop(1), *idle).outcome is RunOutcome.MAYBE_HUNG
     said = diagnose(later(loop(1), *idle))
-    assert (said.state, said.cause) == (State.HUNG, HangCause.LOST_RESULT)
+    assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.LOST_RESULT)
 
 
 def test_bytes_that_make_no_message_are_a_torn_one() -> None:
@@ -465,7 +466,7 @@ def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
     stack = (get, read, *next_stack(1)[2:])
     dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
     said = found(loop(stack=stack, call=Syscall("read", "", (3,), (3,)), waiting=0), IDLE, dead)
-    assert (said.state, said.cause) == (State.HUNG, HangCause.TORN_MESSAGE)
+    assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.TORN_MESSAGE)
     assert "has ended (signal 9) in the middle of a message" in said.sentence
     said = diagnose(later(loop(1), IDLE, dead))
     assert said.cause is HangCause.DIED
@@ -488,11 +489,13 @@ def test_a_loader_whose_workers_are_all_idle_at_two_moments_moves(who: str, swit
     rests = {"the loop": loop(1), "another worker": IDLE, "the worker": worker(1, step="idle")}
     then, now = look(*rests.values()), {**rests, who: ran(rests[who], switches, cpu)}
     said = diagnose([then, look(*now.values(), moment=4_000_000_000)])
-    assert (said.state, said.cause) == (State.MOVES, HangCause.NONE)
+    assert (said.outcome, said.cause) == (RunOutcome.MOVES, HangCause.NONE)
     assert "lost" not in said.sentence
     told = Told(hung=True, pid=LOOP, task=9, worker=1, worker_pid=102, seconds=30.0)
     said = diagnose([then, look(*now.values(), moment=4_000_000_000)], told)
-    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.LOST_RESULT), "the others may still be at work"
+    assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.LOST_RESULT), (
+        "the others may still be at work"
+    )
 
 
 @pytest.mark.parametrize(
@@ -513,8 +516,11 @@ def test_a_worker_that_began_or_ended_between_two_looks_is_no_hang(was: str) -> 
     dead = replace(worker(1, user("x"), state="Z", idle=2.0), ended=True, exit_code=0)
     before = (worker(1, user("x")),) if was == "there" else ()
     said = diagnose([look(loop(1), IDLE, *before), look(loop(1), IDLE, dead, moment=6_000_000_000)])
-    assert said.state is State.MAYBE_HUNG
-    assert diagnose([look(loop(1), IDLE, dead), look(loop(1), IDLE, dead, moment=6_000_000_000)]).state is State.HUNG
+    assert said.outcome is RunOutcome.MAYBE_HUNG
+    assert (
+        diagnose([look(loop(1), IDLE, dead), look(loop(1), IDLE, dead, moment=6_000_000_000)]).outcome
+        is RunOutcome.HUNG
+    )
 
 
 def test_a_loop_that_starts_workers_is_not_hung_while_these_import_their_modules() -> None:
@@ -522,24 +528,26 @@ def test_a_loop_that_starts_workers_is_not_hung_while_these_import_their_modules
     reads = process(LOOP, 1, thread(LOOP, None, Syscall("read", "", (3,), (3,)), idle=9.0))
     child = process(300, LOOP, thread(300, None, None, state="R", cpu=0.4, idle=0.0))
     still = process(300, LOOP, thread(300, None, LOCKED))
-    assert diagnose(later(reads, child), told).state is State.MAYBE_HUNG
-    assert diagnose(later(reads, still), told).state is State.HUNG
+    assert diagnose(later(reads, child), told).outcome is RunOutcome.MAYBE_HUNG
+    assert diagnose(later(reads, still), told).outcome is RunOutcome.HUNG
 
 
 def test_a_worker_that_goes_on_to_another_sample_moves() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=37))
     last = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=38), moment=4_000_000_000)
     said = diagnose([first, last])
-    assert (said.state, said.cause, said.fix) == (State.MOVES, HangCause.NONE, "")
+    assert (said.outcome, said.cause, said.fix) == (RunOutcome.MOVES, HangCause.NONE, "")
 
 
 def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_past() -> None:
     computing = later(loop(1), IDLE, worker(1, user("while True: pass"), cpu=0.5))
-    assert diagnose(computing).state is State.MAYBE_HUNG
+    assert diagnose(computing).outcome is RunOutcome.MAYBE_HUNG
     told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
-    assert diagnose(computing, told).state is State.MAYBE_HUNG  # the first wait: nothing tells it from a slow one
+    assert (
+        diagnose(computing, told).outcome is RunOutcome.MAYBE_HUNG
+    )  # the first wait: nothing tells it from a slow one
     said = diagnose(computing, replace(told, past=0.5))
-    assert (said.state, said.cause) == (State.HUNG, HangCause.COMPUTING)
+    assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.COMPUTING)
     assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
 
 
@@ -562,23 +570,23 @@ def test_a_sentence_has_one_duration() -> None:
 @pytest.mark.parametrize(
     ("call", "idle", "state"),
     [
-        (Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), 8.0, State.MAYBE_HUNG),
-        (SLEEPS, 1.0, State.HUNG),
-        (Syscall("recvfrom", "", (9,), (9,)), 8.0, State.MAYBE_HUNG),
-        (Syscall("recvfrom", "", (9,), (9,)), 12.0, State.HUNG),
-        (LOCKED, 4.0, State.HUNG),
+        (Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), 8.0, RunOutcome.MAYBE_HUNG),
+        (SLEEPS, 1.0, RunOutcome.HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 8.0, RunOutcome.MAYBE_HUNG),
+        (Syscall("recvfrom", "", (9,), (9,)), 12.0, RunOutcome.HUNG),
+        (LOCKED, 4.0, RunOutcome.HUNG),
     ],
 )
-def test_what_may_only_be_slow_is_waited_for_longer(call: Syscall, idle: float, state: State) -> None:
+def test_what_may_only_be_slow_is_waited_for_longer(call: Syscall, idle: float, state: RunOutcome) -> None:
     socket = Descriptor(9, "socket", "socket:[90]", 90, mode="rw")
     stuck = worker(1, user("with lock:"), call=call, idle=idle, descriptors=(socket,))
-    assert found(loop(1), IDLE, stuck).state is state
+    assert found(loop(1), IDLE, stuck).outcome is state
 
 
 def test_a_short_sleep_is_no_hang() -> None:
     short = Syscall("clock_nanosleep", "0.3 s more", (1, 1), timeout=0.3)
     said = found(loop(1), IDLE, worker(1, user("time.sleep(1)"), call=short, idle=0.2))
-    assert said.state is State.MOVES
+    assert said.outcome is RunOutcome.MOVES
 
 
 # --- What can't be seen -----------------------------------------------------------------------------------------------
@@ -639,7 +647,7 @@ def test_where_nothing_but_times_can_be_seen_the_worker_that_does_not_poll_is_na
         for p in hidden.processes
     )
     said = diagnose([replace(hidden, processes=bare)])
-    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.UNKNOWN)
+    assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.UNKNOWN)
     assert said.who["worker"] == 1
     locks = (FileLock(1, "FLOCK", "WRITE", 400, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
     said = diagnose([replace(hidden, processes=bare, locks=locks)])
@@ -648,7 +656,7 @@ def test_where_nothing_but_times_can_be_seen_the_worker_that_does_not_poll_is_na
 
 
 def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
-    assert diagnose([look()]).state is State.ENDED
+    assert diagnose([look()]).outcome is RunOutcome.ENDED
     zombie = process(LOOP, 1, thread(LOOP, None, None, state="Z"), ended=True, exit_code=9)
     assert diagnose([look(zombie)]).sentence == "died: process 100 has ended: signal 9"
 
@@ -665,6 +673,15 @@ def test_json_has_what_the_text_has_and_escapes_control_characters() -> None:
     assert (data["cause"], data["sure"], data["state"]) == ("sleep", "certain", "hung")
     assert "\x1b" not in said.text()
     assert said.title.startswith("hung: the loop waits for worker 1, in sample 37")
+
+
+def test_a_title_has_neither_process_ids_nor_for_how_long_each_thread_has_slept() -> None:
+    said = found(loop(1), IDLE, worker(1, user("time.sleep(990)"), call=SLEEPS, idle=3.9))
+    where = "in sample 37 (Data.__getitem__ at data.py:12)"
+    what = "it is asleep (990 s more)"
+    assert said.sentence == f"hung: the loop (pid 100) waits for worker 1 (pid 102), {where} for 3.9 s: {what}"
+    assert said.title == f"hung: the loop waits for worker 1, {where}: {what}"
+    assert (said.waiting, said.loop_step) == (f"the loop waits for worker 1, {where}", LoaderStep.NEXT)
 
 
 # --- What may still be answered ---------------------------------------------------------------------------------------
@@ -719,8 +736,8 @@ def test_who_receives_bytes_between_two_looks_moves() -> None:
     def at(switches: int) -> SeenProcess:
         return worker(1, user("sock.recv(1)"), call=RECEIVES, switches=switches, descriptors=(connection(9, 90, 0),))
 
-    assert diagnose(later(loop(1), IDLE, at(3))).state is State.MOVES
-    assert diagnose(later(loop(1), IDLE, at(0))).state is State.HUNG
+    assert diagnose(later(loop(1), IDLE, at(3))).outcome is RunOutcome.MOVES
+    assert diagnose(later(loop(1), IDLE, at(0))).outcome is RunOutcome.HUNG
 
 
 def test_who_gets_bytes_from_a_slow_writer_moves_though_the_writer_naps() -> None:
@@ -731,14 +748,14 @@ def test_who_gets_bytes_from_a_slow_writer_moves_though_the_writer_naps() -> Non
         300, 102, thread(300, None, nap, switches=2), descriptors=(Descriptor(1, "pipe", "", 60, mode="w"),)
     )
 
-    def read(switches: int) -> Diagnosis:
+    def read(switches: int) -> Finding:
         pipe = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
         reader = worker(1, user("p.stdout.read()"), call=reads, switches=switches, descriptors=(pipe,))
         return diagnose(later(loop(1), IDLE, reader, writer), told)
 
-    assert read(9).state is State.MOVES
+    assert read(9).outcome is RunOutcome.MOVES
     assert "and writes now and then" in read(9).sentence
-    assert read(1).state is State.HUNG
+    assert read(1).outcome is RunOutcome.HUNG
 
 
 def test_a_socket_that_is_asked_again_and_again_with_a_timeout_is_polled() -> None:
@@ -795,7 +812,7 @@ def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> 
         frame = library("Server.serve_client", managers, "res = function(*args, **kwds)", methodname=f"'{method}'")
         return thread(tid, (frame,), LOCKED, name=f"Thread-{tid}")
 
-    def said(*served: SeenThread) -> Diagnosis:
+    def said(*served: SeenThread) -> Finding:
         ends = (connection(8, 91, 90),)
         manager = process(300, LOOP, thread(300, (), ACCEPTS), *served, name="manager", descriptors=ends)
         asks = worker(1, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
@@ -807,7 +824,7 @@ def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> 
     assert said(serving(301, "acquire"), serving(302, "get")).cause is HangCause.SOCKET
 
 
-def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Diagnosis:
+def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main: object) -> Finding:
     """The loop is in its own code, for much longer than any step before."""
     ends = (connection(6, 60, 0), Descriptor(10, "pipe", "pipe:[100]", 100, mode="r"))
     first = thread(LOOP, (*inside, MAIN), call, **main)  # type: ignore[arg-type]
@@ -819,31 +836,32 @@ def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main
 @pytest.mark.parametrize(
     ("inside", "call", "main", "state"),
     [
-        ((user("evaluate()"),), None, {"state": "R", "cpu": 0.5}, State.MAYBE_HUNG),
-        ((user("time.sleep(30)"),), Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), {}, State.MAYBE_HUNG),
-        ((user("server.accept()"),), ACCEPTS, {}, State.MAYBE_HUNG),
+        ((user("evaluate()"),), None, {"state": "R", "cpu": 0.5}, RunOutcome.MAYBE_HUNG),
+        ((user("time.sleep(30)"),), Syscall("clock_nanosleep", "9 s more", (1, 1), timeout=9.0), {},
+         RunOutcome.MAYBE_HUNG),
+        ((user("server.accept()"),), ACCEPTS, {}, RunOutcome.MAYBE_HUNG),
         ((library("Pdb.interaction", "/lib/python3.11/pdb.py"), user("breakpoint()")),
-         Syscall("read", "", (10,), (10,)), {}, State.MAYBE_HUNG),
+         Syscall("read", "", (10,), (10,)), {}, RunOutcome.MAYBE_HUNG),
         ((library("select", "/lib/python3.11/selectors.py"),
           library("BaseEventLoop._run_once", "/lib/python3.11/asyncio/base_events.py"), user("asyncio.run(main())")),
-         Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0), {}, State.MOVES),
-        ((user("native()"),), None, {}, State.MAYBE_HUNG),
-        ((user("with lock:"),), LOCKED, {}, State.HUNG),
+         Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0), {}, RunOutcome.MOVES),
+        ((user("native()"),), None, {}, RunOutcome.MAYBE_HUNG),
+        ((user("with lock:"),), LOCKED, {}, RunOutcome.HUNG),
     ],
 )  # fmt: skip
 def test_between_two_batches_the_loop_may_work_or_wait_for_a_person(
-    inside: tuple[Frame, ...], call: Syscall | None, main: dict[str, object], state: State
+    inside: tuple[Frame, ...], call: Syscall | None, main: dict[str, object], state: RunOutcome
 ) -> None:
-    assert own_code(*inside, call=call, **main).state is state
+    assert own_code(*inside, call=call, **main).outcome is state
 
 
 def test_a_queue_whose_thread_computes_is_not_hung_for_certain() -> None:
-    def queue_of(**other: object) -> State:
+    def queue_of(**other: object) -> RunOutcome:
         computes = thread(190, (user("decode()", "produce"),), None, name="producer", **other)  # type: ignore[arg-type]
         get = (WAIT, library("Queue.get", "/lib/python3.11/queue.py"), user("q.get()"))
-        return found(loop(1, computes, stack=(*get, MAIN), call=LOCKED)).state
+        return found(loop(1, computes, stack=(*get, MAIN), call=LOCKED)).outcome
 
-    assert queue_of(state="R", cpu=0.5) is State.MAYBE_HUNG
+    assert queue_of(state="R", cpu=0.5) is RunOutcome.MAYBE_HUNG
 
 
 QUEUE = Descriptor(6, "pipe", "pipe:[60]", 60, mode="r")
@@ -852,7 +870,7 @@ GETS = (library("Queue.get", QUEUES, "res = self._recv_bytes()"), user("q.get()"
 READS = Syscall("read", "", (6,), (6,), timeout=-1.0)
 
 
-def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProcess | None = None) -> Diagnosis:
+def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProcess | None = None) -> Finding:
     """The loop's own code waits for an item that its workers could put."""
     home = process(LOOP, 1, thread(LOOP, (*GETS, MAIN), call), descriptors=(QUEUE, PUTS, *loop().descriptors))
     first = worker_0 or worker(0, step="idle", others=others, descriptors=(PUTS,))
@@ -862,13 +880,13 @@ def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProce
 
 def test_a_loop_that_waits_for_an_item_of_its_idle_workers_hangs() -> None:
     said = asks_workers(feeder(201))
-    assert (said.state, said.cause) == (State.HUNG, HangCause.QUEUE_EMPTY)
+    assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.QUEUE_EMPTY)
     assert "only worker 0 (pid 101) and worker 1 (pid 102) could, and they wait for it" in said.sentence
     at_work = asks_workers(worker_0=worker(0, user("x"), cpu=0.5, descriptors=(PUTS,)))
     sends = asks_workers(feeder(201, source="send_bytes(obj)"))
     other_thread = asks_workers(thread(201, (user("q.put(1)", "produce"),), SLEEPS, name="producer"))
     gives_up = asks_workers(call=Syscall("poll", "", (6,), (6,), timeout=60.0))
-    assert {one.state for one in (at_work, sends, other_thread, gives_up)} == {State.MAYBE_HUNG}
+    assert {one.outcome for one in (at_work, sends, other_thread, gives_up)} == {RunOutcome.MAYBE_HUNG}
 
 
 def test_an_item_that_only_processes_could_put_that_wait_for_the_reader_never_comes() -> None:
@@ -882,14 +900,15 @@ def test_an_item_that_only_processes_could_put_that_wait_for_the_reader_never_co
     home = replace(loop(1), descriptors=(*ends, *loop(1).descriptors))
     shared = [replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),)) for one in (home, first, reader)]
     said = diagnose(later(*shared))
-    assert (said.state, said.cause, said.who["worker"]) == (State.HUNG, HangCause.QUEUE_EMPTY, 1)
+    assert (said.outcome, said.cause, said.who["worker"]) == (RunOutcome.HUNG, HangCause.QUEUE_EMPTY, 1)
     assert "only the loop (pid 100) and worker 0 (pid 101) could, and they wait for it" in said.sentence
 
 
-@pytest.mark.parametrize(("mode", "state"), [("rw", State.HUNG), ("r", State.MAYBE_HUNG)])
-def test_a_pipe_that_only_its_reader_has_open_is_not_slow(mode: str, state: State) -> None:
+@pytest.mark.parametrize(("mode", "state"), [("rw", RunOutcome.HUNG), ("r", RunOutcome.MAYBE_HUNG)])
+def test_a_pipe_that_only_its_reader_has_open_is_not_slow(mode: str, state: RunOutcome) -> None:
     fifo = Descriptor(6, "fifo", "/data/a.fifo", 60, mode=mode)
-    assert found(loop(1), IDLE, worker(1, user("os.read()"), call=READS, idle=5.0, descriptors=(fifo,))).state is state
+    said = found(loop(1), IDLE, worker(1, user("os.read()"), call=READS, idle=5.0, descriptors=(fifo,)))
+    assert said.outcome is state
 
 
 def test_a_process_that_joins_its_spawned_ranks_waits_for_them() -> None:
@@ -899,7 +918,7 @@ def test_a_process_that_joins_its_spawned_ranks_waits_for_them() -> None:
     rank = replace(process(101, LOOP, thread(101, (spawn,), None, cpu=0.4)), descriptors=(PUTS,))
     said = diagnose(later(loop(stack=(join, MAIN), call=Syscall("poll", "", (6,), (6,), timeout=-1.0),
                                descriptors=(ended,)), rank))  # fmt: skip
-    assert (said.state, said.cause, said.who["pid"]) == (State.MAYBE_HUNG, HangCause.COMPUTING, 101)
+    assert (said.outcome, said.cause, said.who["pid"]) == (RunOutcome.MAYBE_HUNG, HangCause.COMPUTING, 101)
 
 
 def test_a_lock_that_a_signal_handler_takes_twice_hangs_though_signals_wake_it() -> None:
@@ -911,9 +930,9 @@ def test_a_lock_that_a_signal_handler_takes_twice_hangs_though_signals_wake_it()
         stack = (replace(handler, line=line), *stuck[1:])
         return loop(stack=stack, call=LOCKED)
 
-    assert diagnose(later(at(7), IDLE)).state is State.HUNG
-    assert diagnose([look(at(7), IDLE), look(at(8), IDLE, moment=4_000_000_000)]).state is State.MAYBE_HUNG
-    assert diagnose([look(at(7), IDLE)]).state is State.MAYBE_HUNG
+    assert diagnose(later(at(7), IDLE)).outcome is RunOutcome.HUNG
+    assert diagnose([look(at(7), IDLE), look(at(8), IDLE, moment=4_000_000_000)]).outcome is RunOutcome.MAYBE_HUNG
+    assert diagnose([look(at(7), IDLE)]).outcome is RunOutcome.MAYBE_HUNG
 
 
 def test_a_thread_of_our_workers_own_hides_no_fork_hazard() -> None:
@@ -923,14 +942,14 @@ def test_a_thread_of_our_workers_own_hides_no_fork_hazard() -> None:
     assert found(loop(0, refresh), stuck).cause is HangCause.FORK_LOCK
 
 
-@pytest.mark.parametrize(("ignored", "state"), [((), State.MAYBE_HUNG), (("SIGTERM",), State.HUNG)])
-def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...], state: State) -> None:
+@pytest.mark.parametrize(("ignored", "state"), [((), RunOutcome.MAYBE_HUNG), (("SIGTERM",), RunOutcome.HUNG)])
+def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...], state: RunOutcome) -> None:
     joins = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1, {}, "w.join(timeout=5)")
     home = replace(loop(1), threads=(thread(LOOP, (joins, MAIN), polls(3), idle=1.0, switches=1),))
     told = Told(hung=True, seconds=6.0, past=0.1, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     asleep = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), ignored=ignored)
-    assert diagnose([look(home, IDLE, asleep)], told).state is state
-    assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).state is State.HUNG
+    assert diagnose([look(home, IDLE, asleep)], told).outcome is state
+    assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).outcome is RunOutcome.HUNG
 
 
 def test_a_worker_that_only_inherited_a_socket_has_lost_no_result() -> None:
@@ -948,8 +967,8 @@ def test_what_came_to_its_end_between_two_looks_may_hang() -> None:
     last = look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED, idle=2.0), moment=4_000_000_000)
     told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([first, last], told)
-    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SELF_LOCK)
-    assert diagnose([first, last]).state is State.MOVES  # nothing says that it takes long
+    assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.SELF_LOCK)
+    assert diagnose([first, last]).outcome is RunOutcome.MOVES  # nothing says that it takes long
 
 
 def test_a_circle_that_closed_between_two_looks_may_hang_though_the_loop_polls() -> None:
@@ -962,7 +981,7 @@ def test_a_circle_that_closed_between_two_looks_may_hang_though_the_loop_polls()
     last = look(home, IDLE, stuck, locks=locks, moment=4_000_000_000)
     told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([first, last], told)
-    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.CYCLE)
+    assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.CYCLE)
 
 
 # --- Who is meant -----------------------------------------------------------------------------------------------------
@@ -996,19 +1015,19 @@ def test_a_circle_with_a_timeout_of_the_users_may_end() -> None:
         )
         return worker(number, user("pipe.poll(600)"), call=call, descriptors=files)
 
-    def circle(call: Syscall) -> Diagnosis:
+    def circle(call: Syscall) -> Finding:
         return diagnose(later(loop(1), stuck(0, 71, 70, call), stuck(1, 70, 71, call)))
 
     read = Syscall("read", "", (7,), (7,), timeout=-1.0)
-    assert (circle(read).state, circle(read).cause) == (State.HUNG, HangCause.CYCLE)
+    assert (circle(read).outcome, circle(read).cause) == (RunOutcome.HUNG, HangCause.CYCLE)
     bounded = circle(replace(read, name="poll", timeout=600.0))
-    assert (bounded.state, bounded.cause, bounded.sure) == (State.MAYBE_HUNG, HangCause.CYCLE, Sure.POSSIBLE)
+    assert (bounded.outcome, bounded.cause, bounded.sure) == (RunOutcome.MAYBE_HUNG, HangCause.CYCLE, Sure.POSSIBLE)
 
 
 def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
     reborn = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), started=999.0)
-    assert diagnose([first, look(loop(1), IDLE, reborn, moment=4_000_000_000)]).state is State.HUNG
+    assert diagnose([first, look(loop(1), IDLE, reborn, moment=4_000_000_000)]).outcome is RunOutcome.HUNG
 
 
 # --- Sleeps again and again -------------------------------------------------------------------------------------------
@@ -1023,7 +1042,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     first, last = look(loop(1), IDLE, nap(20)), look(loop(1), IDLE, nap(100), moment=4_000_000_000)
     said = diagnose([first, last], told)
-    assert (said.state, said.cause) == (State.HUNG, HangCause.SLEEP)
+    assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.SLEEP)
     assert said.sentence == (
         "hung for 12 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
         "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
@@ -1032,32 +1051,32 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     slept = replace(nap(100), threads=(replace(nap(100).threads[0], idle=3.3),))
     assert "polls" not in diagnose([first, look(loop(1), IDLE, slept, moment=4_000_000_000)], told).sentence
     moved = diagnose([first, look(loop(1), IDLE, nap(110, index=38), moment=4_000_000_000)], told)
-    assert moved.state is State.MOVES
+    assert moved.outcome is RunOutcome.MOVES
 
 
 def test_short_sleeps_of_a_worker_may_hang_if_the_wait_is_long_by_the_trace() -> None:
     """The earlier look saw the worker start: nothing says yet whether it stays where it is."""
     told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     starts = look(loop(1), IDLE)
-    assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).state is State.MAYBE_HUNG
+    assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).outcome is RunOutcome.MAYBE_HUNG
 
 
 @pytest.mark.parametrize(
     ("since", "sample", "state"),
-    [(6, 37, State.MAYBE_HUNG), (9, 37, State.MOVES), (0, 37, State.MOVES), (6, -1, State.MOVES)],
+    [(6, 37, RunOutcome.MAYBE_HUNG), (9, 37, RunOutcome.MOVES), (0, 37, RunOutcome.MOVES), (6, -1, RunOutcome.MOVES)],
 )
 def test_a_worker_that_came_to_its_step_between_two_looks_may_hang_if_that_was_long_ago(
-    since: int, sample: int, state: State
+    since: int, sample: int, state: RunOutcome
 ) -> None:
     """By the trace: the looks are at 4 s and 10 s. since: s, 0 = unknown; sample: -1 = the step is a whole batch."""
     told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1}, sample=sample)
     told = replace(told, step_since=since * 1_000_000_000)
     first = look(loop(1), IDLE, nap(20, index=36), moment=4_000_000_000)
     last = look(loop(1), IDLE, nap(100), moment=10_000_000_000)
-    assert diagnose([first, last], told).state is state
+    assert diagnose([first, last], told).outcome is state
     collates = worker(1, user("collate()"), step="collate", cpu=0.5)
     earlier = look(loop(1), IDLE, collates, moment=4_000_000_000)
-    assert diagnose([earlier, last], told).state is (State.MAYBE_HUNG if since == 6 else State.MOVES)
+    assert diagnose([earlier, last], told).outcome is (RunOutcome.MAYBE_HUNG if since == 6 else RunOutcome.MOVES)
 
 
 # --- Workers that have ended ------------------------------------------------------------------------------------------
@@ -1066,8 +1085,8 @@ DEAD = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=0)
 
 def test_a_loop_that_polls_finds_its_dead_worker_within_its_5_seconds() -> None:
     first = look(loop(1), IDLE, DEAD)
-    assert diagnose([first, replace(first, moment=4_000_000_000)]).state is State.MAYBE_HUNG
-    assert diagnose([first, replace(first, moment=6_000_000_000)]).state is State.HUNG
+    assert diagnose([first, replace(first, moment=4_000_000_000)]).outcome is RunOutcome.MAYBE_HUNG
+    assert diagnose([first, replace(first, moment=6_000_000_000)]).outcome is RunOutcome.HUNG
 
 
 def test_a_dead_worker_of_another_loader_is_not_the_one_that_is_waited_for() -> None:
@@ -1272,13 +1291,13 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
 def test_permits_that_a_thread_gives_out_now_and_then_are_not_lost() -> None:
     """A token bucket: a thread of the loop's process releases a permit, and sleeps."""
 
-    def seen(left: float) -> Diagnosis:
+    def seen(left: float) -> Finding:
         call = Syscall("clock_nanosleep", f"{left} s more", (1, 1), timeout=left)
         refills = thread(150, (user("time.sleep(4)", "refill"),), call, name="refill")
         return found(sharing(loop(1, refills)), sharing(IDLE), sharing(worker(1, user("SEM.acquire()"), call=LOCKED)))
 
-    assert seen(4.0).state is State.MAYBE_HUNG
-    assert seen(990.0).state is State.HUNG
+    assert seen(4.0).outcome is RunOutcome.MAYBE_HUNG
+    assert seen(990.0).outcome is RunOutcome.HUNG
 
 
 def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
@@ -1336,7 +1355,7 @@ def test_a_loop_that_is_seen_in_next_is_not_in_its_own_code() -> None:
     own_end = Descriptor(6, "pipe", "pipe:[60]", 60, mode="rw")
     reads = worker(1, user("os.read(r, 1)"), call=Syscall("read", "", (6,), (6,)), descriptors=(own_end,))
     told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
-    assert diagnose(later(loop(1), IDLE, reads), told).state is State.HUNG
+    assert diagnose(later(loop(1), IDLE, reads), told).outcome is RunOutcome.HUNG
 
 
 def test_a_short_sleep_that_is_never_seen_at_one_call_is_told_as_polling() -> None:
@@ -1344,7 +1363,7 @@ def test_a_short_sleep_that_is_never_seen_at_one_call_is_told_as_polling() -> No
     more = replace(naps, threads=(replace(naps.threads[0], switches=(3000, 3300)),))
     told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([look(loop(1), IDLE, naps), look(loop(1), IDLE, more, moment=4_000_000_000)], told)
-    assert (said.state, said.cause) == (State.MAYBE_HUNG, HangCause.SLEEP)
+    assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.SLEEP)
     assert "polls: it woke 3295 times" in said.sentence
 
 
@@ -1372,7 +1391,7 @@ def test_a_rank_without_workers_is_who_a_rank_in_a_barrier_waits_for() -> None:
     validates = process(200, 1, thread(200, (user("evaluate()", "validate"), MAIN_OF), None, cpu=0.4))
     told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0}, ranks={LOOP: 0, 200: 1})
     said = diagnose(later(first, IDLE, validates), told)
-    assert (said.state, said.who["pid"], said.cause) == (State.MAYBE_HUNG, 200, HangCause.COMPUTING)
+    assert (said.outcome, said.who["pid"], said.cause) == (RunOutcome.MAYBE_HUNG, 200, HangCause.COMPUTING)
 
 
 def test_a_rank_that_naps_outside_of_a_collective_is_why_the_others_wait() -> None:
@@ -1389,7 +1408,7 @@ def test_a_rank_that_naps_outside_of_a_collective_is_why_the_others_wait() -> No
         return [look(first, IDLE, then), look(first, IDLE, last, moment=4_000_000_000)]
 
     said = diagnose(rank(1, 1), told)
-    assert (said.state, said.cause, said.who["pid"]) == (State.MAYBE_HUNG, HangCause.COLLECTIVE, 200)
+    assert (said.outcome, said.cause, said.who["pid"]) == (RunOutcome.MAYBE_HUNG, HangCause.COLLECTIVE, 200)
     assert "has not come to the collective all_reduce: it " in said.sentence
     assert diagnose(rank(1, 2), told).cause is HangCause.NONE
 

@@ -16,9 +16,8 @@ from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, thread, user, worker
 from minidl import cli
 from minidl.analysis.consult import opinion
 from minidl.doctor import examine
-from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import HangCause, State, Sure
 from minidl.doctor.examine import of_trace
+from minidl.doctor.finding import HangCause, RunOutcome, Sure, Told
 from minidl.tracefile.reader import read_trace
 
 SECOND = 1_000_000_000
@@ -35,7 +34,7 @@ def committed(kind: str) -> list[Path]:
 )
 def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no_cause(path: Path) -> None:
     said = of_trace(read_trace(path), py_spy=False, seconds=0)
-    if said.state is State.HUNG:
+    if said.outcome is RunOutcome.HUNG:
         assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
         assert "has no evidence of that" in said.not_seen[0]
     assert said.sentence
@@ -87,7 +86,9 @@ def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: P
             said = of_trace(trace, py_spy=False, seconds=0)
         finally:
             program.kill()
-    assert said.state is State.MAYBE_HUNG  # after its loaders, and without a stack, nothing says that it has to go on
+    assert (
+        said.outcome is RunOutcome.MAYBE_HUNG
+    )  # after its loaders, and without a stack, nothing says that it has to go on
     assert said.who["pid"] == program.pid
     assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
 
@@ -106,7 +107,7 @@ def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch:
     seen = [look(loop(1), *idle, moment=moment * SECOND) for moment in (36, 40, 44)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
     said = examine.look_at(os.getpid(), lambda: waits[0 if len(seen) == 2 else 1], py_spy=False, seconds=0.001)
-    assert said.state is not State.HUNG
+    assert said.outcome is not RunOutcome.HUNG
 
 
 def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_for_long(
@@ -116,4 +117,4 @@ def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_
     turns = [worker(1, user("with drive:"), call=LOCKED, index=index) for index in (37, 38, 39)]
     seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
-    assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).state is not State.HUNG
+    assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).outcome is not RunOutcome.HUNG

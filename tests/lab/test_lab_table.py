@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidl.doctor.diagnosis import HangCause
+from minidl.doctor.finding import HangCause
 from minidl.doctor.places import LoaderStep
 from minidl.lab.case import LabCase, LabOptions
 from minidl.lab.cases import sample_stuck

@@ -646,7 +646,7 @@ def test_the_headline_is_a_note_on_the_lane_that_it_points_at(tmp_path: Path) ->
     trace = made(tmp_path / "t", Run(**made_trace.HUNG | {"poll": 5_000_000_000}))
     found, document = headline(trace), to_chrome(trace)
     (note,) = (e for e in document["traceEvents"] if e.get("cat") == "headline")
-    assert note["name"] == found.sentence == document["otherData"]["headline"][0]
+    assert note["name"] == found.title == document["otherData"]["headline"][0]
     assert note["args"]["next step"] == found.next_step
     assert found.focus is not None
     assert (note["pid"], note["tid"]) == (1101, found.focus.tid)

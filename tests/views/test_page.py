@@ -47,7 +47,7 @@ def test_the_page_opens_on_the_headline(tmp_path: Path) -> None:
     trace = made(tmp_path, cost=lambda task: made_trace.NEVER if task == 300 else 60_000_000, **run)
     page, drawn = Read(html(trace)), scene_of(trace)
     told = page.words["headline"]
-    assert (told["sentence"], told["kind"], told["wrong"]) == (drawn.headline.sentence, "hung", True)
+    assert (told["sentence"], told["kind"], told["wrong"]) == (drawn.headline.title, "hung", True)
     assert told["next"] == drawn.headline.next_step
     bar = told["bar"]
     assert EVENTS[int(page["bar.code"][bar])].name == "sample"

@@ -70,8 +70,8 @@ def test_the_headline_lasts_as_long_as_the_trace_and_says_why_and_what_next(hung
     hung.problems.append("something is missing")
     found, file = headline(hung), PerfettoFile(hung, tmp_path)
     (one,) = (one for one in file.slices if file.title(one.track) == "headline")
-    assert (one.name, one.begin, one.end) == (found.sentence, 0, hung.last - hung.start)
-    assert one.args["evidence 1"] == found.evidence[0]
+    assert (one.name, one.begin, one.end) == (found.title, 0, hung.last - hung.start)
+    assert one.args["evidence 1"] == found.notes()[0]
     assert one.args["next step"] == found.next_step
     assert one.args["problems"] == ["something is missing"]
 

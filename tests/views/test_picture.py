@@ -52,7 +52,7 @@ def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(tmp_path: P
             red = matplotlib.colors.to_hex(shape.get_edgecolor()) == picture.RED  # type: ignore[attr-defined]
             assert red == (name == "hung")
         assert {tuple(key) for key, _ in frames} == set(drawn.framed.rows)  # type: ignore[union-attr]
-        assert drawn.headline.sentence in " ".join(texts(figure))
+        assert drawn.headline.title in " ".join(texts(figure))
         said[name] = texts(figure)
     assert "sample 38: did not end" in said["hung"], "for how long is said once, in the title"
     assert "end of the trace, 30.01 s" in said["hung"], "the line before what is not in the trace"

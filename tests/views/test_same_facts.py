@@ -263,7 +263,7 @@ def test_both_of_the_viewers_formats_say_the_same(trace: Trace, tmp_path: Path) 
     lasting = {(e["id2"]["local"], e["ph"]): ns(e["ts"]) for e in document if e["ph"] in "be"}
     batches = [(e["name"], ns(e["ts"]), lasting[e["id2"]["local"], "e"]) for e in document if e["ph"] == "b"]
     expected = Counter((e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]) if "dur" in e else -1) for e in slices)
-    headline = scene_of(trace).headline.sentence
+    headline = scene_of(trace).headline.title
     told = Counter((one.name, one.begin, one.end) for one in file.slices if one.name != headline)
     assert told == expected + Counter(batches)
     values = Counter((e["name"], tuple(v for v in e["args"].values() if v is not None)) for e in slices)

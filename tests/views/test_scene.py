@@ -627,7 +627,7 @@ def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
     """That of its end: the title, the axis and the words in the frame use it."""
     short, long = scene_of(made(tmp_path / "a", **made_trace.HUNG)), scene_of(made(tmp_path / "b", **LONG_HANG))
     assert (short.unit.name, long.unit.name) == ("ms", "s")
-    assert "since 6.2 ms" in short.headline.sentence
+    assert "since 6.2 ms" in short.headline.title
     late = scene_of(
         made(tmp_path / "c", batches=60, step=1_000_000, cost=lambda t: 2_000_000_000 if t == 9 else 500_000)
     )

@@ -1,6 +1,6 @@
 """The headline of a trace: what held the loader up, in one sentence, with its evidence, its place and what to do next.
 
-Interface: `headline(trace)` -> `model.Headline`. Every view has its `sentence` as title and begins at its `focus`. Of a
+Interface: `headline(trace)` -> `Finding`. Every view has its `title`, and begins at its `focus`. Of a
 trace that is read while its run goes on (`Trace.seen`), it says what holds the loader up now.
 
 Rules of use: of all that went wrong, the headline is the first cause: a worker or pin thread that died, then a wait
@@ -18,17 +18,16 @@ from weakref import WeakKeyDictionary
 
 from minidl.analysis.headline import bounds, deaths, errors, goes_on, hangs
 from minidl.analysis.headline.inquiry import Inquiry
-from minidl.analysis.headline.model import Headline, What, titled
 from minidl.analysis.now import Job
+from minidl.doctor.finding import Finding, RunOutcome
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import plain
 
-_known: WeakKeyDictionary[Trace, tuple[Rows, Headline]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Trace, tuple[Rows, Finding]] = WeakKeyDictionary()
 """The headlines that were computed, each with the events that it was computed from."""
 
 
-def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Headline:
+def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Finding:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
 
     job: what has followed the run up to this trace, if the trace has only its newest events.
@@ -40,24 +39,25 @@ def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) ->
     return found
 
 
-def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Headline:
+def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
     if not len(trace):
-        return Headline(What.RUNNING, _NOTHING_YET) if trace.seen else Headline(What.CUT, "cut: nothing was recorded")
+        return Finding(*_NOTHING[trace.seen > 0])
     found = _first_cause(Inquiry(trace, trace.spans() if spans is None else spans, job))
     explored = trace.manifest.get("explored")
-    if found.kind is What.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
-        words = f"cut: a run of minidl explore ends here: {explored.get('wrong')}"
-        found = dataclasses.replace(found, sentence=words, next_step="")
-    sentence = titled(plain(found.sentence))
-    whole = () if sentence == plain(found.sentence) else (found.sentence,)
-    evidence = tuple(map(plain, (*whole, *found.evidence)))
-    return dataclasses.replace(found, sentence=sentence, evidence=evidence, next_step=plain(found.next_step))
+    if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
+        words = f"a run of minidl explore ends here: {explored.get('wrong')}"
+        return dataclasses.replace(found, what=words, brief="", next_step="", fix="")
+    return found
 
 
-_NOTHING_YET: Final = "running: no iterator of a DataLoader has recorded anything yet"
+_NOTHING: Final = (
+    (RunOutcome.CUT, "nothing was recorded"),
+    (RunOutcome.RUNNING, "no iterator of a DataLoader has recorded anything yet"),
+)
+"""Of a trace without events: once its run has ended, and while it goes on."""
 
 
-def _first_cause(run: Inquiry) -> Headline:
+def _first_cause(run: Inquiry) -> Finding:
     """The first that applies, in the order of the rules of use."""
     dead = deaths.deaths_seen(run)
     if len(dead):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 
 from minidl.analysis.headline.inquiry import Inquiry
-from minidl.analysis.headline.model import Blamed, Headline, Spot, What
-from minidl.analysis.verdict import Bound, Cause, summed, verdict
+from minidl.analysis.verdict import Bound, summed, verdict
+from minidl.doctor.finding import Blamed, Finding, RunOutcome, Spot
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.loaders import NamedLoader, dataloaders
@@ -40,29 +39,12 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
-def plainer(verdict: str) -> str:
-    """Return a verdict's sentence for a title: one share, and not a share of a share."""
-    said = verdict.replace("the training loop", "the loop")
-    said = re.sub(r", (\d+)% of that ", lambda share: ", mostly " if int(share[1]) >= 50 else ", partly ", said)
-    for cause, verb in _MADE.items():
-        said = said.replace(f" made batches, mostly {cause.value}", f" {verb}")
-    return said
-
-
-_MADE: Final = {
-    Cause.SAMPLES: "fetched samples",
-    Cause.COLLATE: "collated batches",
-    Cause.IPC: "pickled and sent batches",
-}
-"""What workers mostly did as they made batches."""
-
-
-def what_bounds(run: Inquiry) -> Headline:
+def what_bounds(run: Inquiry) -> Finding:
     """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
     waits = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
     numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
     if not numbers:
-        return Headline(What.FINE, "fine: no iterator of a DataLoader has recorded anything")
+        return run.finding(RunOutcome.FINE, "no iterator of a DataLoader has recorded anything")
     waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
     named = dataloaders(run.trace)
     known = [one for one in named if _is_known(run.trace, one)]
@@ -74,8 +56,7 @@ def what_bounds(run: Inquiry) -> Headline:
     number = group[0]
     together = summed(run.trace, group[:MOST_SUMMED], run.spans) if len(group) > 1 else None
     found = together or verdict(run.trace, number, run.spans)
-    said, _, rest = plainer(found.sentence).partition("; ")
-    evidence = (*([rest] if rest else []), *found.evidence)
+    said, evidence = found.brief, (*([found.apart] if found.apart else []), *found.evidence)
     if len(groups) > 1:
         kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
         evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
@@ -83,9 +64,9 @@ def what_bounds(run: Inquiry) -> Headline:
         rank = mine.rank if mine is not None and len({one.rank for one in known}) > 1 else -1
         made_at = run.trace.loaders.get(number, {}).get("made_at") if len({one.name for one in known}) > 1 else ""
         who = [*([f"rank {rank}"] if rank >= 0 else []), *([PurePath(made_at).name] if made_at else [])]
-        said = f"{' '.join(who)} is {said}" if who and said.startswith(found.kind.value) else said
+        said = f"{' '.join(who)} is {said}" if who and found.kind not in (Bound.TOO_FEW, Bound.UNSEEN) else said
     if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
-        return Headline(What.FINE, f"fine: {said}", evidence, found.next_step)
+        return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
     mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
     later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
     named = mine[mine["task"] == found.task]
@@ -101,7 +82,7 @@ def what_bounds(run: Inquiry) -> Headline:
     alone = found.kind is Bound.HEAD_OF_LINE
     if focus is not None and not alone and _is_one_of_many(run, focus, group, total(mine)):
         focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
-    return Headline(What.SLOW, f"slow: {said}", evidence, found.next_step, focus)
+    return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
 
 
 def _is_one_of_many(run: Inquiry, focus: Spot, group: list[int], waited: int) -> bool:

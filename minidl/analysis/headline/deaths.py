@@ -9,8 +9,7 @@ import numpy as np
 
 from minidl.analysis.headline.hangs import evident, hung
 from minidl.analysis.headline.inquiry import SUDDEN, Inquiry
-from minidl.analysis.headline.model import Headline, Spot, What
-from minidl.doctor.diagnosis import EvidenceLine
+from minidl.doctor.finding import Finding, RunOutcome, Spot, from_trace
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor
@@ -54,7 +53,7 @@ def deaths_seen(run: Inquiry) -> Rows:
     return rows[np.argsort(rows["time"], kind="stable")]
 
 
-def hung_before(run: Inquiry, death: np.void) -> Headline | None:
+def hung_before(run: Inquiry, death: np.void) -> Finding | None:
     """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
 
     kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
@@ -68,17 +67,14 @@ def hung_before(run: Inquiry, death: np.void) -> Headline | None:
     if not wait.is_hang(goes_on=False) and evident(run, [wait]) is None:
         return None
     found = hung(run, wait, [])
-    if found.kind is not What.HUNG:
+    if found.outcome is not RunOutcome.HUNG:
         return None
     at = run.at(int(death["time"]))
     both = f"SIGKILL ended the whole run at {at}: its loader found pid {pid} dead, and died"
-    known = found.diagnosis
-    if known is not None:
-        known = dataclasses.replace(known, evidence=(*known.evidence, EvidenceLine(both, "trace")))
-    return dataclasses.replace(found, evidence=(*found.evidence, both), diagnosis=known)
+    return dataclasses.replace(found, evidence=(*found.evidence, *from_trace(both)))
 
 
-def died(run: Inquiry, deaths: Rows) -> Headline:
+def died(run: Inquiry, deaths: Rows) -> Finding:
     """A worker or the pin thread, the first of those that died."""
     row = deaths[0]
     if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
@@ -107,10 +103,10 @@ def died(run: Inquiry, deaths: Rows) -> Headline:
     noticed = duration(int(row["time"]) - last)
     evidence = [f"found dead {noticed} after its last sign of life"]
     evidence += run.steps_around(focus)
-    return Headline(What.DIED, f"died: {what}{also}", tuple(evidence), _after_death(code, run.sample(focus)), focus)
+    return run.finding(RunOutcome.DIED, what + also, evidence, _after_death(code, run.sample(focus)), focus)
 
 
-def _pin_thread_died(run: Inquiry, row: np.void) -> Headline:
+def _pin_thread_died(run: Inquiry, row: np.void) -> Finding:
     loader, home = int(row["loader"]), int(row["process"])
     exits = run.events[(run.events["code"] == ev.PIN_EXIT) & (run.events["loader"] == loader)]
     place = exits[-1] if len(exits) else row
@@ -123,12 +119,12 @@ def _pin_thread_died(run: Inquiry, row: np.void) -> Headline:
         loader, begin, int(row["time"]), home, int(place["tid"]), code, begin, task,
         epoch=run.epoch(loader, begin),
     )  # fmt: skip
-    what = f"died: the pin thread of {run.trace.processes[home].name} ended with an error{where}"
+    what = f"the pin thread of {run.trace.processes[home].name} ended with an error{where}"
     step = "read the program's error, which has the pin thread's own; try pin_memory=False"
-    return Headline(What.DIED, what, (f"found at {run.at(int(row['time']))}",), step, focus)
+    return run.finding(RunOutcome.DIED, what, (f"found at {run.at(int(row['time']))}",), step, focus)
 
 
-def killed(run: Inquiry) -> Headline | None:
+def killed(run: Inquiry) -> Finding | None:
     """A process that iterates was ended by a signal, as the watchdog saw.
 
     kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
@@ -151,12 +147,12 @@ def killed(run: Inquiry) -> Headline | None:
         focus = Spot(loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=run.epoch(loader, seen.at))
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
         evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
-        said = f"died: {process.name} {_exit(code)}{with_it}{what}"
-        return Headline(What.DIED, said, tuple(evidence), _after_death(code, -1), focus)
+        said = f"{process.name} {_exit(code)}{with_it}{what}"
+        return run.finding(RunOutcome.DIED, said, evidence, _after_death(code, -1), focus)
     return None
 
 
-def loop_died(run: Inquiry) -> Headline | None:
+def loop_died(run: Inquiry) -> Finding | None:
     """A process that iterates is gone without a shutdown, as a worker found, or who reads the trace now."""
     rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
     found = {home: run.trace.processes[home] for home in run.homes}
@@ -177,5 +173,5 @@ def loop_died(run: Inquiry) -> Headline | None:
     later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
     evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
     helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
-    died = f"died: {process.name}, last seen at {run.at(last)}, ended without a shutdown{what}"
-    return Headline(What.DIED, died, evidence, helps, focus)
+    died = f"{process.name}, last seen at {run.at(last)}, ended without a shutdown{what}"
+    return run.finding(RunOutcome.DIED, died, evidence, helps, focus)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from minidl.analysis.headline.inquiry import Inquiry
-from minidl.analysis.headline.model import Headline, Spot, What, shortened
 from minidl.analysis.headline.waiting import state_in, what_is_missing
+from minidl.doctor.finding import Finding, RunOutcome, Spot
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import doing, duration
@@ -31,7 +30,7 @@ def _after_error(error: str) -> str:
     return "read the program's traceback"
 
 
-def failed_next(run: Inquiry) -> Headline | None:
+def failed_next(run: Inquiry) -> Finding | None:
     """The first error after the last batch of a process: what came before it, the program went on from."""
     for home in run.homes:
         nexts = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])]
@@ -44,7 +43,7 @@ def failed_next(run: Inquiry) -> Headline | None:
     return None
 
 
-def _failed(run: Inquiry, home: int, row: np.void) -> Headline:
+def _failed(run: Inquiry, home: int, row: np.void) -> Finding:
     """A `next` that raised: a task's error, or one from outside."""
     loader, inside = int(row["loader"]), run.within(row)
     errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
@@ -66,7 +65,7 @@ def _failed(run: Inquiry, home: int, row: np.void) -> Headline:
     where = f" in sample {asked} (task {task})" if asked >= 0 else where
     who = f", worker {worker}" if worker >= 0 else ""
     when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
-    sentence = f"error: {of}{shortened(text) or 'an exception'}{where}{who}{when}"
+    what = f"{of}{shortened(text) or 'an exception'}{where}{who}{when}"
     focus = Spot(
         loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
         int(step["begin"]), task, worker, epoch,
@@ -74,58 +73,72 @@ def _failed(run: Inquiry, home: int, row: np.void) -> Headline:
     evidence = [f"handed out in the batch's turn at {run.at(int(row['end']))}"]
     sample = asked if asked >= 0 else run.sample(focus)
     helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
-    return Headline(What.ERROR, sentence, tuple(evidence), helps, focus)
+    return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
 
 
-def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Headline:
+def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Finding:
     """A `next` that failed for no task: by the sampler, or by an exception from outside."""
     inside = run.within(row)
     before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
     took = run.unit.of(int(row["end"] - row["begin"]))
     if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
-        what = f"error: {of}the sampler raised when it was asked for task {before['task']}"
+        what = f"{of}the sampler raised when it was asked for task {before['task']}"
         focus = run.focus_of(row, int(row["end"]))
-        return Headline(What.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus)
-    if (raised := uncaught(run, home, row)) is not None:
-        return _timed_out(run, home, raised)
+        return run.finding(
+            RunOutcome.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus
+        )
+    if line := _uncaught_line(run, [home]):
+        raised, gave_up = _raised(run, line, row), _GAVE_UP in str(line.get("error"))
+        return _timed_out(run, home, raised) if gave_up else raised
     wait = run.last_wait(home)
     assert wait is not None
     missing, step, focus = what_is_missing(run, wait, *state_in(run, wait))
-    what = f"cut: {of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {missing}"
+    what = f"{of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {missing}"
     evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
-    return Headline(What.CUT, what, (*evidence, *run.steps_around(focus)), step, focus)
+    return run.finding(RunOutcome.CUT, what, (*evidence, *run.steps_around(focus)), step, focus)
 
 
-def _timed_out(run: Inquiry, home: int, raised: Headline) -> Headline:
+def _timed_out(run: Inquiry, home: int, raised: Finding) -> Finding:
     """An exception of the loader's that gave up a wait, with what it waited for."""
     wait = run.last_wait(home)
-    if wait is None or not wait.for_data or "timed out after" not in raised.sentence:
+    if wait is None or not wait.for_data:
         return raised
     _, step, focus = what_is_missing(run, wait, *state_in(run, wait))
     opened = run.steps_around(focus)
-    sentence = raised.sentence + "".join(f"; {one}" for one in opened[:1])
-    return dataclasses.replace(raised, sentence=sentence, next_step=step, focus=focus)
+    what = raised.what + "".join(f"; {one}" for one in opened[:1])
+    return run.finding(RunOutcome.ERROR, what, (fact.text for fact in raised.evidence), step, focus)
 
 
-def uncaught(run: Inquiry, home: int = -1, row: np.void | None = None) -> Headline | None:
-    """The exception that ended the program, as it was written down.
+_GAVE_UP: Final = "timed out after"
+"""In the error of both loaders whose timeout has passed."""
 
-    home: the process, -1 = any that iterates. row: the `next` that it came from.
-    """
-    for line in run.trace.described("uncaught"):
-        process, error = int(line["process"]), str(line.get("error"))
-        if process not in ([home] if home >= 0 else run.homes) or error.startswith(_NO_ERRORS):
-            continue
-        at = [str(one) for one in line.get("at", [])]
-        where = " in next" if row is not None else " in the program's own code"
-        sentence = f"error: {shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
-        last = run.events["time"][run.events["process"] == process].max(initial=0)
-        moment = line.get("monotonic_ns", int(last))
-        if row is not None:
-            focus = run.focus_of(row, int(row["end"]))
-        else:
-            tid = run.trace.processes[process].pid
-            focus = Spot(0, moment, moment, process, tid, ev.CONSUMER[0], moment)
-        evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
-        return Headline(What.ERROR, sentence, evidence, _after_error(error), focus)
-    return None
+
+def uncaught(run: Inquiry) -> Finding | None:
+    """The exception that ended a program that iterates, as it was written down."""
+    line = _uncaught_line(run, run.homes)
+    return _raised(run, line) if line else None
+
+
+def _uncaught_line(run: Inquiry, homes: list[int]) -> dict[str, Any]:
+    """What a trace says of the first exception that ended one of these processes; {} = there was none."""
+    lines = (line for line in run.trace.described("uncaught") if line["process"] in homes)
+    return next((line for line in lines if not str(line.get("error")).startswith(_NO_ERRORS)), {})
+
+
+def _raised(run: Inquiry, line: dict[str, Any], row: np.void | None = None) -> Finding:
+    """row: the `next` that the exception came from, None = the program's own code."""
+    process, error, at = int(line["process"]), str(line.get("error")), [str(one) for one in line.get("at", [])]
+    where = " in next" if row is not None else " in the program's own code"
+    what = f"{shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+    last = run.events["time"][run.events["process"] == process].max(initial=0)
+    moment = line.get("monotonic_ns", int(last))
+    if row is not None:
+        focus = run.focus_of(row, int(row["end"]))
+    else:
+        focus = Spot(0, moment, moment, process, run.trace.processes[process].pid, ev.CONSUMER[0], moment)
+    evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
+    return run.finding(RunOutcome.ERROR, what, evidence, _after_error(error), focus)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from minidl.analysis.consult import second_opinion
 from minidl.analysis.headline.bounds import what_bounds
 from minidl.analysis.headline.inquiry import LONG, SUDDEN, Inquiry, LastWait
-from minidl.analysis.headline.model import Headline, What
 from minidl.analysis.headline.waiting import held_up, told_of
-from minidl.doctor.diagnosis import State
+from minidl.doctor.finding import Finding, HangCause, RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import counted, doing, duration
 
 
-def cut(run: Inquiry, waits: list[LastWait]) -> Headline | None:
+def cut(run: Inquiry, waits: list[LastWait]) -> Finding | None:
     """A recording without the run's end, in which all moved."""
     unended = [wait for wait in waits if not wait.ended and int(wait.row["process"]) not in run.over]
     if not unended:
@@ -28,7 +29,7 @@ def cut(run: Inquiry, waits: list[LastWait]) -> Headline | None:
     at_work = doing(wait.row if step is None else step)
     whole = " (the file was cut)" if home.whole_until else ""
     what = (
-        f"cut: the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
+        f"the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
         f"still running){whole}; {home.name} was {at_work} since {run.at(wait.begin)}"
     )
     if wait.took <= wait.past:
@@ -41,21 +42,26 @@ def cut(run: Inquiry, waits: list[LastWait]) -> Headline | None:
     *_, waited, state = held_up(run, wait)
     told = told_of(run, wait, state, waited, evidence)
     found = second_opinion(run.trace, told) if wait.took >= LONG else None
-    if found is not None and found.state is State.MAYBE_HUNG:
-        chain = (*found.chain, *(fact.line() for fact in found.evidence))
-        return Headline(What.CUT, f"cut: {found.title}", chain, found.next_step, waited, told, found)
-    return Headline(What.CUT, what, evidence, helps, waited, told)
+    if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
+        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=waited, wait=told)
+    return run.finding(RunOutcome.CUT, what, evidence, helps, waited, told)
 
 
-def running(run: Inquiry, waits: list[LastWait]) -> Headline:
+def running(run: Inquiry, waits: list[LastWait]) -> Finding:
     """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""
     now = [wait for wait in waits if not wait.ended and wait.took >= max(SUDDEN, wait.past)]
     judged = what_bounds(run)
     if not now:
-        return Headline(What.RUNNING, f"running, so far {judged.sentence}", judged.evidence, judged.next_step)
+        return dataclasses.replace(
+            judged,
+            outcome=RunOutcome.RUNNING,
+            cause=HangCause.NONE,
+            head=f"running, so far {judged.begins}",
+            focus=None,
+        )
     wait = max(now, key=lambda wait: wait.for_data)
     what, step, focus, _ = held_up(run, wait)
     past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
     missing = "but no batch" if wait.for_data else "no call of next"
-    sentence = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}: {what}"
-    return Headline(What.RUNNING, sentence, (past, *run.steps_around(focus)), step, focus)
+    head = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}"
+    return run.finding(RunOutcome.RUNNING, what, (past, *run.steps_around(focus)), step, focus, head=head)

@@ -8,10 +8,8 @@ import numpy as np
 
 from minidl.analysis.consult import second_opinion
 from minidl.analysis.headline.inquiry import LONG, Inquiry, LastWait
-from minidl.analysis.headline.model import Headline, Spot, What
 from minidl.analysis.headline.waiting import finished_behind, held_up, still, told_of
-from minidl.doctor.case import Told
-from minidl.doctor.diagnosis import Diagnosis, HangCause, State
+from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
@@ -25,12 +23,12 @@ def evident(run: Inquiry, waits: list[LastWait]) -> LastWait | None:
             continue
         *_, focus, state = held_up(run, wait)
         found = second_opinion(run.trace, told_of(run, wait, state, focus, ()))
-        if found is not None and found.state is State.HUNG:
+        if found is not None and found.outcome is RunOutcome.HUNG:
             return wait
     return None
 
 
-def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Headline:
+def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Finding:
     """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: further hangs."""
     for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     for_how_long += f", until {wait.ended}" if wait.ended else ""
@@ -48,19 +46,19 @@ def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Headline:
     told = told_of(run, wait, state, focus, tuple(evidence))
     head, found = f"hung for {for_how_long}{rank}", second_opinion(run.trace, told)
     if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
-        return Headline(What.CUT, f"cut{rank}: {what}", (*_at_work(run, wait), *evidence), step, focus, told)
+        return run.finding(
+            RunOutcome.CUT, what, (*_at_work(run, wait), *evidence), step, focus, told, head=f"cut{rank}"
+        )
     if found is None:
-        return Headline(What.HUNG, f"{head}: {what}", tuple(evidence), step, focus, told)
+        return run.finding(RunOutcome.HUNG, what, evidence, step, focus, told, head)
     focus = _stopped(run, wait, focus, found, told)
-    chain = [*found.chain, *(fact.line() for fact in found.evidence)]
-    helps = "; ".join(filter(None, (found.next_step, found.fix)))
-    if found.state is not State.HUNG:
-        return Headline(What.CUT, f"cut: {found.title}", tuple(chain), helps, focus, told, found)
-    said = f"{head}: {found.title.partition(': ')[2]}"
-    return Headline(What.HUNG, said, tuple(chain), helps or step, focus, told, found)
+    if found.outcome is not RunOutcome.HUNG:
+        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=focus, wait=told)
+    step = found.next_step if found.helps else step
+    return dataclasses.replace(found, head=head, next_step=step, focus=focus, wait=told)
 
 
-def _stopped(run: Inquiry, wait: LastWait, focus: Spot, found: Diagnosis, told: Told) -> Spot:
+def _stopped(run: Inquiry, wait: LastWait, focus: Spot, found: Finding, told: Told) -> Spot:
     """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
     if found.cause is not HangCause.STOPPED:
         return focus
@@ -86,7 +84,7 @@ def _who(run: Inquiry, wait: LastWait) -> str:
     return f"{run.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
 
 
-def at_exit(run: Inquiry) -> Headline | None:
+def at_exit(run: Inquiry) -> Finding | None:
     """A process that hangs after its program: at Python's exit, or in a loader's shutdown. A watchdog has seen it.
 
     What the doctor calls a hang is one; another wait is one if it is longer than the watchdog was to allow.
@@ -107,19 +105,18 @@ def at_exit(run: Inquiry) -> Headline | None:
         place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
         if found is None:
             continue
-        between = stall.what == OWN and found.state is State.HUNG and _no_loader_waits(run, home, stall.since)
-        if not between and not any(place.value in link for link in found.chain[:1]):
+        between = stall.what == OWN and found.outcome is RunOutcome.HUNG and _no_loader_waits(run, home, stall.since)
+        if not between and found.loop_step is not place:
             continue
-        chain = (*found.chain, *(fact.line() for fact in found.evidence))
         head = f"hung for {run.unit.of(took)}, since {run.at(begin)}"
-        if found.state is State.HUNG:
-            helps = "; ".join(filter(None, (found.next_step, found.fix)))
-            return Headline(What.HUNG, f"{head}: {found.title.partition(': ')[2]}", chain, helps, None, told, found)
-        if found.state is State.MAYBE_HUNG and home in run.over and took >= patience:
-            waits = found.title.partition(": ")[2].partition(": ")[0]  # what follows is said of a wait for a batch
+        if found.outcome is RunOutcome.HUNG:
+            return dataclasses.replace(found, head=head, wait=told)
+        if found.outcome is RunOutcome.MAYBE_HUNG and home in run.over and took >= patience:
             helps = found.fix or "end what the program has started, threads and processes, before the program ends"
-            said = f"{head}, after the program's end: {waits}"
-            return Headline(What.HUNG, said, chain, helps, None, told)
+            return dataclasses.replace(  # its reason, and what follows from it, are said of a wait for a batch
+                found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",
+                cause=HangCause.UNKNOWN, sure=Sure.UNKNOWN, also=(), next_step=helps, fix="", wait=told,
+            )  # fmt: skip
     return None
 
 
@@ -145,7 +142,7 @@ def _stall_after(run: Inquiry, home: int) -> Stall | None:
     return stall if after else None
 
 
-def outlived(run: Inquiry) -> Headline | None:
+def outlived(run: Inquiry) -> Finding | None:
     """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
     events, spans = run.events, run.spans
     gone = events["x"][events["code"] == ev.WORKER_GONE]
@@ -158,7 +155,7 @@ def outlived(run: Inquiry) -> Headline | None:
     return None
 
 
-def _did_not_end(run: Inquiry, row: np.void, until: int) -> Headline:
+def _did_not_end(run: Inquiry, row: np.void, until: int) -> Finding:
     """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
     loader, worker, sent = (int(row[field]) for field in ("loader", "worker", "time"))
     name = signal_name(int(row["y"]))
@@ -182,9 +179,9 @@ def _did_not_end(run: Inquiry, row: np.void, until: int) -> Headline:
     found = second_opinion(run.trace, told)
     if found is None or found.who.get("pid") != pid:
         in_step = f": it was {doing(step)}" if step is not None else ""
-        said = f"{head}: {run.trace.processes[process].name} did not end by {name}{in_step}"
-        return Headline(What.HUNG, said, evidence, helps, focus)
-    said, whole = (f"{head}: {text.partition(': ')[2]}" for text in (found.title, found.sentence))
-    seen = dataclasses.replace(found, state=State.HUNG, sentence=whole, next_step=helps)  # it may have been slow then
-    chain = (*found.chain, *(fact.line() for fact in found.evidence), *evidence)
-    return Headline(What.HUNG, said, chain, helps, focus, told, seen)
+        said = f"{run.trace.processes[process].name} did not end by {name}{in_step}"
+        return run.finding(RunOutcome.HUNG, said, evidence, helps, focus, head=head)
+    return dataclasses.replace(  # it may have been slow then
+        found, outcome=RunOutcome.HUNG, head=head, evidence=(*found.evidence, *from_trace(*evidence)), next_step=helps,
+        fix="", focus=focus, wait=told,
+    )  # fmt: skip

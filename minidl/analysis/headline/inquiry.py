@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from minidl.analysis.headline.model import Spot
 from minidl.analysis.now import Job
+from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
+from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Ending, Outcome
@@ -59,6 +61,34 @@ _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0],
 """What a loader's process may be in as a whole: in the loader, or in the program's own code."""
 
 
+_NO_EVIDENCE: Final = "what it is blocked in: the trace has no evidence of that (record it with MINIDL_HANG_AFTER=60)"
+
+_CAUSES: Final = {
+    RunOutcome.DIED: HangCause.DIED,
+    RunOutcome.HUNG: HangCause.UNKNOWN,
+    RunOutcome.ERROR: HangCause.ERROR,
+    RunOutcome.SLOW: HangCause.SLOW,
+}
+
+STEPS: Final = {
+    ev.SAMPLE[0]: LoaderStep.SAMPLE,
+    ev.FETCH[0]: LoaderStep.SAMPLE,
+    ev.COLLATE[0]: LoaderStep.COLLATE,
+    ev.WORKER_INIT[0]: LoaderStep.INIT,
+    ev.MAKE_FETCHER[0]: LoaderStep.OPEN,
+    ev.INDEX_GET[0]: LoaderStep.IDLE,
+    ev.RESULT_PICKLE[0]: LoaderStep.PICKLE,
+    ev.RESULT_WRITE[0]: LoaderStep.WRITE,
+    ev.RESULT_REBUILD[0]: LoaderStep.UNPICKLE,
+    ev.SAMPLER_NEXT[0]: LoaderStep.SAMPLER,
+    ev.PIN[0]: LoaderStep.PIN,
+    ev.CONSUMER[0]: LoaderStep.CONSUMER,
+    ev.SHUTDOWN[0]: LoaderStep.SHUTDOWN,
+    ev.WORKER_START[0]: LoaderStep.START,
+}
+"""The steps of the loader that the events of a trace tell."""
+
+
 def _named(process: Process) -> str:
     of = "" if process.rank < 0 else f"rank {process.rank} "
     return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
@@ -83,6 +113,29 @@ class Inquiry:
         self.homes: list[int] = found[roles[found]].tolist()
         self.over = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
         self.left_alive = left_alive(trace)
+
+    def finding(
+        self, outcome: RunOutcome, what: str, evidence: Iterable[str] = (), next_step: str = "",
+        focus: Spot | None = None, wait: Told | None = None, head: str = "",
+    ) -> Finding:  # fmt: skip
+        """What the events alone say."""
+        hung = outcome is RunOutcome.HUNG
+        who, where = ({}, {}) if focus is None else self._place(focus, outcome)
+        return Finding(
+            outcome, what, _CAUSES.get(outcome, HangCause.NONE), head, evidence=from_trace(*evidence),
+            sure=Sure.UNKNOWN if hung else Sure.LIKELY, next_step=next_step,
+            not_seen=(_NO_EVIDENCE,) if hung else (), who=who, where=where, focus=focus, wait=wait,
+        )  # fmt: skip
+
+    def _place(self, focus: Spot, outcome: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Who and where a finding is about."""
+        process = self.trace.processes[focus.process]
+        of_worker = focus.worker >= 0 and outcome in (RunOutcome.ERROR, RunOutcome.DIED)
+        number = focus.worker if of_worker else process.worker
+        step = STEPS.get(focus.code, LoaderStep.OTHER).name.lower()
+        where = {"step": step, "sample": self.sample(focus), "task": focus.task}
+        role = "worker" if number >= 0 else "loop"
+        return {"role": role, "worker": number, "pid": process.pid, "thread": focus.tid}, where
 
     def last_wait(self, home: int) -> LastWait | None:
         """The wait that a process was in when it was seen last, or that an interruption ended."""

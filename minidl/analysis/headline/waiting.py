@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from minidl.analysis.headline.inquiry import Inquiry, LastWait
-from minidl.analysis.headline.model import Blamed, Spot
 from minidl.analysis.now import IteratorSnapshot, Job
-from minidl.doctor.case import Told
+from minidl.doctor.finding import Blamed, Spot, Told, from_trace
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
@@ -168,5 +167,5 @@ def told_of(run: Inquiry, wait: LastWait, state: ProtocolState, focus: Spot, evi
         workers=0 if state.alone else len(state.workers),
         others=frozenset(p.pid for p in processes if p.role == "worker" and p.loader != focus.loader),
         ranks={process.pid: process.rank for process in processes if process.rank >= 0 and process.worker < 0},
-        facts=tuple((text, "trace") for text in evidence),
+        facts=from_trace(*evidence),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from minidl.doctor.case import LoopThread, RunFacts
 from minidl.doctor.chain import Chain, Link, follow, joins
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep
 from minidl.doctor.rules.activity import (
     at_work,

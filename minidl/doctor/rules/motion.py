@@ -7,7 +7,7 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain, Link
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS
 from minidl.doctor.rules.activity import same_place, times_asleep
 from minidl.doctor.rules.judgement import Judgement, source_of

@@ -6,7 +6,7 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, collective, serves
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import ThreadPlace
 from minidl.doctor.rules import motion
 from minidl.doctor.rules.activity import same_place

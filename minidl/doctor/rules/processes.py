@@ -6,7 +6,7 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, Link, gil_starved
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
 from minidl.doctor.rules.activity import family_stirs
 from minidl.doctor.rules.judgement import Judgement, exit_in_words, source_of, state_seen

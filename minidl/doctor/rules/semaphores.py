@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain, Link
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
 from minidl.doctor.rules.activity import at_work, ended_children, in_users_code, same_place
 from minidl.doctor.rules.judgement import Judgement, and_joined, place_in_words

@@ -9,7 +9,7 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.rules import kernel, motion, parties, processes, semaphores, threads
 from minidl.doctor.rules.judgement import CauseRule, Judgement, source_of
 from minidl.doctor.rules.kernel import POLLED, holders_seen

@@ -7,7 +7,7 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain, Link, pool_of, waiting_in
-from minidl.doctor.diagnosis import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import LoaderStep, library
 from minidl.doctor.rules.activity import at_work, doing_of, loop_tid
 from minidl.doctor.rules.judgement import Judgement, and_joined
