@@ -251,7 +251,7 @@ def remove_unsized(error: BaseException) -> None:
 
     It would keep its name, also after the process: with /dev/shm full, or a limit of the size of files.
     """
-    found = _UNSIZED.search(str(error)) if isinstance(error, RuntimeError) else None
+    found = _UNSIZED.search(str(error)) if type(error) is RuntimeError else None  # a subclass may have no text
     if found is not None and int(found[2]) == os.getpid():
         with contextlib.suppress(OSError):
             os.unlink(f"/dev/shm/{found[1]}")

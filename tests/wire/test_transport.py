@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +24,11 @@ from oracle_twice import different
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 import minidl
+from minidl.wire import tensors
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import Envelope, dumps, packed, rebuild, unpacked
 from minidl.wire.messages import RebuildFailure, Result, Task
-from minidl.wire.tensors import TensorPickler, filling, is_filling
+from minidl.wire.tensors import NotHandedOverError, TensorPickler, filling, is_filling, patience
 
 SHM = Path("/dev/shm")
 
@@ -323,6 +327,22 @@ def test_a_segment_that_could_not_be_sized_is_removed_by_who_has_made_it(ours: b
         segment.unlink(missing_ok=True)
 
 
+class MuteError(RuntimeError):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    def __reduce__(self) -> Any:
+        raise self
+
+
+def test_an_error_without_a_text_is_its_tasks_too() -> None:
+    """Else the feeder thread would end the worker."""
+    got = pickle.loads(pickle.dumps(Envelope(Result(4, 1, MuteError()))))
+    assert "Caught MuteError in DataLoader worker process 1 while it pickled a batch" in got.data.text
+
+
 def test_what_fails_to_be_pickled_becomes_the_error_of_its_task() -> None:
     got = through_a_queue(Result(4, 1, [torch.arange(3), wl.Unpicklable()]))
     assert isinstance(got.data, ExceptionWrapper)
@@ -428,6 +448,41 @@ def test_descriptors_are_given_back() -> None:
     assert descriptors() == before + 20  # a batch is one segment, and holds one descriptor
     kept.clear()
     assert descriptors() == before
+
+
+def test_a_segment_that_this_process_has_not_mapped_is_mapped_and_remembered(strategy: str) -> None:
+    tensor, before = torch.arange(3), set(shared_cache)
+    sent, _ = dumps(tensor)
+    (key,) = set(shared_cache) - before
+    del shared_cache[key]
+    arrived = rebuild(sent)
+    assert set(shared_cache) - before == {key}
+    assert tensors._mapped(key).data_ptr() == arrived.data_ptr() != tensor.data_ptr()
+    assert arrived.fill_(7).tolist() == tensor.tolist() == [7, 7, 7]
+
+
+def test_a_descriptor_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits: list[Any] = []
+
+    class Socket(socket.socket):
+        def setsockopt(self, *option: Any) -> None:
+            if option[1] in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                limits.append(option)
+            super().setsockopt(*option)
+
+    monkeypatch.setattr(tensors.socket, "socket", Socket)
+    sent, _ = dumps([torch.arange(3), torch.arange(4)])
+    with patience(wl.BOUND + 0.25):
+        assert [tensor.tolist() for tensor in rebuild(sent)] == [[0, 1, 2], [0, 1, 2, 3]]
+    limit = struct.pack("ll", int(wl.BOUND), 250_000)
+    assert set(limits) == {(socket.SOL_SOCKET, option, limit) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)}
+    with Socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen()
+        asked = SimpleNamespace(_id=(str(tmp_path / "silent"), 1))
+        for seconds in (0.01, 0.0):
+            with patience(seconds), pytest.raises(NotHandedOverError, match=rf"^no answer within {seconds:g} s$"):
+                tensors.rebuild_storage_fd(asked, 1)
 
 
 def test_torchs_cache_of_segments_is_the_one_that_is_used() -> None:
