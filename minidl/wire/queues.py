@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
@@ -216,7 +216,17 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         return self
 
     def enter_worker(self) -> None:
-        """This process is a worker. Nothing is prepared: the first message starts the feeder thread."""
+        """This process is a worker: it ends if an error ends its feeder thread. Else the loader would wait for ever."""
+        threading.excepthook = partial(self._end_with_feeder, threading.excepthook)
+
+    def _end_with_feeder(self, hook: Callable[[Any], Any], about: Any) -> None:
+        """threading.excepthook: call `hook`, the one before, and end the process if the thread is the feeder."""
+        try:
+            hook(about)
+        finally:
+            if about.thread is self._thread:
+                sys.stderr.flush()
+                os._exit(1)
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Hand a message to the feeder thread, which the first one starts.

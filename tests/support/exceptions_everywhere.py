@@ -408,8 +408,10 @@ def at_exit(options: dict[str, Any], tries: Tries) -> Iterator[str]:
     """close() in a program that ends then: in a child, which returns from `main`."""
     for interrupting in tries:
         sys.stdout.flush()
+        faulthandler.cancel_dump_traceback_later()  # its thread is not in the child, which would wait for it at its end
         if not (child := os.fork()):
             os.setpgid(0, 0)
+            interrupting._process = os.getpid()
             loader = made(options)
             iterator = iter(loader)
             taken_from(iterator, 2)
@@ -442,16 +444,13 @@ def whole(loader: Any) -> str:
 
 
 def in_worker(error: Any, options: dict[str, Any], tries: Tries, *, feeder: bool = False) -> Iterator[str]:
-    """In one of the workers, from its worker_init_fn on, or in its feeder thread.
-
-    No worker can tell that the latter has ended: a timeout can.
-    """
+    """In one of the workers, from its worker_init_fn on, or in its feeder thread."""
     for interrupting in tries:
         interrupting.error = error
         if feeder:
             interrupting.modules = FEEDER
         init = functools.partial(_interrupt_worker, interrupting, feeder)
-        yield whole(made(options, worker_init_fn=init, timeout=5 if feeder else 0))
+        yield whole(made(options, worker_init_fn=init))
 
 
 def _interrupt_worker(interrupting: Interrupting, feeder: bool, worker: int) -> None:

@@ -374,6 +374,29 @@ def test_an_exit_while_a_batch_is_pickled_is_its_tasks_error_and_ends_no_reader(
         result.data.reraise()
 
 
+class Stopping:
+    """Ends the feeder thread that pickles it."""
+
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.live
+def test_a_worker_whose_feeder_thread_ends_by_an_error_ends(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else the loader would wait for the batch for ever."""
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    loader = minidl.DataLoader(wl.Numbers(1), num_workers=1, transport="upstream", collate_fn=_stopping, timeout=30)
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly"):
+        next(iter(loader))
+    assert "KeyboardInterrupt" in capfd.readouterr().err
+
+
+def _stopping(samples: Any) -> Stopping:
+    return Stopping()
+
+
 def test_what_fails_to_be_rebuilt_says_so_in_its_place() -> None:
     got = through_a_queue(Result(4, 1, wl.Unbuildable()))
     assert isinstance(got.data, RebuildFailure)
