@@ -337,7 +337,7 @@ def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int 
     ended = set(loader.worker[known[(known < row) & (loader.at_epoch[known] >= loader.at_epoch[row])]].tolist())
     assigned = loader.pick(ev.TASK_ASSIGNED)
     assigned = assigned[loader.at_epoch[assigned] == loader.at_epoch[row]]
-    raised = _raised(loader)
+    raised = loader.raised()  # the batch that was due may be lost then, in torch as here
     spare = int(np.sum((raised < row) & (raised > (before[0] if before else -1))))
     for at in assigned[(loader.task[assigned] >= due) & (loader.task[assigned] < loader.task[row])]:
         if int(loader.worker[at]) in ended:
@@ -346,18 +346,6 @@ def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int 
             return int(loader.task[at])
         spare -= 1
     return None
-
-
-def _raised(loader: LoaderView) -> Positions:
-    """Return the ends of each next that raised without yielding: the sampler failed while the next task was due, say.
-
-    The batch that was due is lost then, in torch as here.
-    """
-    rows = loader.pick(ev.NEXT[1], ev.YIELD)
-    after_yield = np.r_[False, loader.code[rows] == ev.YIELD][: len(rows)]
-    ends = (loader.code[rows] == ev.NEXT[1]) & (loader.y[rows] == Outcome.ERROR)
-    raised: Positions = rows[ends & ~after_yield]
-    return raised
 
 
 @rule(
@@ -416,7 +404,7 @@ def accounted_for(loader: LoaderView) -> Iterator[Violation]:
     over = loader.pick(ev.WORKER_EXHAUSTED)
     excused = set(zip(loader.at_epoch[over].tolist(), loader.worker[over].tolist(), strict=True))
     dead = set(loader.worker[loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE)].tolist()) if len(missing) else set()
-    raised = loader.at_epoch[_raised(loader)].tolist()
+    raised = loader.at_epoch[loader.raised()].tolist()
     read = loader.match(missing, loader.stage(loader.received)) >= 0
     for row, was_read in zip(missing, read, strict=True):
         epoch, worker = int(loader.at_epoch[row]), int(loader.worker[row])

@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Positions, Rows
-from minidl.tracefile.events import Message
+from minidl.tracefile.events import Message, Outcome
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
@@ -142,6 +142,50 @@ class LoaderView:
         self.lacks = _lacks(trace, events, self.params)
         judged = slice(self.lacks.start, self.lacks.until)
         self._columns(events[judged], origin[judged])
+        if len(redone := self._redone()):
+            rows = np.delete(np.arange(len(self.code)), redone)
+            self._columns(self.events[rows], self.origin[rows])
+
+    def _redone(self) -> Positions:
+        """What has come again because a next() was interrupted, which the loader then does again; no rule sees it.
+
+        A task is put into its queue again, and its worker drops it; or a message is rebuilt again. Without workers
+        samples are fetched again: there it is those that came first.
+        """
+        raised = self.raised()
+        if not len(raised):
+            return NO_ROWS
+        if not self.multiprocess:
+            fetched, begins = self.pick(*ev.SAMPLE, ev.SAMPLE_INDEX, *ev.COLLATE), self.pick(ev.NEXT[0])
+            cut = [
+                fetched[(fetched > begin) & (fetched < end)]
+                for begin, end in zip(self.last_before(raised, begins), raised, strict=True)
+            ]
+            return np.concatenate(cut)
+        rows = self.pick(ev.INDEX_PUT, ev.SLAB_MAP, *ev.RESULT_REBUILD)
+        rows = rows[self.task[rows] >= 0]
+        first: dict[tuple[int, int, int], int] = {}
+        found = []
+        for row in rows.tolist():
+            what = int(self.code[row]), int(self.key[row]), int(self.x[row]) if self.code[row] == ev.SLAB_MAP else -1
+            if (begin := first.setdefault(what, row)) < row and np.any((raised > begin) & (raised < row)):
+                found.append(row)
+        puts = np.array([row for row in found if self.code[row] == ev.INDEX_PUT], np.intp)
+        gets = self.stage(ev.INDEX_GET[1])
+        again = gets[np.isin(self.key[gets], self.key[puts])]
+        again = again[self.match(again, gets) != again]
+        begins = self.pick(ev.INDEX_GET[0])
+        for row in again.tolist():
+            found += [row, *begins[(begins < row) & (self.process[begins] == self.process[row])][-1:].tolist()]
+        return np.array(sorted(found), np.intp)
+
+    def raised(self) -> Positions:
+        """The ends of each next that raised without yielding: by an interruption, or an error that is no task's."""
+        rows = self.pick(ev.NEXT[1], ev.YIELD)
+        after_yield = np.r_[False, self.code[rows] == ev.YIELD][: len(rows)]
+        ends = (self.code[rows] == ev.NEXT[1]) & (self.y[rows] == Outcome.ERROR)
+        found: Positions = rows[ends & ~after_yield]
+        return found
 
     def _columns(self, events: Rows, origin: Positions) -> None:
         self.events, self.origin = events, origin

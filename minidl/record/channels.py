@@ -269,7 +269,10 @@ class TracedQueue(Proxy):
             kept = {} if inbox is None else {"inbox": inbox}
             message = self.inner.get(timeout=timeout, **kept)
         except BaseException:
-            emit(end, -1, worker, _EMPTY)
+            if inbox:  # a signal's handler has raised after the message was taken
+                self.emit_got(inbox[-1])
+            else:
+                emit(end, -1, worker, _EMPTY)
             raise
         self.emit_got(message)
         return message

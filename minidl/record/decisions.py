@@ -8,6 +8,7 @@ dispatcher decides has to repeat `_step` and `received`, for 3 to 6 % of a trace
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -176,12 +177,17 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         self.consumer_cpu = self.clock()
 
     def _raise(self) -> None:
-        """Emit a task's error as its batch; a timeout or a death belongs to no task."""
+        """Emit a task's error as its batch; a timeout, a death or a Ctrl-C belongs to no task."""
         step = self.shared.delivered
-        of_task = self.shared.alone or (step is not None and isinstance(step.data, ExceptionWrapper))
+        if self.shared.alone:
+            of_task = isinstance(sys.exc_info()[1], Exception)  # else the loader does it again
+        else:
+            of_task = step is not None and isinstance(step.data, ExceptionWrapper)
         if of_task:
             self._handed_out(_ERROR)
         else:
+            if self.shared.alone and self.shared.fetching is not None:
+                self.shared.fetching.waiting()  # the sample ends, and the fetch goes on with the next call
             self.shared.emit_gone()  # the handler of SIGCHLD may have raised, before any liveness check
             self._end_next(_ERROR)
         self._begin_consumer()

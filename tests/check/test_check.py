@@ -23,11 +23,14 @@ from recorded import NAMES, drain, quiet, recorded
 
 import minidl
 from minidl import cli
+from minidl.arena.arena import Mappings
 from minidl.check import MOST_LISTED, RULES, Report, check, examine, slices
 from minidl.check.view import LoaderView, Violation
+from minidl.loader.shutdown import Crew
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS, Ending
+from minidl.tracefile.events import EVENTS, Ending, Phase
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.wire.queues import _Incoming
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -114,6 +117,67 @@ def test_a_new_epoch_may_be_announced_to_a_worker_that_is_dead(tmp_path: Path, m
     trace = read_trace(tmp_path / "trace")
     assert trace.select("resume_put")["worker"].tolist() == [0, 1]
     assert check(trace) == []
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("transport", ["arena", "upstream"])
+def test_what_an_interrupted_next_has_done_may_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: Any
+) -> None:
+    """Ctrl-C comes when a task has been put; before a message is taken from its queue (with slabs), and after that."""
+    places: list[tuple[Any, str, bool]] = [(Crew, "put", False)]
+    places += [(_Incoming, "drop", False)] * (transport == "upstream")
+    places += [(Mappings, "deliver", before) for before in (True, False)] * (transport == "arena")
+    options = {"num_workers": 2, "transport": transport}
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader(wl.Tensors(40, width=20_000), **options) as loader:
+        came: list[float] = []
+        batches = iter(loader)
+        for owner, name, before in places:
+            with monkeypatch.context() as patch:
+                _interrupt_once(patch, owner, name, before)
+                with pytest.raises(KeyboardInterrupt):
+                    came.extend(float(batch[0, 0]) for batch in batches)
+        came.extend(float(batch[0, 0]) for batch in batches)
+    assert came == list(range(40))
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("index_put")) == 40 + 1
+    assert len(trace.select("result_rebuild", Phase.BEGIN)) == 40 + (transport == "arena")
+    assert len(trace.select("next", Phase.END)) == 40 + 1 + len(places)
+    assert check(trace) == []
+    again = find(trace.events, ev.INDEX_PUT, nth=8)
+    assert "once" in {violation.rule for violation in check(spoiled(trace, lambda e: double(e, again)))}
+
+
+def test_without_workers_an_interrupted_next_fetches_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with minidl.trace(tmp_path / "trace", detail="sample"):
+        came: list[float] = []
+        batches = iter(minidl.DataLoader(wl.Tensors(9)))
+        for before in (True, False):
+            came.append(float(next(batches)[0, 0]))
+            with monkeypatch.context() as patch:
+                _interrupt_once(patch, wl.Tensors, "__getitem__", before)
+                with pytest.raises(KeyboardInterrupt):
+                    next(batches)
+        came += [float(batch[0, 0]) for batch in batches]
+    assert came == list(range(9))
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace.select("sample", Phase.END)) == 9 + 2
+    assert len(trace.select("yield")) == len(trace.select("fetch", Phase.END)) == 9
+    assert check(trace) == []
+
+
+def _interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str, before: bool) -> None:
+    function, left = getattr(owner, name), [KeyboardInterrupt]
+
+    def interrupted(*args: Any) -> Any:
+        if before and left:
+            raise left.pop()
+        result = function(*args)
+        if left:
+            raise left.pop()
+        return result
+
+    patch.setattr(owner, name, interrupted)
 
 
 @pytest.mark.live
