@@ -47,7 +47,7 @@ ORDER = (
         "check",
         "view actors joint device dispatch recording replayed resumption slices report slabs spans tasks __init__",
     ),
-    ("doctor", "places finding case chain"),
+    ("doctor", "limits places finding remedies case chain"),
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("doctor", "diagnose"),
     ("analysis", "device_use ledger cpu_use verdict live recent now consult"),

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.finding import Finding, HangCause, RunOutcome, Told
+from minidl.doctor.limits import LOOK, STILL
 from minidl.evidence.model import EvidenceError, RunEvidence
 from minidl.tracefile.reader import Trace
-
-_APART_NS = 3_000_000_000
-"""Between two looks that are compared. The first of all is too early: what stands still now may have moved then."""
-
-_DYING_NS = 1_000_000_000
-"""A look takes as long as that: one that ended so shortly before the run saw the run die."""
-
-_EARLY_NS = 1_000_000_000
-"""A look's wait and the trace's may differ by so much: a watchdog reads events once a second."""
 
 
 def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
     """What a watchdog saw of a wait: its last look, and the one to compare it with. Damaged ones are left out."""
-    until = told.since + int(told.seconds * 1e9) + _EARLY_NS
-    found = [one for one in trace.watched.looks if told.since - _EARLY_NS <= one.at <= until]
+    late = int(LOOK * 1e9)
+    until = told.since + int(told.seconds * 1e9) + late
+    found = [one for one in trace.watched.looks if told.since - late <= one.at <= until]
     found = [one for one in found if one.stall.pid == told.pid] or found
     death = trace.watched.death_of(told.pid)
     if death is not None:  # a kill of the whole run ends one process after the other: that is no evidence of the wait
-        found = [one for one in found if one.at < death.at - _DYING_NS] or found
+        found = [one for one in found if one.at < death.at - late] or found
     out = []
     for one in found:
         try:
@@ -37,7 +30,7 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
             continue
     if not out:
         return []
-    earlier = [one for one in out if out[-1].moment - one.moment >= _APART_NS] or out[:-1]
+    earlier = [one for one in out if out[-1].moment - one.moment >= STILL * 1e9] or out[:-1]
     return [*earlier[-1:], out[-1]]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidl.doctor.limits import LONG
 from minidl.loader.protocol import LoaderState
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
@@ -32,9 +33,6 @@ from minidl.tracefile.words import counted, doing, duration, plain, size
 
 WINDOW = 5.0
 """Seconds over which rates are taken; less if the events that were read do not reach so far back."""
-
-STALLED_AFTER = 5.0
-"""Seconds of waiting from which on it is a stall. After as many the loader itself checks that its workers live."""
 
 MOST_RECENT = 50_000
 """Events that are kept for the rates; if a window has more, it is shorter."""
@@ -111,7 +109,7 @@ class IteratorSnapshot:
     @property
     def stalled(self) -> str:
         """What it has waited for too long, as a sentence; "" if it has not."""
-        long = self.waits and self.doing.seconds >= STALLED_AFTER
+        long = self.waits and self.doing.seconds >= LONG
         return f"stalled for {_seconds(self.doing.seconds)}: {self.waits}" if long else ""
 
     def text(self) -> str:
@@ -284,9 +282,9 @@ _FEEDING = {
 """The stages that a worker's feeder thread is at work in."""
 
 _WHERE = {
-    MessageStage.ENQUEUED: "its feeder has not begun to pickle it",
-    MessageStage.PICKLED: "its feeder has not written it",
-    MessageStage.WRITTEN: "its feeder has written it to the pipe, and it is not read yet",
+    MessageStage.ENQUEUED: "{sender} has not begun to pickle it",
+    MessageStage.PICKLED: "{sender} has not written it",
+    MessageStage.WRITTEN: "{sender} has written it to the pipe, and it is not read yet",
     MessageStage.READ: "it has been read, and is not rebuilt",
     MessageStage.REBUILDING: "it is being rebuilt",
     MessageStage.REBUILT: "it is rebuilt, and not handed on",
@@ -436,8 +434,8 @@ class _Iterator:
             return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
         if in_pipe:
             feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
-            step = f"{wanted.sender} is {feeding.words}" if feeding else _WHERE.get(in_pipe[0].stage, "")
-            step = step.replace("its feeder", wanted.sender)
+            where = _WHERE.get(in_pipe[0].stage, "").format(sender=wanted.sender)
+            step = f"{wanted.sender} is {feeding.words}" if feeding else where
             return f"worker {worker} has put {task} into the result queue; {step}{others}"
         return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
 

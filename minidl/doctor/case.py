@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from minidl.doctor.finding import Told
+from minidl.doctor.limits import POLLED
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
 from minidl.evidence.graph import Blocked, KernelWait, waits
 from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
@@ -31,10 +32,6 @@ class LoopThread:
     pid: int
     tid: int
     place: ThreadPlace
-
-
-POLLED: Final = 5.3
-"""Seconds: who waits for a task or a batch wakes up every 5 s, so one that slept for longer is in something else."""
 
 
 class RunFacts:

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.doctor.case import POLLED, LoopThread, RunFacts, address
+from minidl.doctor.case import LoopThread, RunFacts, address
+from minidl.doctor.limits import POLLED
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, library
 from minidl.evidence.graph import Blocked, KernelWait
 from minidl.evidence.model import BACKLOG, Descriptor, Frame, SeenThread
@@ -189,17 +190,15 @@ def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
     workers = case.workers_of(link.pid, _queue(case, link))
     number = _awaited(case, link)
     if number in workers:
-        return _in_worker(case, workers[number], f"has to make {_batch(case)}")
+        return _in_worker(case, workers[number], _batch(case))
     if number >= 0 and workers:
         return [], False  # it is gone
     busy = [pid for pid in workers.values() if not case.idle_worker(pid)]
     busy.sort(key=lambda pid: -_quiet_for(case, pid))
     if busy:
-        return _in_worker(
-            case, busy[0], f"has to make {_batch(case)}, or another of {len(busy)} workers that have work"
-        )
+        return _in_worker(case, busy[0], f"{_batch(case)}, or another of {len(busy)} workers that have work")
     for pid in workers.values():
-        found, _ = _in_worker(case, pid, "has made a batch")
+        found, _ = _in_worker(case, pid, "a batch")
         if found and found[0][1] != pid:
             return found, False
     return [], bool(workers)
@@ -234,16 +233,17 @@ def _quiet_for(case: RunFacts, pid: int) -> float:
     return thread.idle if thread is not None else 0.0
 
 
-def _in_worker(case: RunFacts, pid: int, by: str) -> tuple[_Next, bool]:
-    """The worker's main thread; or its feeder, if the main thread has done its work."""
+def _in_worker(case: RunFacts, pid: int, batch: str) -> tuple[_Next, bool]:
+    """The worker's main thread, which has to make a batch; or its feeder, if the main thread has done its work."""
+    main = (pid, pid, f"has to make {batch}")
     if not case.idle_worker(pid):
-        return [(pid, pid, by)], False
+        return [main], False
     for thread in case.processes[pid].threads:
         if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE) or _busy_unseen(
             case, pid, thread.tid
         ):
-            return [(pid, thread.tid, by.replace("has to make", "has made"))], False
-    return [(pid, pid, by)], True
+            return [(pid, thread.tid, f"has made {batch}")], False
+    return [main], True
 
 
 def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
@@ -289,7 +289,7 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
     for thread in process.threads if process is not None else ():
         asked = (thread.switches[1] - thread.switches[0]) / max(case.now.interval, 1e-3)
         call = thread.syscall
-        short = call is not None and call.name == "futex" and (0 <= call.timeout < 0.1 or "clock" in call.words)
+        short = call is not None and call.name == "futex" and 0 <= call.timeout < 0.1
         if 60 <= asked <= 400 and thread.used < 0.05 * case.now.interval and (short or "futex" in thread.wchan):
             out.append(thread.tid)
     return out

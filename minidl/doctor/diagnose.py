@@ -9,33 +9,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minidl.doctor.case import POLLED, RunFacts, in_library, spot
+from minidl.doctor import remedies
+from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow, waiting_in
 from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Sure, Told
+from minidl.doctor.limits import ENDLESS, ENDLESS_WORK, JOINED, OWN_CODE, POLLED, SLOW, STILL
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
 from minidl.doctor.rules.judgement import Judgement, and_joined, exit_in_words
 from minidl.doctor.rules.table import judged
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence, SeenProcess
-
-LONG: Final = 3.0
-"""Seconds of sleep from which on an unrecorded wait is called a hang: nothing is known of the waits before it."""
-
-SLOW: Final = 10.0
-"""Seconds of sleep, likewise, in waits for what may only be slow: a server, a disk, a child."""
-
-ENDLESS: Final = 60.0
-"""Seconds: a sleep that lasts longer from now on is a hang."""
-
-PATIENCE: Final = 30.0
-"""Seconds of a wait in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
-
-JOINED: Final = 5.0
-"""Seconds that a shutdown waits for its workers, and again for each that it has sent a signal; of both loaders."""
-
-ENDLESS_WORK: Final = 5
-"""A computation is called a hang if it has lasted so many times as long as the longest wait before, and long."""
 
 _MAY_BE_SLOW: Final = frozenset({
     Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
@@ -83,7 +67,7 @@ def _verdict(case: RunFacts, chain: Chain) -> Finding:
         sure=found.sure,
         also=found.also if outcome is not RunOutcome.MOVES else (),
         next_step=_next_step(case, chain, outcome),
-        fix="" if outcome is RunOutcome.MOVES and found.cause is not HangCause.NO_CPU else found.fix,
+        fix="" if outcome is RunOutcome.MOVES and found.cause is not HangCause.NO_CPU else found.remedy,
         who=_who(case, end),
         where=_where(case, chain),
     )
@@ -135,7 +119,7 @@ def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
         return RunOutcome.MAYBE_HUNG
     if told is not None and told.hung and chain.end.wait.kind is Blocked.MOVES:
         return RunOutcome.MAYBE_HUNG
-    if chain.missing and case.apart < LONG:  # it may just have been sent
+    if chain.missing and case.apart < STILL:  # it may just have been sent
         return RunOutcome.MAYBE_HUNG
     if told is not None and told.hung:
         return RunOutcome.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else RunOutcome.HUNG
@@ -143,8 +127,8 @@ def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
     thread = min(threads, key=lambda one: one.idle, default=None)
     idle = thread.idle if thread is not None else -1.0
     if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
-        short = told is not None and 0 <= told.seconds < LONG
-        return RunOutcome.HUNG if case.apart >= LONG and not short else RunOutcome.MAYBE_HUNG
+        short = told is not None and 0 <= told.seconds < STILL
+        return RunOutcome.HUNG if case.apart >= STILL and not short else RunOutcome.MAYBE_HUNG
     if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
         return RunOutcome.HUNG
     if end.wait.kind is Blocked.ENDED:  # a loader looks every 5 s whether its workers live, but not in a read
@@ -161,7 +145,7 @@ def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
         return RunOutcome.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else RunOutcome.UNKNOWN
     if _stays_locked(case, end, found):
         return RunOutcome.HUNG
-    if idle >= (SLOW if _may_be_slow(chain, found) else LONG) and thread is not None and thread.slept:
+    if idle >= (SLOW if _may_be_slow(chain, found) else STILL) and thread is not None and thread.slept:
         return RunOutcome.HUNG
     if found.cause is HangCause.UNKNOWN:
         return RunOutcome.UNKNOWN
@@ -178,12 +162,12 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) 
     asks = first.seen and first.step in (LoaderStep.NEXT, LoaderStep.READ, LoaderStep.HAND_OVER)
     own = told.own_code and not asks  # one thread of it may call next after another
     if _computes(chain):
-        return own or not told.past or told.seconds < max(PATIENCE, ENDLESS_WORK * told.past)
+        return own or not told.past or told.seconds < max(OWN_CODE, ENDLESS_WORK * told.past)
     if own and found.cause is HangCause.UNKNOWN:
         return True
     if chain.end.wait.kind is Blocked.SLEEPS:
         return (own or not told.past) and not _is_endless(case, chain.end)
-    return own and _may_be_slow(chain, found) and told.seconds < PATIENCE
+    return own and _may_be_slow(chain, found) and told.seconds < OWN_CODE
 
 
 def _may_be_slow(chain: Chain, found: Judgement) -> bool:
@@ -195,7 +179,7 @@ def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
     """Whether two looks saw a thread at a lock that it holds itself: what wakes it in between are signals."""
     then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
     before = case.before(end.pid, end.tid)
-    if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < LONG:
+    if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < STILL:
         return False
     locks = [one.syscall.address for one in (then, now) if one.syscall is not None]
     return len(locks) == 2 and locks[0] == locks[1] and spot(before) == spot(end.place)
@@ -277,7 +261,7 @@ def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
     if told is None or not told.step_since or (end.pid, end.tid) != (told.worker_pid, told.worker_pid):
         return False
     one = told.sample >= 0 or (before is not None and before.step is not end.place.step)
-    return one and end.wait.kind is Blocked.SLEEPS and case.now.moment - told.step_since >= LONG * 1e9
+    return one and end.wait.kind is Blocked.SLEEPS and case.now.moment - told.step_since >= STILL * 1e9
 
 
 def _ran(case: RunFacts, link: Link) -> bool:
@@ -454,22 +438,7 @@ def _next_step(case: RunFacts, chain: Chain, outcome: RunOutcome) -> str:
         return "look again later, or record it: minidl run --observe says what it spends its time on"
     if outcome is RunOutcome.MAYBE_HUNG:
         return "ask again in a minute: nothing moved in a short look, which may be a slow step"
-    if sample >= 0 and end.pid in case.workers:
-        return f"run dataset[{sample}] alone, in a new process"
-    alone = {
-        LoaderStep.COLLATE: "call collate_fn on a few samples alone",
-        LoaderStep.INIT: "call worker_init_fn alone",
-        LoaderStep.OPEN: "iterate over the dataset without workers",
-        LoaderStep.ITERATE: "iterate over the dataset without workers",
-        LoaderStep.SAMPLER: "iterate over the sampler alone",
-        LoaderStep.PICKLE: "pickle a batch alone",
-        LoaderStep.UNPICKLE: "pickle and unpickle a batch alone",
-        LoaderStep.UNPICKLE_DATASET: "pickle and unpickle the dataset alone",
-        LoaderStep.PICKLE_DATASET: "pickle the dataset alone",
-        LoaderStep.IMPORT: "import the main module alone: its code runs in each spawned worker, so put it under "
-        "if __name__ == '__main__'",
-    }
-    return alone.get(end.place.step, "")
+    return remedies.in_step(end.place.step, sample if end.pid in case.workers else -1)
 
 
 def _who(case: RunFacts, end: Link) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from minidl.analysis import live
 from minidl.analysis.headline import headline
 from minidl.doctor.diagnose import diagnose
 from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Told
+from minidl.doctor.limits import is_long
 from minidl.evidence.collect import collect
 from minidl.evidence.model import RunEvidence
 from minidl.tracefile.format import TraceError
@@ -29,8 +30,6 @@ APART: Final = 3.5
 """Seconds between the two looks."""
 
 INTERVAL: Final = 0.5
-LONG: Final = 5.0
-"""Seconds of waiting from which on it is a hang, if it is twice the longest wait before; as in a headline."""
 
 
 def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Finding:
@@ -73,7 +72,7 @@ def _until(told: Told | None, moment: int) -> Told | None:
     if told is None or not told.since:
         return told
     seconds = (moment - told.since) / 1e9
-    return replace(told, seconds=seconds, hung=seconds >= max(LONG, 2 * told.past))
+    return replace(told, seconds=seconds, hung=is_long(seconds, told.past))
 
 
 def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:

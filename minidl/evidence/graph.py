@@ -50,11 +50,15 @@ class Blocked(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who could end a wait. tid: 0 = the process as a whole. why: how that is known."""
+    """Who could end a wait. tid: 0 = the process as a whole. why: how that is known.
+
+    listens: it has not accepted the connection that is waited in.
+    """
 
     pid: int
     tid: int = 0
     why: str = ""
+    listens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +323,7 @@ def _descriptor(process: SeenProcess, one: Descriptor, call: str, ends: _Ends) -
         peers = [pid for pid in ends.sockets.get(one.peer, []) if one.peer]
         backlog = one.about == BACKLOG
         why = "listens, and has not accepted the connection" if backlog else "has the socket's other end"
-        holders = tuple(Holder(pid, why=why) for pid in dict.fromkeys(peers))
+        holders = tuple(Holder(pid, why=why, listens=backlog) for pid in dict.fromkeys(peers))
         doing = {
             "accept": "waiting for a connection",
             "accept4": "waiting for a connection",

@@ -115,14 +115,18 @@ def _select(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
 
 def _futex(args: tuple[int, ...], read: Memory) -> Syscall:
     op = args[1] & 0x7F
-    bare = args[1] & 0xFF == 0x80 and args[2] == 2  # glibc's mutexes wait so; semaphores and conditions do not
-    words = "waits for a mutex" if bare else _WAIT_OPS.get(op, f"operation {op}")
+    words = "waits for a mutex" if _of_mutex(args) else _WAIT_OPS.get(op, f"operation {op}")
     return Syscall("futex", words, args, address=args[0], timeout=_timespec(read, args[3]))
 
 
 def waits_for_mutex(call: Syscall) -> bool:
     """Whether a futex is one of glibc's mutexes, which keep their owner's thread id beside them."""
-    return call.name == "futex" and call.words == "waits for a mutex"
+    return call.name == "futex" and _of_mutex(call.args)
+
+
+def _of_mutex(args: tuple[int, ...]) -> bool:
+    """Whether a futex is waited for as glibc's mutexes do; its semaphores and conditions do not."""
+    return args[1] & 0xFF == 0x80 and args[2] == 2
 
 
 def _sleep(name: str, args: tuple[int, ...], read: Memory) -> Syscall:

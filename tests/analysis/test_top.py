@@ -26,8 +26,9 @@ from oracle_trace import stop_recording, write_process
 from minidl import cli
 from minidl.analysis import live, top
 from minidl.analysis.live import LiveTrace, find_trace
-from minidl.analysis.now import STALLED_AFTER, WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
+from minidl.analysis.now import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
 from minidl.analysis.top import follow
+from minidl.doctor.limits import LONG
 from minidl.loader.protocol import LoaderState
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
@@ -76,7 +77,7 @@ def test_a_hang_in_words(tmp_path: Path) -> None:
 def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", **HUNG)
     begin = int(trace.select("next", ev.Phase.BEGIN)["time"][-1])
-    limit = begin + int(STALLED_AFTER * SECOND)
+    limit = begin + int(LONG * SECOND)
     assert not only(snapshot(trace, limit - 1)).stalled
     assert only(snapshot(trace, limit)).stalled
 
@@ -580,7 +581,7 @@ with trace(sys.argv[1]):
 @pytest.mark.live
 def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr("minidl.analysis.now.STALLED_AFTER", 0.0)
+    monkeypatch.setattr("minidl.analysis.now.LONG", 0.0)
     with python(JOB, str(tmp_path / "t"), str(tmp_path / "fifo")) as job:
 
         def waits() -> bool:

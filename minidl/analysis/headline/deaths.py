@@ -8,8 +8,10 @@ import signal
 import numpy as np
 
 from minidl.analysis.headline.hangs import evident, hung
-from minidl.analysis.headline.inquiry import SUDDEN, Inquiry
+from minidl.analysis.headline.inquiry import Inquiry
+from minidl.doctor import remedies
 from minidl.doctor.finding import Finding, RunOutcome, Spot, from_trace
+from minidl.doctor.limits import SUDDEN
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor
@@ -26,19 +28,6 @@ def _dead(row: np.void) -> tuple[int, int]:
 def _exit(code: int) -> str:
     """How a process ended, by its exit code."""
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
-def _after_death(code: int, sample: int) -> str:
-    alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
-    return {
-        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it was "
-        "that, fewer workers or a smaller prefetch_factor",
-        -signal.SIGBUS: "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches",
-        -signal.SIGSEGV: f"{alone} under python -X faulthandler",
-        -signal.SIGABRT: f"{alone} under python -X faulthandler",
-        -signal.SIGTERM: "find who sent the signal: a scheduler, or another process of the job",
-        -signal.SIGINT: "somebody interrupted the job (Ctrl-C)",
-    }.get(code, alone)
 
 
 def deaths_seen(run: Inquiry) -> Rows:
@@ -59,7 +48,7 @@ def hung_before(run: Inquiry, death: np.void) -> Finding | None:
     kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
     """
     home, (pid, code) = int(death["process"]), _dead(death)
-    together = run.until[home] - int(death["time"]) < SUDDEN and home not in run.over and not run.trace.seen
+    together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.trace.seen
     wait = run.last_wait(home)
     if code != -signal.SIGKILL or not together or run.out_of_memory or wait is None or wait.ended or not wait.for_data:
         return None
@@ -103,7 +92,7 @@ def died(run: Inquiry, deaths: Rows) -> Finding:
     noticed = duration(int(row["time"]) - last)
     evidence = [f"found dead {noticed} after its last sign of life"]
     evidence += run.steps_around(focus)
-    return run.finding(RunOutcome.DIED, what + also, evidence, _after_death(code, run.sample(focus)), focus)
+    return run.finding(RunOutcome.DIED, what + also, evidence, remedies.after_signal(code, run.sample(focus)), focus)
 
 
 def _pin_thread_died(run: Inquiry, row: np.void) -> Finding:
@@ -148,7 +137,7 @@ def killed(run: Inquiry) -> Finding | None:
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
         evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
         said = f"{process.name} {_exit(code)}{with_it}{what}"
-        return run.finding(RunOutcome.DIED, said, evidence, _after_death(code, -1), focus)
+        return run.finding(RunOutcome.DIED, said, evidence, remedies.after_signal(code, -1), focus)
     return None
 
 

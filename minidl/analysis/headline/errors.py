@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -10,24 +9,15 @@ import numpy as np
 
 from minidl.analysis.headline.inquiry import Inquiry
 from minidl.analysis.headline.waiting import state_in, what_is_missing
+from minidl.doctor import remedies
 from minidl.doctor.finding import Finding, RunOutcome, Spot
+from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import doing, duration
 
 _NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
 """Exceptions with which a program ends because it was asked to."""
-
-
-def _after_error(error: str) -> str:
-    if re.search(r"Too many open files|ancdata|Errno 24", error):
-        return (
-            "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
-            "torch.multiprocessing.set_sharing_strategy('file_system')"
-        )
-    if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
-        return "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
-    return "read the program's traceback"
 
 
 def failed_next(run: Inquiry) -> Finding | None:
@@ -72,7 +62,7 @@ def _failed(run: Inquiry, home: int, row: np.void) -> Finding:
     )  # fmt: skip
     evidence = [f"handed out in the batch's turn at {run.at(int(row['end']))}"]
     sample = asked if asked >= 0 else run.sample(focus)
-    helps = f"run dataset[{sample}] alone" if sample >= 0 else "make that batch alone, with num_workers=0"
+    helps = remedies.in_step(LoaderStep.SAMPLE, sample)
     return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
 
 
@@ -85,7 +75,7 @@ def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Finding:
         what = f"{of}the sampler raised when it was asked for task {before['task']}"
         focus = run.focus_of(row, int(row["end"]))
         return run.finding(
-            RunOutcome.ERROR, what, (f"next had lasted {took}",), "iterate over the sampler alone", focus
+            RunOutcome.ERROR, what, (f"next had lasted {took}",), remedies.in_step(LoaderStep.SAMPLER), focus
         )
     if line := _uncaught_line(run, [home]):
         raised, gave_up = _raised(run, line, row), _GAVE_UP in str(line.get("error"))
@@ -137,7 +127,7 @@ def _raised(run: Inquiry, line: dict[str, Any], row: np.void | None = None) -> F
     else:
         focus = Spot(0, moment, moment, process, run.trace.processes[process].pid, ev.CONSUMER[0], moment)
     evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
-    return run.finding(RunOutcome.ERROR, what, evidence, _after_error(error), focus)
+    return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(error), focus)
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 
 from minidl.analysis.consult import second_opinion
-from minidl.analysis.headline.inquiry import LONG, Inquiry, LastWait
+from minidl.analysis.headline.inquiry import Inquiry, LastWait
 from minidl.analysis.headline.waiting import finished_behind, held_up, still, told_of
 from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
+from minidl.doctor.limits import LONG
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
@@ -19,7 +20,7 @@ from minidl.tracefile.words import doing, duration, signal_name
 def evident(run: Inquiry, waits: list[LastWait]) -> LastWait | None:
     """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
     for wait in sorted(waits, key=lambda wait: not wait.for_data):
-        if wait.ended or wait.took < LONG or not run.trace.watched.looks:
+        if wait.ended or wait.took < LONG * 1e9 or not run.trace.watched.looks:
             continue
         *_, focus, state = held_up(run, wait)
         found = second_opinion(run.trace, told_of(run, wait, state, focus, ()))
@@ -96,9 +97,9 @@ def at_exit(run: Inquiry) -> Finding | None:
         ends = [line for line in run.trace.described("program_end") if line["process"] == home]
         begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
         took = run.trace.watched.until - begin
-        patience = 1e9 * run.trace.watched.hang_after_s or LONG
+        allowed = 1e9 * (run.trace.watched.hang_after_s or LONG)
         told = Told(
-            hung=took >= min(LONG, patience), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
+            hung=took >= min(1e9 * LONG, allowed), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
             own_code=stall.what == OWN,
         )  # fmt: skip
         found = second_opinion(run.trace, told)
@@ -111,7 +112,7 @@ def at_exit(run: Inquiry) -> Finding | None:
         head = f"hung for {run.unit.of(took)}, since {run.at(begin)}"
         if found.outcome is RunOutcome.HUNG:
             return dataclasses.replace(found, head=head, wait=told)
-        if found.outcome is RunOutcome.MAYBE_HUNG and home in run.over and took >= patience:
+        if found.outcome is RunOutcome.MAYBE_HUNG and home in run.over and took >= allowed:
             helps = found.fix or "end what the program has started, threads and processes, before the program ends"
             return dataclasses.replace(  # its reason, and what follows from it, are said of a wait for a batch
                 found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",

@@ -11,6 +11,7 @@ import numpy as np
 
 from minidl.analysis.now import Job
 from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
+from minidl.doctor.limits import SUDDEN, is_long
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -20,12 +21,6 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.unended import alive_until, left_alive, since
 from minidl.tracefile.words import doing, listed, unit_of
-
-LONG: Final = 5_000_000_000
-"""ns of waiting from which on it is a hang, if it is twice the longest of the run. The loader polls as often."""
-
-SUDDEN: Final = 1_000_000_000
-"""ns of waiting from which on it is a hang if it is ten times the longest of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +42,8 @@ class LastWait:
 
     def is_hang(self, goes_on: bool) -> bool:
         """Whether it is a hang. goes_on: the run has not ended, so that what is sudden may still end."""
-        sudden = 0 < 10 * self.past <= self.took >= SUDDEN
-        return self.ended == _TIMED_OUT or self.took >= max(LONG, 2 * self.past) or (sudden and not goes_on)
+        sudden = 0 < 10 * self.past <= self.took >= SUDDEN * 1e9
+        return self.ended == _TIMED_OUT or is_long(self.took / 1e9, self.past / 1e9) or (sudden and not goes_on)
 
     @property
     def for_data(self) -> bool:

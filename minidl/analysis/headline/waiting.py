@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable
-from typing import Final
 
-from minidl.analysis.headline.inquiry import Inquiry, LastWait
+from minidl.analysis.headline.inquiry import STEPS, Inquiry, LastWait
 from minidl.analysis.now import IteratorSnapshot, Job
+from minidl.doctor import remedies
 from minidl.doctor.finding import Blamed, Spot, Told, from_trace
+from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
@@ -18,32 +19,18 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.unended import since
 from minidl.tracefile.words import counted, doing, listed
 
-_STEPS: Final = {
-    ev.COLLATE[0]: "call collate_fn on the samples of that task alone",
-    ev.FETCH[0]: "fetch the samples of that task alone, with num_workers=0",
-    ev.WORKER_INIT[0]: "call worker_init_fn alone; a lock that was held at the fork stays locked: try "
-    "multiprocessing_context='forkserver'",
-    ev.MAKE_FETCHER[0]: "iterate over the dataset without workers; a lock that was held at the fork stays locked: try "
-    "multiprocessing_context='forkserver'",
-    ev.RESULT_PICKLE[0]: "pickle that batch alone",
-    ev.SHM_COPY[0]: "look for room in shared memory: df -h /dev/shm",
-    ev.RESULT_WRITE[0]: "find who holds the result pipe: its reader reads no more, or a writer was stopped in a write",
-    ev.PIN[0]: "try pin_memory=False",
-    ev.SAMPLER_NEXT[0]: "iterate over the sampler alone",
-}
-
 
 def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
     """silent: the process has recorded nothing for most of the wait."""
     look = f"see where it stands: py-spy dump --pid {process.pid}"
     if silent:
         return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
-    if sample >= 0:
-        return f"run dataset[{sample}] alone; while it hangs, {look}"
-    if any(worker.activity is Activity.STARTING for worker in state.workers if worker.worker == focus.worker):
+    if any(one.activity is Activity.STARTING and one.worker == focus.worker for one in state.workers):
         return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
-    known = _STEPS.get(focus.code)
-    return f"{known}; while it hangs, {look}" if known else f"while it hangs, {look}"
+    step = STEPS.get(focus.code)
+    known = remedies.SHARED_MEMORY if focus.code == ev.SHM_COPY[0] else remedies.in_step(step, sample)
+    forked = remedies.HELD_AT_FORK if step in (LoaderStep.INIT, LoaderStep.OPEN) else ""
+    return "; ".join(filter(None, (known, forked, f"while it hangs, {look}")))
 
 
 def finished_behind(state: ProtocolState) -> str:
@@ -100,7 +87,7 @@ def what_is_missing(
     process = run.process_of(int(wait.row["loader"]), number) if number >= 0 and not pinned else home
     focus = run.focus_in(wait, process, task, number)
     if pinned:
-        step = f"try pin_memory=False; while it hangs, py-spy dump --pid {run.trace.processes[home].pid}"
+        step = f"{remedies.in_step(LoaderStep.PIN)}; while it hangs, py-spy dump --pid {run.trace.processes[home].pid}"
         return what, step, focus
     rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
     quiet = run.quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0

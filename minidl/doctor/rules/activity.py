@@ -6,13 +6,11 @@ from typing import Final
 
 from minidl.doctor.case import LoopThread, RunFacts, spot
 from minidl.doctor.chain import TWO_ENDS, Link, follow, gil_starved
+from minidl.doctor.limits import ENDLESS
 from minidl.doctor.places import LoaderStep
 from minidl.doctor.rules.judgement import and_joined, exit_in_words
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
-
-NAP: Final = 60.0
-"""Seconds: who sleeps for less may still answer."""
 
 
 def same_place(case: RunFacts, end: Link) -> bool:
@@ -67,7 +65,7 @@ def at_work(case: RunFacts, pid: int, tid: int) -> bool:
     wait, thread = case.wait(pid, tid), case.thread(pid, tid)
     if wait is None or thread is None:
         return False
-    naps = wait.kind is Blocked.SLEEPS and thread.syscall is not None and 0 <= thread.syscall.timeout < NAP
+    naps = wait.kind is Blocked.SLEEPS and thread.syscall is not None and 0 <= thread.syscall.timeout < ENDLESS
     return naps or wait.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
 
 

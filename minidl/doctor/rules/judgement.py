@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minidl.doctor import remedies
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
@@ -15,7 +16,7 @@ class Judgement:
     """What a rule found. what: for the sentence, after the name and the place of the chain's end.
 
     moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
-    alone: nobody who could end the wait is left, so it is not slow either.
+    alone: nobody who could end the wait is left, so it is not slow either. fix: a remedy of its own, "" = its cause's.
     """
 
     cause: HangCause
@@ -27,6 +28,11 @@ class Judgement:
     moves: bool = False
     helped: bool = False
     alone: bool = False
+
+    @property
+    def remedy(self) -> str:
+        """What helps: as the rule knows it, or else against such a cause."""
+        return self.fix or remedies.BY_CAUSE.get(self.cause, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts,
         POLLED if polls else () if facts else _ELSEWHERE,
-        "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as possible",
     )  # fmt: skip
 
 
@@ -62,14 +61,7 @@ def child(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
         (EvidenceLine(waiter.wait.words, source_of(case, waiter)),),
-        fix="give the wait a timeout; see what the child does",
     )  # fmt: skip
-
-
-_READ_IT: Final = "read the other end while it is written (communicate(), a thread), or write less than 64 KiB"
-
-
-_WRITE_IT: Final = "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from ending"
 
 
 def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -88,7 +80,7 @@ def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
         what += f"; {and_joined(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
     else:
         what = f"has the pipe's reading end and does not read: it is {chain.end.wait.words}"
-    return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts, fix=_READ_IT)
+    return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts)
 
 
 def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
@@ -110,7 +102,7 @@ def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
     writes = "writes now and then" if receives(case, empty) else "writes nothing"
     return Judgement(
         HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, source_of(case, empty)),), fix=_WRITE_IT,
+        (EvidenceLine(empty.wait.words, source_of(case, empty)),),
     )  # fmt: skip
 
 
@@ -130,7 +122,6 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
         (EvidenceLine(empty.wait.words, source_of(case, empty)),), (*ended_children(case, "was to put it"), *also),
-        "give get() a timeout; see who is to put",
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
@@ -146,7 +137,7 @@ def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
     who += ", and waits for it" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, source_of(case, empty)),), fix=_WRITE_IT,
+        (EvidenceLine(empty.wait.words, source_of(case, empty)),),
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
@@ -222,7 +213,6 @@ def fifo(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.FIFO, f"is {chain.end.wait.words}",
         facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
-        fix="start what opens the other end, or open it with os.O_NONBLOCK; is a FIFO expected at this path?",
     )  # fmt: skip
 
 
@@ -257,7 +247,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     own = is_its_own_other_end(end)
     helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
     other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
-    if end.wait.holders and not own and all("listens" in one.why for one in end.wait.holders):
+    if end.wait.holders and not own and all(one.listens for one in end.wait.holders):
         threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
         accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
         other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
@@ -267,7 +257,6 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
         (EvidenceLine(end.wait.words, source_of(case, end)),), ("the other end is slow, and will answer",),
         helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
-        fix="give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
     )  # fmt: skip
 
 
@@ -289,22 +278,19 @@ def debugger(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.TERMINAL, "waits for the next command of a person, in a debugger", Sure.LIKELY,
         (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
-        fix="answer it, or remove the breakpoint",
     )  # fmt: skip
 
 
 def terminal(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.TERMINAL:
         return None
-    return Judgement(
-        HangCause.TERMINAL, f"is {chain.end.wait.words} (a debugger's prompt?)", fix="answer it, or remove it"
-    )
+    return Judgement(HangCause.TERMINAL, f"is {chain.end.wait.words} (a debugger's prompt?)")
 
 
 def signal(case: RunFacts, chain: Chain) -> Judgement | None:
     if chain.end.wait.kind is not Blocked.SIGNAL:
         return None
-    return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}", fix="send it, or don't wait for it in a dataset")
+    return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}")
 
 
 def file(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -313,5 +299,4 @@ def file(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.FILE, f"is {chain.end.wait.words}", Sure.LIKELY, also=("a slow disk, which will answer",),
         facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
-        fix="look at the file system that the file is on",
     )  # fmt: skip

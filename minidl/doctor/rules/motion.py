@@ -8,13 +8,11 @@ from typing import Final
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain, Link
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
+from minidl.doctor.limits import LONG
 from minidl.doctor.places import USERS
 from minidl.doctor.rules.activity import same_place, times_asleep
 from minidl.doctor.rules.judgement import Judgement, source_of
 from minidl.evidence.graph import Blocked
-
-SOON: Final = 5.0
-"""Seconds: a sleep that ends within them is no hang."""
 
 
 def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -33,8 +31,7 @@ def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
         what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(case, end))
     return Judgement(
-        HangCause.SLEEP, what, facts=(seen,), fix="remove the sleep, or bound the retries that it belongs to",
-        moves=0 <= left <= SOON,
+        HangCause.SLEEP, what, facts=(seen,), moves=0 <= left <= LONG,
     )  # fmt: skip
 
 
@@ -54,7 +51,7 @@ def computes(case: RunFacts, chain: Chain) -> Judgement | None:
         (EvidenceLine(end.wait.words, source_of(case, end)),),
         ("an endless loop, or one sample that takes long: look again later",)
         + (("others have the CPUs that it needs",) if starves else ()),
-        "run that sample alone under a profiler; bound its loop", moves=moved,
+        moves=moved,
     )  # fmt: skip
 
 
@@ -77,7 +74,6 @@ def no_cpu(case: RunFacts, chain: Chain) -> Judgement | None:
     facts += [EvidenceLine(f"its cgroup has {min(quotas):g} CPUs", "cgroup")] if quotas else []
     return Judgement(
         HangCause.NO_CPU, f"is {chain.end.wait.words}", Sure.LIKELY, tuple(facts), moves=True,
-        fix="give it CPUs: fewer workers, a wider affinity (os.sched_setaffinity), a larger quota",
     )  # fmt: skip
 
 
@@ -92,7 +88,6 @@ def moves(case: RunFacts, chain: Chain) -> Judgement | None:
         what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
         return Judgement(
             HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, source_of(case, end)),), moves=True,
-            fix="bound the retries that it belongs to",
         )  # fmt: skip
     return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
 

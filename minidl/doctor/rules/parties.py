@@ -30,8 +30,6 @@ def barrier(case: RunFacts, chain: Chain) -> Judgement | None:
     missing = f"; {and_joined(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
     return Judgement(
         HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, facts,
-        fix="a barrier needs all of its parties: workers get different samples, so don't wait for one another in a "
-        "dataset; give it a timeout",
     )  # fmt: skip
 
 
@@ -86,8 +84,6 @@ def collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.COLLECTIVE, f"waits in {_operation(name)} for the other ranks{missed}", Sure.LIKELY,
         tuple(facts), () if apart else also,
-        "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must run the same "
-        "number of steps",
     )  # fmt: skip
 
 

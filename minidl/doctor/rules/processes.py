@@ -8,11 +8,10 @@ from minidl.doctor.case import RunFacts, spot
 from minidl.doctor.chain import Chain, Link, gil_starved
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
+from minidl.doctor.remedies import READ_ALL
 from minidl.doctor.rules.activity import family_stirs
 from minidl.doctor.rules.judgement import Judgement, exit_in_words, source_of, state_seen
 from minidl.evidence.graph import Blocked
-
-_KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
 
 
 def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -33,7 +32,7 @@ def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
     )
     which = f"worker {number}" if number >= 0 else "a worker"
     how = f" ({exit_in_words(ended[0].exit_code)})" if ended else ""
-    return Judgement(HangCause.DIED, f"waits for {which}, which has ended{how}", Sure.LIKELY, facts, fix=_KILLED)
+    return Judgement(HangCause.DIED, f"waits for {which}, which has ended{how}", Sure.LIKELY, facts)
 
 
 def idle_and_joined(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -68,7 +67,6 @@ def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         return Judgement(
             HangCause.TORN_MESSAGE, f"{idle}; {torn} bytes of a message lie in the result pipe, unfinished",
             Sure.LIKELY, tuple(facts), ("the loop has not looked yet",),
-            "a writer was killed in the middle of a message: find what killed it (dmesg, exit codes)",
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
@@ -80,8 +78,6 @@ def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.LOST_RESULT, f"{idle}; {task} was lost on its way to the loop", sure,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
-        "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is dropped there; return "
-        "plain tensors",
     )  # fmt: skip
 
 
@@ -106,21 +102,12 @@ def worker_has_ended(case: RunFacts, chain: Chain) -> Judgement | None:
         lying = EvidenceLine(f"the loop reads a message that has not come whole; {max(part, 0)} bytes wait", "FIONREAD")
         return Judgement(
             HangCause.TORN_MESSAGE, f"has ended ({how}) in the middle of a message, whose rest the loop waits for",
-            Sure.LIKELY, (*facts, lying), ("it ended after a whole message, and the loop is about to notice",), _KILLED,
+            Sure.LIKELY, (*facts, lying), ("it ended after a whole message, and the loop is about to notice",),
         )  # fmt: skip
-    return Judgement(HangCause.DIED, f"has ended ({how})", Sure.LIKELY, facts, fix=_KILLED)
+    return Judgement(HangCause.DIED, f"has ended ({how})", Sure.LIKELY, facts)
 
 
 _LOCKS: Final = frozenset({Blocked.FILE_LOCK, Blocked.SEMAPHORE, Blocked.MUTEX, Blocked.FUTEX})
-
-
-_ONE_ORDER: Final = "take the locks in one order everywhere, or hold none while waiting for another process"
-
-
-_READ_ALL: Final = (
-    "one of them has to go on without the other: read all pipes of a child while it runs (communicate(), a thread), "
-    "and before it is waited for; answer requests in a thread of its own"
-)
 
 
 def cycle(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -139,7 +126,7 @@ def cycle(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
         also=("one of them has a timeout, which ends the circle",) if given_up else (),
-        fix=_ONE_ORDER if locks else _READ_ALL,
+        fix="" if locks else READ_ALL,
     )  # fmt: skip
 
 
@@ -165,7 +152,6 @@ def uninterruptible(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.UNINTERRUPTIBLE, f"is {chain.end.wait.words} (state D)", facts=(state_seen(case, chain.end),),
         also=("a slow disk or network file system, which may still answer",),
-        fix="look at the disk or the network file system that it reads from (dmesg, nfsstat); signals don't help",
     )  # fmt: skip
 
 
@@ -192,5 +178,4 @@ def keeps_the_gil(case: RunFacts, chain: Chain) -> Judgement | None:
     at = f" in {spot(place)}" if spot(place) and holder.tid != chain.end.tid else ""
     return Judgement(
         HangCause.GIL, f"keeps the GIL{at}{inside}", Sure.CERTAIN if holder.gil else Sure.LIKELY, tuple(facts),
-        fix="the C code that it calls must release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or return",
     )  # fmt: skip

@@ -65,7 +65,6 @@ def full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, shared.facts,
-        fix="read that queue while the workers run, or don't bound it",
     )  # fmt: skip
 
 
@@ -77,7 +76,6 @@ def loaders_queue(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, shared.facts,
         ("a live process holds it and is stopped",),
-        "a process that was killed in the middle of a message left it locked: find what killed it",
     )  # fmt: skip
 
 
@@ -115,7 +113,6 @@ def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
         f"waits for a lock that only {case.name(pid)}, in {place_in_words(case, pid)}, may hold, and that one for a "
         "lock that only it may hold: a circle",
         Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
-        "take the locks in one order everywhere",
     )  # fmt: skip
 
 
@@ -133,7 +130,6 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
         return Judgement(
             HangCause.SEMAPHORE, f"waits for a lock of several processes; {names} may hold it", Sure.POSSIBLE,
             (*shared.facts, *theirs), ("a permit was never given back",),
-            "see whether that process is inside of the lock",
             helped=any(at_work(case, pid, pid) for pid in shared.could),
         )  # fmt: skip
     if all(case.place(pid, pid).seen for pid in shared.pids):
@@ -162,7 +158,6 @@ def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
             *(ended_children(case, "held it") or ("a process that has died held it (it has no owner)",)),
             "nobody was ever to release it",
         ),
-        "release it in `finally` or by `with`; a process that dies while it holds it never gives it back",
         helped=any(
             at_work(case, pid, one.tid)
             for pid in shared.pids

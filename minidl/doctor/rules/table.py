@@ -26,7 +26,7 @@ def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.FILE_LOCK,
         f"holds that lock, and {below.what}", Sure.LIKELY if locked.bounded else below.sure,
         (*holders_seen(case, locked), *below.facts), (*below.also, *(POLLED if locked.bounded else ())),
-        f"keep the lock for as short as possible, and do nothing slow while it is held; {below.fix}",
+        f"keep the lock for as short as possible, and do nothing slow while it is held; {below.remedy}",
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.CHILD, below.what, below.sure,
         (EvidenceLine(waiter.wait.words, source_of(case, waiter)), *below.facts), below.also,
-        f"end the child, or give the wait for it a timeout; {below.fix}",
+        f"end the child, or give the wait for it a timeout; {below.remedy}",
     )  # fmt: skip
 
 

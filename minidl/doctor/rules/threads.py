@@ -9,15 +9,11 @@ from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain, Link, pool_of, waiting_in
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import LoaderStep, library
+from minidl.doctor.remedies import AFTER_FORK
 from minidl.doctor.rules.activity import at_work, doing_of, loop_tid
 from minidl.doctor.rules.judgement import Judgement, and_joined
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
-
-_AFTER_FORK: Final = (
-    "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
-    "the worker (worker_init_fn)"
-)
 
 
 def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
@@ -42,7 +38,7 @@ def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.MISSING_THREAD, f"waits in {waiting} for a thread that the fork did not copy",
         Sure.CERTAIN if parents and pooled else Sure.LIKELY, tuple(facts),
-        () if pooled else ("nothing was ever to answer, fork or not",), _AFTER_FORK,
+        () if pooled else ("nothing was ever to answer, fork or not",),
     )  # fmt: skip
 
 
@@ -146,7 +142,7 @@ def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
             HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock before it is locked again"
         )
     if case.processes[end.pid].thread(thread.owner) is None:
-        return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,), fix=_AFTER_FORK)
+        return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,))
     return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="see what the owner waits for")
 
 
@@ -175,7 +171,6 @@ def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.LOCK, f"{what}{doing_of(case, end.pid, own)}", Sure.POSSIBLE,
         (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
         ("one of these threads holds it", "it holds it itself"),
-        "see which of them is inside of the lock; hold it for as short as possible",
         helped=any(at_work(case, end.pid, t.tid) for t in own),
     )  # fmt: skip
 
@@ -208,13 +203,13 @@ def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
     if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
         return None
     (what, shown), frame, ppid = found, end.place.inside[0], case.processes[end.pid].ppid
-    fix, facts = _AFTER_FORK, (*shown, _no_other_thread(end.pid))
+    fix, facts = "", (*shown, _no_other_thread(end.pid))
     also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
     parents = case.users_threads(ppid, but=loop_tid(case, ppid)) if ppid in case.processes else []
     reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
     if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
         what, also = "waits for the lock of a module's import", ()
-        fix = f"import the module before a thread does, and before the workers start; {_AFTER_FORK}"
+        fix = f"import the module before a thread does, and before the workers start; {AFTER_FORK}"
     elif parents:
         same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
         names = and_joined([t.python_name or t.name for t in (same or parents)])
@@ -259,5 +254,4 @@ def lock_nobody_releases(case: RunFacts, chain: Chain) -> Judgement | None:
         also = "the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'"
     return Judgement(
         HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _no_other_thread(end.pid)), (also,),
-        "it holds the lock itself: use threading.RLock, or release it before it is taken again",
     )  # fmt: skip
