@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import os
 import pickle
 import resource
@@ -318,6 +319,7 @@ def test_a_plain_tensor_takes_the_short_way_and_no_other_does() -> None:
         nested,
         torch.ones(3).to_sparse(),
         torch.ones(3, device="meta"),
+        torch.ones(3, device="meta").untyped_storage(),
     ]
     assert [pickler.reducer_override(other) for other in others] == [NotImplemented] * len(others)
     assert pickler.tensors == 1 + 4, "all that lie in main memory"
@@ -515,6 +517,26 @@ def test_what_is_no_budget_is_refused_with_the_remedy(text: str, monkeypatch: py
 
 
 @pytest.mark.live
+def test_what_the_two_sides_may_do_with_a_slab() -> None:
+    both = (False, True)
+    may_write = [case for case in itertools.product((FREE, TAKEN, KEPT), both, both) if module.may_write(*case)]
+    may_free = [case for case in itertools.product((FREE, TAKEN, KEPT), both) if module.may_free(*case)]
+    assert (may_write, may_free) == ([(FREE, False, False)], [(TAKEN, False)])
+    assert [module.may_give_back(locked) for locked in both] == [True, False]
+
+
+def test_a_fork_is_told_to_the_slabs_of_all_workers_and_loaders() -> None:
+    pairs = [Pair(), Pair()]
+    batches = [pair.sent(pair.made(BIG, 1)) for pair in pairs]
+    made = [pair.made(BIG, 1) for pair in pairs]
+    module._before_fork()
+    module._after_fork_in_parent()
+    assert [[slab.inherited for slab in pair.arena._slabs.values()] for pair in pairs] == [[False, True]] * 2
+    assert [pair.used for pair in pairs] == [[0, 1]] * 2
+    assert [pair.states[0] for pair in pairs] == [KEPT] * 2
+    del batches, made
+
+
 def test_a_fork_keeps_what_both_processes_see() -> None:
     pair = Pair()
     batch, unseen = pair.sent(pair.made(BIG, 1)), pair.pickled(pair.made(BIG, 2))

@@ -262,9 +262,7 @@ class TestCppSamplers:
         archive = {"sample_index_": torch.tensor(11), "epoch_": torch.tensor(9)}
         sampler = DistributedRandomSampler(20, 2, 0)
         untouched = DistributedRandomSampler(20, 2, 0)
-        with pytest.raises(
-            ValueError, match=r"RandomSampler\.load: position 11 is past this rank's block.*at 10"
-        ):
+        with pytest.raises(ValueError, match=r"RandomSampler\.load: position 11 is past this rank's block.*at 10"):
             sampler.load(archive)
         with pytest.raises(KeyError, match="epoch_"):
             sampler.load({"sample_index_": torch.tensor(2)})

@@ -8,8 +8,8 @@
 The first arguments choose mutants, and the rest are pytest's. `mutmut` makes the mutants, in the folder `mutants`; what
 is changed stands in pyproject.toml. Its own runs start no processes and have no live tests, so this file tries them: a
 child is forked for each mutant once the tests are collected, and runs those that reach the changed function. What has
-survived, or was changed since, is tried by the next call. `data/mutants.json` has the reasons: function -> the line as
-it was changed -> why no test can notice, or why none needs to.
+survived without a reason, or was changed since, is tried by the next call. `data/mutants.json` has the reasons:
+function -> the line as it was changed -> why no test can notice, or why none needs to.
 """
 
 from __future__ import annotations
@@ -121,9 +121,11 @@ def pytest_runtestloop(session: Any) -> bool:
     for meta in sorted(Path("minidl").rglob("*.meta")):
         about = json.loads(meta.read_text())
         codes = about["exit_code_by_key"]
+        path = str(meta).removesuffix(".meta")
         for name, code in codes.items():
-            if code in (None, SURVIVED, UNTESTED) and any(fnmatch.fnmatch(name, one) for one in trial.chosen):
-                codes[name] = trial.code(name, str(meta).removesuffix(".meta"))
+            chosen = any(fnmatch.fnmatch(name, one) for one in trial.chosen)
+            if chosen and (code is None or (code in (SURVIVED, UNTESTED) and not trial.accepted(name, path))):
+                codes[name] = trial.code(name, path)
                 meta.write_text(json.dumps(about, indent=4))
     return True
 
@@ -134,6 +136,7 @@ class Trial:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.chosen = os.environ[CHOSEN].split()
+        self.reasons = json.loads(REASONS.read_text())
         self.durations: dict[int, float] = {}  # of tests that pass without a mutant
         self.reached: dict[str, list[int]] = {}  # function -> tests that call it, also in processes that they fork
         self.killers: dict[str, list[int]] = {}  # function -> tests that have killed its mutants, the last one first
@@ -167,6 +170,17 @@ class Trial:
                 print(f"left out: {item.nodeid}", flush=True)
         SURVEY.write_text(json.dumps(known))
 
+    def accepted(self, name: str, path: str) -> bool:
+        """Whether there is a reason why a mutant that has survived may do so."""
+        return self.changed(name, path) in self.reasons.get(function_of(name), {})
+
+    def changed(self, name: str, path: str) -> str:
+        """The lines as the mutant has them."""
+        os.chdir("..")
+        lines = changed(name, path)
+        os.chdir("mutants")
+        return lines
+
     def code(self, name: str, path: str) -> int:
         """What becomes of a mutant."""
         function = name.partition("__mutmut_")[0]
@@ -178,9 +192,7 @@ class Trial:
         within = itertools.takewhile(lambda seconds: seconds <= MOST, spent)
         code, last = self._forked(name, [*killers, *others[: len(list(within))]])
         if code == SURVIVED:
-            os.chdir("..")
-            print(f"{name}: {changed(name, path)}", flush=True)
-            os.chdir("mutants")
+            print(f"{name}: {self.changed(name, path)}", flush=True)
         else:
             self.killers[function] = [last, *(each for each in killers if each != last)]
         return code

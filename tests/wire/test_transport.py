@@ -323,6 +323,7 @@ def test_a_segment_that_could_not_be_sized_is_removed_by_who_has_made_it(ours: b
     try:
         Envelope(Result(0, 0, Unsized(segment.name))).payload()
         assert segment.exists() is not ours
+        Envelope(Result(0, 0, Unsized(segment.name))).payload()  # also where it is gone
     finally:
         segment.unlink(missing_ok=True)
 
@@ -508,7 +509,7 @@ def test_a_descriptor_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.
                 tensors.rebuild_storage_fd(asked, 1)
 
 
-def test_torchs_cache_of_segments_is_the_one_that_is_used() -> None:
+def test_torchs_cache_of_segments_is_the_one_that_is_used(strategy: str) -> None:
     """A tensor that came through torch's own queue and goes on through ours is mapped once, and the other way round."""
     tensor = torch.arange(3)
     first = through_a_queue(tensor)
