@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import client_checks
 import pytest
-from client_checks import Ran, cases
+from client_checks import Ran, cases, each
 from client_runs import ONE_PROCESS, Client
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]  # two programs, each bounded by client_runs.BOUND
@@ -28,6 +28,6 @@ def test_a_client_sees_the_same_samples_with_slabs(name: str, mode: str, ran: Ra
     client_checks.is_recorded(client, mode, ran)
 
 
-@pytest.mark.parametrize("client", ONE_PROCESS, ids=str)
+@pytest.mark.parametrize("client", each(ONE_PROCESS))
 def test_the_readme_says_what_came(client: Client, ran: Ran) -> None:
     client_checks.is_told(client, ran)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import client_checks
 import pytest
-from client_checks import Ran, cases
+from client_checks import Ran, cases, each
 from client_runs import SEVERAL_RANKS, Client
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]  # two programs, each bounded by client_runs.BOUND
@@ -20,6 +20,6 @@ def test_a_clients_run_is_recorded_and_keeps_the_protocol(client: Client, mode: 
     client_checks.is_recorded(client, mode, ran)
 
 
-@pytest.mark.parametrize("client", SEVERAL_RANKS, ids=str)
+@pytest.mark.parametrize("client", each(SEVERAL_RANKS))
 def test_the_readme_says_what_came(client: Client, ran: Ran) -> None:
     client_checks.is_told(client, ran)

@@ -19,11 +19,21 @@ Ran = Callable[[Client, str], Run]
 def cases(clients: tuple[Client, ...], *modes: str) -> list[object]:
     """Each client in each of these modes that it has."""
     return [
-        pytest.param(client, mode, id=f"{client}-{mode}")
+        pytest.param(client, mode, id=f"{client}-{mode}", marks=marks(client))
         for client in clients
         for mode in client.modes
         if mode in modes
     ]
+
+
+def each(clients: tuple[Client, ...]) -> list[object]:
+    """Each client."""
+    return [pytest.param(client, id=str(client), marks=marks(client)) for client in clients]
+
+
+def marks(client: Client) -> tuple[pytest.MarkDecorator, ...]:
+    """A few of the clients are tried each time, the others by `-m slow`."""
+    return () if client.name in ("Lightning ddp", "Accelerate", "Transformers", "torchdata") else (pytest.mark.slow,)
 
 
 def sees_torchs_samples(client: Client, mode: str, ran: Ran) -> None:
