@@ -245,7 +245,7 @@ def test_a_locked_slab_gives_no_memory_back_and_holds_small_storages_too() -> No
     for _ in range(10):
         assert pair.sent(pair.made(9, 2)).tolist() == [2] * 9
     assert memory_of(pair) == [16 << 20]
-    _, slabs, small = pair.pickled([torch.ones(1)])
+    _, slabs, small = pair.pickled([torch.ones(1, dtype=torch.uint8)])
     assert (len(slabs), len(small)) == (1, 0)
 
 
@@ -263,9 +263,21 @@ def test_without_room_for_locked_memory_that_is_said_once_and_batches_come_as_be
     first = pair.sent(pair.made(BIG, 1))
     others = [pair.sent(pair.made(BIG, number)) for number in (2, 3)]
     (told,) = pair.told
-    assert told.startswith("a device cannot page-lock the memory of batches: no more. ")
+    assert told == (
+        "a device cannot page-lock the memory of batches: no more. From here on their copies block the loop; "
+        "`ulimit -l unlimited`, or transport='upstream', may help."
+    )
     assert [int(batch[0]) for batch in (first, *others)] == [1, 2, 3]
     assert len(host.now) == 1
+
+
+def test_a_lock_says_whether_it_locks_and_is_left_to_the_system_at_the_end() -> None:
+    locks = PageLocks(Locking(room=100), [].append)
+    memory = [np.zeros(100, np.uint8), np.zeros(1, np.uint8)]
+    assert [locks.lock(one) for one in (*memory, memory[1])] == [True, False, False]
+    registered: Any = weakref.finalize
+    (finalizer,) = (one for one in registered._registry if one.alive and one.peek()[0] is memory[0])
+    assert not finalizer.atexit
 
 
 def test_small_storages_travel_in_the_message(pair: Pair) -> None:
@@ -523,6 +535,15 @@ def test_what_the_two_sides_may_do_with_a_slab() -> None:
     may_free = [case for case in itertools.product((FREE, TAKEN, KEPT), both) if module.may_free(*case)]
     assert (may_write, may_free) == ([(FREE, False, False)], [(TAKEN, False)])
     assert [module.may_give_back(locked) for locked in both] == [True, False]
+
+
+def test_what_a_child_may_see_stays_inherited_at_the_next_fork(pair: Pair) -> None:
+    batch = pair.made(BIG, 1)
+    pair.arena.forks()
+    pair.sent(batch)
+    del batch
+    pair.arena.forks()
+    assert [(slab.inherited, slab.visible) for slab in pair.arena._slabs.values()] == [(True, False)]
 
 
 def test_a_fork_is_told_to_the_slabs_of_all_workers_and_loaders() -> None:

@@ -351,6 +351,11 @@ class TestRegistrations:
         assert collate.default_collate([Thing()]) == "nameless"
 
 
+def test_torchs_two_defaults_are_ours() -> None:
+    theirs = [torch_collate.default_collate, torch_collate.default_convert, by_user]
+    assert [collate.ours(fn) for fn in theirs] == [collate.default_collate, collate.default_convert, by_user]
+
+
 class TestTheOracle:
     """The comparison itself must notice what matters, or everything above proves nothing."""
 

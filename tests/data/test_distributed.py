@@ -302,12 +302,12 @@ def test_a_share_is_permuted_once_an_epoch_and_anew_when_anything_changes(monkey
     monkeypatch.setattr(distributed, "permutation", counted)
     ours = DistributedSampler(range(103), num_replicas=4, rank=1)
     theirs = torch.utils.data.DistributedSampler(range(103), num_replicas=4, rank=1)
-    for change in ({}, {"epoch": 1}, {"seed": 7}, {"rank": 2}, {"epoch": 0}):
+    for change in ({}, {"epoch": 1}, {"seed": 7}, {"rank": 2}, {"epoch": 0}, {"seed": 8, "epoch": 1}):
         for name, value in change.items():
             setattr(ours, name, value)
             setattr(theirs, name, value)
         assert list(ours) == list(ours) == list(theirs)
-    assert seeds == [0, 1, 8, 8, 7]
+    assert seeds == [0, 1, 8, 8, 7, 9]
 
 
 def test_a_state_is_an_epoch_and_a_position() -> None:

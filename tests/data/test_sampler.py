@@ -193,6 +193,11 @@ class TestCost:
         assert order.tolist() == torch.randperm(n, generator=wide).tolist()
         assert torch.equal(narrow.get_state(), wide.get_state())
 
+    def test_a_permutation_of_more_than_int32_can_say_is_wide(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "randperm", lambda n, *, generator, dtype: (n, dtype))
+        most = 2**31 - 1
+        assert [permutation(n, None) for n in (most, most + 1)] == [(most, torch.int32), (most + 1, torch.int64)]
+
     @pytest.mark.parametrize("cls", [RandomSampler, SubsetRandomSampler])
     def test_never_a_list_of_n_ints(self, cls: Any) -> None:
         n = 300_000
