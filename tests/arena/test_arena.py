@@ -537,6 +537,19 @@ def test_what_the_two_sides_may_do_with_a_slab() -> None:
     assert [module.may_give_back(locked) for locked in both] == [True, False]
 
 
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_message_that_was_rebuilt_during_a_fork_does_not_free_its_slabs(begun: int) -> None:
+    pair = Pair()
+    for _ in range(2):
+        slab = pair.arena._take(BIG)
+        pair.mappings.map(slab.number, slab.size, slab.fd)
+    roots = [pair.mappings.root(number) for number in range(2)]
+    pair.mappings.deliver(list(enumerate(roots)), pair.mappings.forks - begun)
+    assert pair.mappings.visible == (0 if begun else 2)
+    del roots
+    assert list(pair.states[:2]) == [KEPT if begun else FREE] * 2
+
+
 def test_what_a_child_may_see_stays_inherited_at_the_next_fork(pair: Pair) -> None:
     batch = pair.made(BIG, 1)
     pair.arena.forks()

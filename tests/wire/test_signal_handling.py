@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,16 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
         queue._wait(0)
     assert queue.get() == "the next"
     signal_handling.raise_now()
+
+
+def test_a_step_is_what_calls_the_interrupted_code_unless_that_waits() -> None:
+    def frame(module: str, back: Any = None, code: Any = None) -> Any:
+        return SimpleNamespace(f_code=code, f_globals={"__name__": module}, f_back=back)
+
+    step = frame("minidl.loader.iterators", frame("__main__"))
+    wait = next(iter(signal_handling._waits))
+    frames = [None, frame("__main__"), step, frame("queue", step), frame("queue", step, wait)]
+    assert [signal_handling._in_a_step(each) for each in frames] == [False, False, True, True, False]
 
 
 # --- While a worker is started ----------------------------------------------------------------------------------------
