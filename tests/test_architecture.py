@@ -64,8 +64,8 @@ ORDER = (
     ("startup", "sitecustomize"),
     (
         "explore",
-        "configurations guards world decisions steps loader pin_thread workers model search trace follow diagrams "
-        "ablations slab_life __init__",
+        "configurations guards world ablated decisions steps loader pin_thread workers model search trace follow "
+        "diagrams ablations slab_life __init__",
     ),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     ("bench", "child machine memory own_thread pairs events files loader device samplers states transports __init__"),

@@ -2,7 +2,7 @@
 
 `with without("done-event"):` takes the guard of this name (see `guards.GUARDS`) away from iterators that are made in
 the block, and from the workers that they fork; with start method "spawn" or "forkserver" a worker's own guards stay.
-The guards of the driver are fields of its policy; each of the others is one function here, which replaces the one
+The guards of the driver are methods, see `ablated`; each of the others is one function here, which replaces the one
 piece of code that is the guard. For demonstrations and tests, in a process that may hang.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import multiprocessing
 import multiprocessing.queues
@@ -18,8 +17,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from minidl.explore.ablated import ablated
 from minidl.explore.guards import GUARDS
-from minidl.loader import driver, iterators, pin_memory, shutdown, worker
+from minidl.loader import iterators, pin_memory, shutdown, worker
 from minidl.loader.ports import Ports
 from minidl.wire.queues import BoundedQueue
 
@@ -31,7 +31,7 @@ def without(name: str) -> Iterator[None]:
     """Take the guard called `name` away while the block runs. Raises ValueError for a name that no guard has."""
     if name not in GUARDS:
         raise ValueError(f"{name!r} is none of {', '.join(map(repr, GUARDS))}")
-    take = _OTHERS.get(name) or functools.partial(_without_policy, GUARDS[name].field)
+    take = _OTHERS.get(name) or functools.partial(_with_driver_without, GUARDS[name].field)
     undo = take()
     try:
         yield
@@ -47,11 +47,9 @@ def _replaced(owner: Any, name: str, new: Any) -> Undo:
     return lambda: delattr(owner, name) if inherited else setattr(owner, name, old)
 
 
-def _without_policy(field: str) -> Undo:
-    """A guard of the driver: iterators get a policy without it."""
-    constructor: Any = driver.Driver.__init__
-    policy = dataclasses.replace(driver.POLICY, **{field: False})
-    return _replaced(constructor, "__kwdefaults__", {**constructor.__kwdefaults__, "policy": policy})
+def _with_driver_without(guard: str) -> Undo:
+    """Iterators get a driver without this guard."""
+    return _replaced(iterators, "Driver", ablated([guard], vars(iterators)["Driver"]))
 
 
 def _without_call(method: str, caller: str) -> Undo:
@@ -139,4 +137,4 @@ _OTHERS: Final[dict[str, Callable[[], Undo]]] = {
     "pin-sentinel-left": lambda: _replaced(shutdown.Crew, "_leave_pin_sentinel", lambda crew: None),
     "lock-free-event": lambda: _with_port("done_event", "workers", lambda _: multiprocessing.Event()),
 }
-"""Guards that are no field of the driver's policy -> what takes them away."""
+"""Guards that are not the driver's -> what takes them away."""

@@ -11,8 +11,6 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from minidl.loader.driver import Policy
-
 
 class Crash(enum.Enum):
     """The one thing that goes wrong in a run, at any step of it. Values are how tables name them."""
@@ -79,12 +77,26 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Protocol(Policy):
-    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is.
+class Protocol:
+    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is."""
 
-    Those of the driver are `Policy`'s; these are the other actors', the queues' and the interpreter's.
-    """
-
+    # The driver's, see `ablated`.
+    sentinel: bool = True
+    exhausted_sentinel: bool = True
+    wake_pin: bool = True
+    workers_done: bool = True
+    pin_done: bool = True
+    pin_told_at_last: bool = True
+    loader_timeout: bool = True
+    liveness_check: bool = True
+    pin_liveness_check: bool = True
+    leavers_checked: bool = True
+    pin_first: bool = True
+    bounded_joins: bool = True
+    bounded_pin_join: bool = True
+    killed_at_last: bool = True
+    epochs_told_apart: bool = True
+    # The other actors', the queues' and the interpreter's.
     watchdog: bool = True
     worker_timeout: bool = True
     pin_timeout: bool = True

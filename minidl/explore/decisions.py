@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 from minidl.explore import world as at
+from minidl.explore.ablated import ABLATED, ablated
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.loader.dispatcher import NOT_FETCHED, DispatchError, Frozen
 from minidl.loader.driver import Driver, Effect, Evidence
@@ -40,7 +41,7 @@ class Decided:
 
     def __init__(self, frozen: Frozen, effect: Effect | None) -> None:
         self.frozen, self.effect = frozen, effect
-        self.life, dispatcher, self.epoch, _, self.missing, _, _, self.told, _, self.closed, self.abandoned = frozen
+        self.life, dispatcher, self.epoch, self.missing, _, self.told, _, self.closed, self.abandoned = frozen
         self.rcvd_idx: int = dispatcher[1]
         unfetched = sum(data is NOT_FETCHED for _, _, _, data in dispatcher[2])
         self.miscounted = dispatcher[3] != unfetched + len(dispatcher[7])
@@ -93,7 +94,8 @@ class Driving:
         decides = dispatcher(self._listener, c.workers, c.prefetch, c.in_order)  # type: ignore[arg-type]
         lifecycle = _ToldLifecycle(self._listener)
         timeout = 1 if c.timeout else 0
-        self._driver = driver(decides, lifecycle, persistent=c.persistent, timeout=timeout, policy=protocol)
+        kind = ablated([guard for guard in ABLATED if not getattr(protocol, guard)], driver)
+        self._driver = kind(decides, lifecycle, persistent=c.persistent, timeout=timeout)
         lifecycle.handle(LoaderEvent.START)
         for _ in range(c.workers):
             self._driver.worker_started()

@@ -112,10 +112,9 @@ class Model(Loader, Workers, PinThread):
 
     def _joins_over(self, state: State, out: list[Step]) -> None:
         """The loader waits no longer for an actor that goes on."""
-        w, p = World(state), self.protocol
-        if (w.phase == at.JOIN_PIN and p.bounded_pin_join) or (
-            w.phase == at.JOIN_WORKERS and p.bounded_joins and not w.nobody
-        ):
+        w = World(state)
+        joins = w.phase == at.JOIN_PIN or (w.phase == at.JOIN_WORKERS and not w.nobody)
+        if joins and w.decisions.effect.timeout is not None:
             self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", JOIN_OVER)
 

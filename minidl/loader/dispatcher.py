@@ -50,7 +50,7 @@ class Assignment:
     worker_id: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Deliver:
     """Task `idx` is to be yielded now."""
 

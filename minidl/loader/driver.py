@@ -32,7 +32,7 @@ What is decided (article 1 §2.4; article 4 §shutdown):
    nothing.
 
 No processes, queues, clocks or tensors here. The live iterator, `minidl explore` and `minidl bench` run this class.
-`freeze` and `thaw` save and restore the state. `Policy` removes single guards, for the explorer.
+`freeze` and `thaw` save and restore the state. `explore.ablated` removes single guards, by overriding their methods.
 """
 
 from __future__ import annotations
@@ -170,8 +170,11 @@ class _WasTold:
 
 PIN: Final = -1
 
+Plan = tuple[Effect | LoaderEvent | _WasTold, ...]
+"""Steps that come one after the other: effects, and between them what the driver does itself."""
 
-# --- Evidence and policy ----------------------------------------------------------------------------------------------
+
+# --- Evidence ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the actor sees after a `Get` that brought no message, or one that can't be rebuilt.
@@ -184,30 +187,6 @@ class Evidence:
     pin_alive: bool = True
     timed_out: bool = False
     jammed: Callable[[], bool] = bool
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The driver's guards: False removes one. The names are those of `explore.configurations.Protocol`."""
-
-    sentinel: bool = True
-    exhausted_sentinel: bool = True
-    wake_pin: bool = True
-    workers_done: bool = True
-    pin_done: bool = True
-    pin_told_at_last: bool = True
-    loader_timeout: bool = True
-    liveness_check: bool = True
-    pin_liveness_check: bool = True
-    leavers_checked: bool = True
-    pin_first: bool = True
-    bounded_joins: bool = True
-    bounded_pin_join: bool = True
-    killed_at_last: bool = True
-    epochs_told_apart: bool = True
-
-
-POLICY: Final = Policy()
 
 
 # --- The driver -------------------------------------------------------------------------------------------------------
@@ -225,19 +204,15 @@ class Driver(LiveRepr):
         *,
         persistent: bool = False,
         timeout: float = 0,
-        policy: Policy = POLICY,
     ) -> None:
         self.dispatcher = dispatcher
         self.lifecycle = lifecycle
         self.persistent = persistent
-        self.policy = policy
-        self.get = Get(timeout or (MP_STATUS_CHECK_INTERVAL if policy.loader_timeout else None))
+        self.get = Get(timeout or MP_STATUS_CHECK_INTERVAL)
         self.pin = False  # whether there is a pin thread
         self.epoch = 0
-        self.priming = 0  # draws that are left at the beginning of the epoch
         self.missing = 0  # acknowledgements of the epoch that are waited for
-        self.delivering: Deliver | None = None  # the batch that is yielded once its successor is sent
-        self.plan: tuple[Any, ...] = ()  # steps that come next
+        self.plan: Plan = ()  # what comes next: the first draws, a batch, a shutdown; () = as the dispatcher says
         self.told: list[bool] = []  # for each worker that was started: whether its sentinel was sent
         self.pin_told = False
         self.closed = False  # the shutdown has begun
@@ -246,20 +221,25 @@ class Driver(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"{self.lifecycle.state.name} in epoch {self.epoch}"
         yield from self.dispatcher._counts()
-        if self.priming:
-            yield f"{counted(self.priming, 'draw')} of the first {self.dispatcher.capacity} left"
         if self.missing:
             yield f"{counted(self.missing, 'acknowledgement')} missing"
-        if self.delivering is not None:
-            yield f"task {self.delivering.idx} is yielded next"
-        for step in [step for step in self.plan if not isinstance(step, (LoaderEvent, _WasTold))][:1]:
-            yield f"after this step {getattr(step, 'name', step)}"
+        yield from self._next_step()
         if told := [worker for worker, is_told in enumerate(self.told) if is_told]:
             yield f"told to leave: {numbers('worker', told)}"
         if self.pin_told:
             yield "told to leave: pin thread"
         if self.abandoned:
             yield "shutdown interrupted"
+
+    def _next_step(self) -> Iterator[str]:
+        """The next effect of the plan, if it has one."""
+        for step in [step for step in self.plan if not isinstance(step, (LoaderEvent, _WasTold))][:1]:
+            if READY in self.plan:
+                yield f"{counted(1 + self.plan.count(DRAW), 'draw')} of the first {self.dispatcher.capacity} left"
+            elif type(step) is Deliver:
+                yield f"task {step.idx} is yielded next"
+            else:
+                yield f"after this step {getattr(step, 'name', step)}"
 
     @property
     def ended(self) -> bool:
@@ -286,7 +266,6 @@ class Driver(LiveRepr):
         self.lifecycle.handle(LoaderEvent.RESUME)
         self.epoch += 1
         self.dispatcher.reset()
-        self.delivering = None  # of a next() that was interrupted, and is not asked for again
         self.missing = self.dispatcher.num_workers
         return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.missing)), self.get)
 
@@ -295,14 +274,12 @@ class Driver(LiveRepr):
 
         Also an acknowledgement may: of an epoch whose beginning was interrupted.
         """
-        told_apart = self.policy.epochs_told_apart
-        self.missing -= isinstance(message, ResumeIteration) and (message.epoch == self.epoch or not told_apart)
+        self.missing -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
         return self.get if self.missing else self._prime()
 
     def _prime(self) -> Effect:
         self.lifecycle.handle(LoaderEvent.EPOCH_BEGIN)
-        self.priming = self.dispatcher.capacity
-        return DRAW
+        return self._follow(*[DRAW] * self.dispatcher.capacity, LoaderEvent.PRIMED, READY)
 
     # --- One batch ----------------------------------------------------------------------------------------------------
     def next(self) -> Effect:
@@ -327,7 +304,7 @@ class Driver(LiveRepr):
         return self._deliver(step) if type(step) is Deliver else self.get
 
     def _deliver(self, step: Deliver) -> Effect:
-        self.delivering = step
+        self.plan = (step,)
         return DRAW
 
     def drawn(self, index: Any) -> Effect:
@@ -341,21 +318,13 @@ class Driver(LiveRepr):
         return self.done()
 
     def done(self) -> Effect:
-        """The effect is performed: what comes next."""
-        if self.plan:
-            return self._go_on()
-        if self.closed:
-            return END
-        if self.delivering is not None:
-            step, self.delivering = self.delivering, None
-            return step
-        if not self.priming:
-            return self._step()
-        self.priming -= 1
-        if self.priming:
-            return DRAW
-        self.lifecycle.handle(LoaderEvent.PRIMED)
-        return READY
+        """The effect is performed: what comes next, by the plan or, once it is done, by the dispatcher."""
+        while plan := self.plan:
+            step, self.plan = plan[0], plan[1:]
+            if type(step) is not LoaderEvent and type(step) is not _WasTold:
+                return step  # type: ignore[return-value]
+            self._take(step)
+        return END if self.closed else self._step()
 
     def received(self, message: Any) -> Effect:
         """A message has come."""
@@ -374,9 +343,7 @@ class Driver(LiveRepr):
         """A worker's dataset has ended: it gets its sentinel, unless it is persistent; the others get one more task."""
         worker = result.worker_id
         self.dispatcher.exhausted(result.idx, worker)
-        leave = (
-            () if self.persistent else self._sentinel(worker) if self.policy.exhausted_sentinel else (_WasTold(worker),)
-        )
+        leave = () if self.persistent else self._sentinel(worker)
         return self._follow(*leave, DRAW)
 
     def yielded(self) -> None:
@@ -389,7 +356,7 @@ class Driver(LiveRepr):
         again: the effect has no answer, and may be performed again.
         """
         if not (self.closed or again):
-            self.delivering, self.plan = None, ()
+            self.plan = ()
         if self.lifecycle.allows(LoaderEvent.RAISE):
             self.lifecycle.handle(LoaderEvent.RAISE)
 
@@ -404,7 +371,7 @@ class Driver(LiveRepr):
         if evidence.timed_out:
             info = self.dispatcher.task_info.get(self.dispatcher.rcvd_idx)
             return Raise(Failure.TIMED_OUT, () if info is None else (info.worker_id,))
-        if not evidence.pin_alive and self.policy.pin_liveness_check:
+        if not evidence.pin_alive:
             return self._follow(NoteDeath(PIN), Raise(Failure.PIN_THREAD_DIED))
         return self.get
 
@@ -412,52 +379,46 @@ class Driver(LiveRepr):
         """What follows if a worker died before it was told to leave, or while the others depended on it; else None."""
         if self.closed:
             return END
-        failed = self._failed(evidence) if self.policy.liveness_check else []
+        failed = self._failed(evidence)
         if not failed:
             return None
-        plan: list[Any] = []
-        for worker in failed:
-            plan.append(NoteDeath(worker))
-            plan += self._sentinel(worker)
-        return self._follow(*plan, Raise(Failure.WORKER_DIED, tuple(failed)))
+        noted = (step for worker in failed for step in (NoteDeath(worker), *self._sentinel(worker)))
+        return self._follow(*noted, Raise(Failure.WORKER_DIED, tuple(failed)))
 
     def _failed(self, evidence: Evidence) -> list[int]:
         """Workers that died with work to do; else those that died with the result queue's lock."""
-        failed = [worker for worker in evidence.dead if self.dispatcher.workers_status[worker]]
-        if failed or not self.policy.leavers_checked:
-            return failed
+        at_work = [worker for worker in evidence.dead if self.dispatcher.workers_status[worker]]
+        return at_work or self._failed_leavers(evidence)
+
+    def _failed_leavers(self, evidence: Evidence) -> list[int]:
         failed = [worker for worker, code in evidence.dead.items() if code != 0]
         return failed if failed and evidence.jammed() else []
 
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def close(self) -> Effect:
-        """Begin the shutdown, or go on with one that was interrupted; END if there is nothing to do.
-
-        If the interruption came before the pin thread was told to end, it is told now.
-        """
+        """Begin the shutdown, or go on with one that was interrupted; END if there is nothing to do."""
         if self.abandoned:
             self.abandoned = False
-            tell_pin = self.pin and not self.pin_told and self.policy.pin_done and self.policy.pin_told_at_last
-            return self._follow(*((Simple.SET_PIN_DONE, _WasTold(PIN)) if tell_pin else ()), *self._leftovers())
+            return self._follow(*self._tell_pin_at_last(), *self._leftovers())
         if self.closed:
             return END
         if not self.lifecycle.shut_down:  # else an exception has come between this and the next line
             self.lifecycle.handle(LoaderEvent.SHUT_DOWN)
         self.closed = True
-        self.delivering, self.priming, self.missing = None, 0, 0
-        pin = (*self._stop_pin(), LoaderEvent.PIN_STOPPED)
-        workers = (*self._signal(), LoaderEvent.SIGNALLED, *self._join(), LoaderEvent.JOINED)
-        if self.policy.pin_first:
-            return self._follow(*pin, *workers, *self._leftovers())
-        steps = (step for step in (*workers, *pin) if not isinstance(step, LoaderEvent))  # it forbids this order
-        return self._follow(*steps, *self._leftovers())
+        self.missing = 0
+        return self._follow(*self._stages(), *self._leftovers())
 
     def interrupted(self) -> None:
         """An error or a signal interrupted the shutdown; unless it is over, the next `close` goes on with leftovers."""
         if self.closed:
             self.plan, self.abandoned = (), not self.ended
 
-    def _stop_pin(self) -> tuple[Any, ...]:
+    def _stages(self) -> Plan:
+        """Stop the pin thread while the result queue is still whole, then tell the workers to leave, and join them."""
+        pin = (*self._stop_pin(), LoaderEvent.PIN_STOPPED)
+        return (*pin, *self._signal(), LoaderEvent.SIGNALLED, *self._join(), LoaderEvent.JOINED)
+
+    def _stop_pin(self) -> Plan:
         """Set the thread's done event, wake it with a sentinel, join it for longer than its own timeout.
 
         The sentinel may not arrive: a worker may have died with the queue's lock. The thread then looks at its done
@@ -465,62 +426,55 @@ class Driver(LiveRepr):
         """
         if not self.pin:
             return ()
-        return (
-            *((Simple.SET_PIN_DONE, _WasTold(PIN)) if self.policy.pin_done else ()),
-            *((Simple.WAKE_PIN,) if self.policy.wake_pin else ()),
-            JoinPin(2 * MP_STATUS_CHECK_INTERVAL if self.policy.bounded_pin_join else None),
-            Simple.CLOSE_RESULT_QUEUE,
-        )
+        return (*self._tell_pin(), Simple.WAKE_PIN, JoinPin(2 * MP_STATUS_CHECK_INTERVAL), Simple.CLOSE_RESULT_QUEUE)
 
-    def _signal(self) -> tuple[Any, ...]:
+    def _tell_pin(self) -> Plan:
+        return Simple.SET_PIN_DONE, _WasTold(PIN)
+
+    def _tell_pin_at_last(self) -> Plan:
+        """Tell the pin thread to end, if the shutdown was interrupted before that."""
+        return self._tell_pin() if self.pin and not self.pin_told else ()
+
+    def _signal(self) -> Plan:
         """Set the done event, then send a sentinel to each worker that has had none."""
         if not self.told:
             return ()
-        tell = range(len(self.told)) if self.policy.sentinel else ()
-        return (
-            *((Simple.SET_WORKERS_DONE,) if self.policy.workers_done else ()),
-            *(step for worker in tell for step in self._sentinel(worker, again=self.persistent)),
-        )
+        tell = (step for worker in range(len(self.told)) for step in self._sentinel(worker, again=self.persistent))
+        return (Simple.SET_WORKERS_DONE, *tell)
 
-    def _join(self) -> tuple[Any, ...]:
-        timeout = MP_STATUS_CHECK_INTERVAL if self.policy.bounded_joins else None
-        return JoinWorkers(timeout), Simple.CLOSE_INDEX_QUEUES
+    def _join(self) -> Plan:
+        return JoinWorkers(MP_STATUS_CHECK_INTERVAL), Simple.CLOSE_INDEX_QUEUES
 
-    def _leftovers(self) -> tuple[Any, ...]:
+    def _leftovers(self) -> Plan:
         """Terminate, and finally kill, the workers that did not leave.
 
         The pids are forgotten after the joins, which end with the error if SIGCHLD has told that a worker was killed.
         """
-        kill = (Terminate(kill=True, timeout=MP_STATUS_CHECK_INTERVAL),) if self.policy.killed_at_last else ()
         return (
             Simple.FORGET_WORKERS,
             Terminate(kill=False, timeout=MP_STATUS_CHECK_INTERVAL),
-            *kill,
+            Terminate(kill=True, timeout=MP_STATUS_CHECK_INTERVAL),
             LoaderEvent.TERMINATED,
             END,
         )
 
-    def _sentinel(self, worker: int, *, again: bool = False) -> tuple[Any, ...]:
+    def _sentinel(self, worker: int, *, again: bool = False) -> Plan:
         return () if self.told[worker] and not again else (PutSentinel(worker), _WasTold(worker))
 
     # --- Plans --------------------------------------------------------------------------------------------------------
-    def _follow(self, *steps: Any) -> Effect:
+    def _follow(self, *steps: Effect | LoaderEvent | _WasTold) -> Effect:
         self.plan = steps
-        return self._go_on()
+        return self.done()
 
-    def _go_on(self) -> Effect:
-        """The next effect of the plan; takes the steps before it that are the driver's own."""
-        while True:
-            step, self.plan = self.plan[0], self.plan[1:]
-            if isinstance(step, LoaderEvent):
-                self.lifecycle.handle(step)
-            elif not isinstance(step, _WasTold):
-                return step  # type: ignore[no-any-return]
-            elif step.who == PIN:
-                self.pin_told = True
-            else:
-                self.told[step.who] = True
-                self.dispatcher.worker_unavailable(step.who)
+    def _take(self, step: LoaderEvent | _WasTold) -> None:
+        """Take a step that is the driver's own."""
+        if isinstance(step, LoaderEvent):
+            self.lifecycle.handle(step)
+        elif step.who == PIN:
+            self.pin_told = True
+        else:
+            self.told[step.who] = True
+            self.dispatcher.worker_unavailable(step.who)
 
     # --- A state put aside --------------------------------------------------------------------------------------------
     def freeze(self) -> Frozen:
@@ -528,19 +482,16 @@ class Driver(LiveRepr):
 
         It leaves out the constructor's other arguments, and whether there is a pin thread.
         """
-        step = self.delivering
         return (
-            self.lifecycle.state, self.dispatcher.freeze(), self.epoch, self.priming, self.missing,
-            None if step is None else (step.idx, step.worker_id, step.data), self.plan, tuple(self.told), self.pin_told,
-            self.closed, self.abandoned,
+            self.lifecycle.state, self.dispatcher.freeze(), self.epoch, self.missing, self.plan, tuple(self.told),
+            self.pin_told, self.closed, self.abandoned,
         )  # fmt: skip
 
     def thaw(self, frozen: Frozen) -> None:
         """Continue from a state that `freeze` returned."""
         (
-            self.lifecycle.state, dispatcher, self.epoch, self.priming, self.missing,
-            step, self.plan, told, self.pin_told, self.closed, self.abandoned,
+            self.lifecycle.state, dispatcher, self.epoch, self.missing, self.plan, told,
+            self.pin_told, self.closed, self.abandoned,
         ) = frozen  # fmt: skip
         self.dispatcher.thaw(dispatcher)
-        self.delivering = None if step is None else Deliver(*step)
         self.told = list(told)

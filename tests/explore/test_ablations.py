@@ -12,7 +12,7 @@ import pytest
 from minidl.explore.ablations import without
 from minidl.explore.guards import GUARDS
 from minidl.lab.ablation import HANGS, ORPHANS, TABLE, outcome
-from minidl.loader import driver, iterators, ports, worker
+from minidl.loader import iterators, ports, worker
 from minidl.wire.queues import BoundedQueue
 
 with_all_guards = functools.cache(outcome)
@@ -50,7 +50,7 @@ def test_every_guard_has_a_program() -> None:
 def test_a_guard_comes_back(name: str) -> None:
     def state() -> list[object]:
         owners = (ports.Ports, BoundedQueue, worker.ManagerWatchdog, worker, iterators)
-        return [driver.Driver.__init__.__kwdefaults__, *({**vars(owner)} for owner in owners)]
+        return [{**vars(owner)} for owner in owners]
 
     before = state()
     with without(name):

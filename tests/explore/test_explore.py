@@ -116,7 +116,7 @@ def test_a_driver_out_of_a_tuple_answers_as_one_that_has_lived(
     data: st.DataObject, workers: int, prefetch: int, in_order: bool, persistent: bool
 ) -> None:
     c = Configuration("any", workers=workers, prefetch=prefetch, in_order=in_order, persistent=persistent)
-    live = Driver(Dispatcher(workers, prefetch, in_order), LoaderLifecycle(), persistent=persistent, policy=OURS)
+    live = Driver(Dispatcher(workers, prefetch, in_order), LoaderLifecycle(), persistent=persistent)
     live.lifecycle.handle(LoaderEvent.START)
     for _ in range(workers):
         live.worker_started()
@@ -198,8 +198,8 @@ class KeepsTheBatch(Driver):
     """Broken: a batch of a next() that was interrupted is still yielded next in the next epoch."""
 
     def resume(self) -> Any:
-        kept, effect = self.delivering, super().resume()
-        self.delivering = kept
+        kept, effect = self.plan, super().resume()
+        self.plan = (*kept, *self.plan)
         return effect
 
 

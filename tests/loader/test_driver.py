@@ -28,7 +28,6 @@ from minidl.loader.driver import (
     JoinPin,
     JoinWorkers,
     NoteDeath,
-    Policy,
     PutResume,
     PutSentinel,
     Raise,
@@ -454,7 +453,7 @@ def test_a_frozen_state_is_hashable_and_complete() -> None:
     driver, other = begun(pin=True), made(pin=True)
     other.thaw(driver.freeze())
     assert other.freeze() == driver.freeze()
-    assert other.delivering is None
+    assert other.plan == ()
     driver.next()
     driver.received(Result(0, 0, "a"))
     hash(driver.freeze())
@@ -465,53 +464,6 @@ def test_a_frozen_state_is_hashable_and_complete() -> None:
         assert either.done() == Deliver(0, 0, "a")
     effects = [steps_of(either, either.close()) for either in (driver, other)]
     assert effects[0] == effects[1]
-
-
-@pytest.mark.parametrize(
-    ("guard", "effects"),
-    [
-        ("sentinel", {PutSentinel(0), PutSentinel(1)}),
-        ("wake_pin", {Simple.WAKE_PIN}),
-        ("workers_done", {Simple.SET_WORKERS_DONE}),
-        ("pin_done", {Simple.SET_PIN_DONE}),
-        ("bounded_joins", {JOIN[0]}),
-        ("bounded_pin_join", {STOP_PIN[2]}),
-        ("killed_at_last", {LEFTOVERS[2]}),
-    ],
-)
-def test_a_guard_that_is_taken_away_takes_its_effects_along(guard: str, effects: set[Effect]) -> None:
-    whole, without = begun(pin=True), begun(pin=True, policy=Policy(**{guard: False}))
-    assert set(steps_of(whole, whole.close())) - set(steps_of(without, without.close())) == effects
-
-
-def test_without_its_sentinel_an_exhausted_worker_counts_as_told() -> None:
-    driver = begun(policy=Policy(exhausted_sentinel=False))
-    driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) is DRAW
-    assert driver.told == [True, False]
-    assert driver.dispatcher.workers_status == [False, True]
-
-
-def test_without_the_liveness_check_nobody_is_found_dead() -> None:
-    driver = begun(policy=Policy(liveness_check=False))
-    driver.next()
-    assert driver.nothing_came(Evidence({1: -9})) == GET
-
-
-def test_without_the_loaders_timeout_a_wait_has_no_bound() -> None:
-    assert begun(policy=Policy(loader_timeout=False)).next() == Get(None)
-
-
-def test_without_the_epoch_in_it_any_acknowledgement_counts() -> None:
-    driver = begun(persistent=True, workers=1, policy=Policy(epochs_told_apart=False))
-    steps_of(driver, driver.resume())
-    assert driver.received(ResumeIteration(0, 0)) is DRAW
-
-
-def test_without_pin_first_the_workers_end_before_the_pin_thread() -> None:
-    driver = begun(pin=True, policy=Policy(pin_first=False))
-    tell = [Simple.SET_WORKERS_DONE, PutSentinel(0), PutSentinel(1)]
-    assert steps_of(driver, driver.close()) == [*tell, *JOIN, *STOP_PIN, *LEFTOVERS]
 
 
 # --- Every interleaving -----------------------------------------------------------------------------------------------
