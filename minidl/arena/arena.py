@@ -543,7 +543,7 @@ class Host(Protocol):
         """Page-lock memory. OSError says why that can't be done."""
 
     def unlock(self, address: int) -> None:
-        """Undo it, before the memory is unmapped."""
+        """Undo it, before the memory is unmapped; do nothing to memory that is not locked."""
 
 
 class PageLocks:
@@ -562,22 +562,28 @@ class PageLocks:
         if self.failed:
             return False
         address = memory.ctypes.data
+        farewell = weakref.finalize(memory, _unlock, self.host, address, os.getpid())
+        farewell.atexit = False
         try:
-            self.host.lock(address, len(memory))
+            self.host.lock(address, len(memory))  # if a signal's handler raises here, it may be locked
         except OSError as error:
+            farewell.detach()
             self.failed = True
             self._tell(
                 f"{self.host.name} cannot page-lock the memory of batches: {error}. From here on their copies block "
                 "the loop; `ulimit -l unlimited`, or transport='upstream', may help."
             )
             return False
-        weakref.finalize(memory, _unlock, self.host, address, os.getpid()).atexit = False
         return True
 
 
 def _unlock(host: Host, address: int, pid: int) -> None:
     if os.getpid() == pid and not sys.is_finalizing():  # a forked child has not locked it; at the end, the system does
-        host.unlock(address)
+        try:
+            host.unlock(address)
+        except BaseException:  # of a signal's handler
+            host.unlock(address)
+            raise
 
 
 class Mappings:

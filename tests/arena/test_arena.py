@@ -207,7 +207,7 @@ class Locking:
         self.ever.append(size)
 
     def unlock(self, address: int) -> None:
-        del self.now[address]
+        self.now.pop(address, None)
 
 
 def test_a_slab_is_locked_once_and_until_the_last_batch_in_it_is_gone() -> None:
@@ -227,6 +227,34 @@ def test_a_slab_is_locked_once_and_until_the_last_batch_in_it_is_gone() -> None:
     del batch
     gc.collect()
     assert host.now == {}
+
+
+class Interrupted(Locking):
+    """Ctrl-C comes when memory has been locked, and each time before it is unlocked."""
+
+    raised = 0
+
+    def lock(self, address: int, size: int) -> None:
+        super().lock(address, size)
+        if len(self.ever) == 1:
+            raise KeyboardInterrupt
+
+    def unlock(self, address: int) -> None:
+        self.raised += 1
+        if self.raised % 2:
+            raise KeyboardInterrupt
+        super().unlock(address)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_memory_stays_locked_after_an_exception_of_a_signals_handler() -> None:
+    host = Interrupted()
+    pair = Pair(host=host)
+    with pytest.raises(KeyboardInterrupt):
+        pair.sent(pair.made(BIG, 1))
+    pair.mappings.close()
+    gc.collect()
+    assert (host.ever, host.now, host.raised) == ([1 << 16], {}, 2)
 
 
 def test_a_forked_child_unlocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
