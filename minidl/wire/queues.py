@@ -183,6 +183,7 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
     _thread: Any
     _buffer: Any
     _closed: bool
+    _finalize_close: Any
     _rlock: Any
     _wlock: Any
     _sem: Any
@@ -299,6 +300,16 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             _let_go(self._rlock)
         return inbox[-1]
+
+    def close(self) -> None:
+        """Close it; the feeder thread ends. It also does if a signal's handler raises here."""
+        try:
+            super().close()
+        except BaseException:
+            super().close()
+            if self._thread is not None:
+                self._finalize_close(self._buffer, self._notempty)
+            raise
 
     def let_go(self) -> None:
         """All workers have ended: it keeps no memory of theirs."""

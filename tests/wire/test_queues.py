@@ -222,6 +222,23 @@ def test_an_error_that_a_signals_handler_raises_in_a_put_is_passed_on(pipe: Any)
     pipe.join_thread()
 
 
+def test_the_feeder_thread_ends_though_a_signals_handler_raises_while_it_is_told_to(pipe: Any) -> None:
+    pipe.put("a message")
+    assert pipe.get(timeout=wl.BOUND) == "a message"
+    feeder, (_, condition) = pipe._thread, pipe._close._args
+    notify = condition.notify
+
+    def interrupted() -> None:
+        condition.notify = notify
+        raise KeyboardInterrupt
+
+    condition.notify = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        pipe.close()
+    feeder.join(wl.BOUND)
+    assert not feeder.is_alive()
+
+
 def test_a_closed_queue_is_not_read(pipe: Any) -> None:
     pipe.close()
     with pytest.raises(ValueError, match="is closed"):
