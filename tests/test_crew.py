@@ -14,7 +14,8 @@ from exceptions_everywhere import Interruption
 
 from minidl.loader import shutdown
 from minidl.loader.dispatcher import Dispatcher
-from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Get, JoinWorkers
+from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, Get, JoinWorkers
+from minidl.loader.liveness import evidence_of
 from minidl.loader.progress import Place, Stage
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
 from minidl.loader.shutdown import Crew
@@ -175,6 +176,24 @@ def test_a_new_crew_has_started_nothing() -> None:
     assert crew.board is board
     assert (crew.workers, crew.pin_thread, crew.pin_done_event, crew.named) == ([], None, None, False)
     shutdown._running.discard(crew)
+
+
+def test_the_lock_of_the_result_queue_is_looked_at_only_if_a_worker_was_killed_on_its_way_out() -> None:
+    crew: Any = made(pin=False)
+    asked: list[str] = []
+    crew.result_queue.jammed = lambda: asked.append("lock") or True
+    worker = crew.workers[0]
+    worker.told.append("kill")
+    worker.exitcode = -9
+    assert evidence_of(crew) == Evidence({0: -9}), "it had work to do"
+    crew.driver.dispatcher.workers_status[0] = False
+    worker.exitcode = 0
+    assert evidence_of(crew) == Evidence({0: 0}), "it has left"
+    assert asked == []
+    worker.exitcode = -9
+    assert evidence_of(crew, timed_out=True) == Evidence({0: -9}, timed_out=True, jammed=True)
+    assert asked == ["lock"]
+    crew.shut_down()
 
 
 def test_without_a_pin_thread_the_result_queue_is_left_to_its_owner() -> None:

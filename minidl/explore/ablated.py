@@ -7,7 +7,7 @@ guard's field of `configurations.Protocol` to it, and `ablated(guards)` is a dri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from minidl.loader.driver import (
@@ -51,7 +51,7 @@ class _LivenessCheck(Driver):
 
 
 class _LeaversChecked(Driver):
-    def _failed_leavers(self, evidence: Evidence) -> list[int]:
+    def leavers(self, dead: Mapping[int, int | None]) -> list[int]:
         return []
 
 

@@ -124,8 +124,8 @@ class Driving:
         if call == "received":
             effect = ask(_message(argument))
         elif call == "nothing_came":
-            dead, pin_alive, timed_out, jammed = argument
-            effect = ask(Evidence(dict(dead), pin_alive, timed_out, lambda: jammed))
+            dead, *others = argument
+            effect = ask(Evidence(dict(dead), *others))
         elif call == "failed":
             effect = ask(again=bool(argument))
         else:

@@ -91,7 +91,7 @@ _LIST = (
     Guard("lock-free-event", "lock_free_event", "keeps a worker that is killed from holding the done event's lock",
           "loader.shutdown:perform", "", (KILLED_WORKER, KILLED_LOADER)),
     Guard("leavers-checked", "leavers_checked", "finds a worker that was killed after its stream had ended",
-          "loader.driver:_failed_leavers", "", (KILLED_STREAM,)),
+          "loader.driver:leavers", "", (KILLED_STREAM,)),
     Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
           "loader.driver:_stop_pin", "", (STUCK_PIN,)),
     Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though an exception cut the shutdown short",

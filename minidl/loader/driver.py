@@ -38,7 +38,7 @@ No processes, queues, clocks or tensors here. The live iterator, `minidl explore
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -180,13 +180,13 @@ class Evidence:
     """What the actor sees after a `Get` that brought no message, or one that can't be rebuilt.
 
     dead: exit codes of the workers that have ended. timed_out: the user's timeout has passed. jammed: whether the lock
-    of the result queue is held by a process that writes nothing; asked only if it matters, since it may take a second.
+    of the result queue is held by a process that writes nothing; it counts only if `Driver.leavers` names somebody.
     """
 
     dead: Mapping[int, int | None]
     pin_alive: bool = True
     timed_out: bool = False
-    jammed: Callable[[], bool] = bool
+    jammed: bool = False
 
 
 # --- The driver -------------------------------------------------------------------------------------------------------
@@ -387,12 +387,16 @@ class Driver(LiveRepr):
 
     def _failed(self, evidence: Evidence) -> list[int]:
         """Workers that died with work to do; else those that died with the result queue's lock."""
-        at_work = [worker for worker in evidence.dead if self.dispatcher.workers_status[worker]]
-        return at_work or self._failed_leavers(evidence)
+        return self._at_work(evidence.dead) or (self.leavers(evidence.dead) if evidence.jammed else [])
 
-    def _failed_leavers(self, evidence: Evidence) -> list[int]:
-        failed = [worker for worker, code in evidence.dead.items() if code != 0]
-        return failed if failed and evidence.jammed() else []
+    def _at_work(self, dead: Iterable[int]) -> list[int]:
+        return [worker for worker in dead if self.dispatcher.workers_status[worker]]
+
+    def leavers(self, dead: Mapping[int, int | None]) -> list[int]:
+        """Workers that were killed when they had no work left; none if the loader ends for another reason anyway."""
+        if self.closed or self._at_work(dead):
+            return []
+        return [worker for worker, code in dead.items() if code != 0]
 
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def close(self) -> Effect:

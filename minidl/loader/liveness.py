@@ -14,12 +14,16 @@ from minidl.wire.messages import Result
 
 
 def evidence_of(crew: Crew, *, timed_out: bool = False) -> Evidence:
-    """Which workers have ended, with their exit codes, and whether the pin thread runs."""
+    """Which workers have ended, with their exit codes, and whether the pin thread runs.
+
+    Whether the result queue is jammed takes up to a second to see, so it is looked at only if it counts.
+    """
+    dead = {number: worker.exitcode for number, worker in enumerate(crew.workers) if not worker.is_alive()}
     return Evidence(
-        dead={number: worker.exitcode for number, worker in enumerate(crew.workers) if not worker.is_alive()},
+        dead=dead,
         pin_alive=crew.pin_thread is None or crew.pin_thread.is_alive(),
         timed_out=timed_out,
-        jammed=crew.result_queue.jammed,
+        jammed=bool(crew.driver.leavers(dead)) and crew.result_queue.jammed(),
     )
 
 

@@ -142,7 +142,7 @@ def test_without_the_check_of_leavers_the_lock_is_not_asked_about() -> None:
     driver = begun("leavers_checked")
     driver.next()
     driver.received(Result(0, 0, WorkerExhausted(0)))
-    assert driver.nothing_came(Evidence({0: -9}, jammed=lambda: True)) == GET
+    assert driver.nothing_came(Evidence({0: -9}, jammed=True)) == GET
 
 
 def test_without_the_loaders_timeout_a_wait_has_no_bound_but_the_users() -> None:

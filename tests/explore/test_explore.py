@@ -132,7 +132,8 @@ def test_a_driver_out_of_a_tuple_answers_as_one_that_has_lived(
             calls += [("received", at.result(kind, idx, live.dispatcher.task_info[idx].worker_id))
                       for idx in outstanding for kind in (at.DATA, at.EXHAUSTED)]  # fmt: skip
             calls += [("received", at.result(at.ACK, live.epoch, worker)) for worker in range(workers)]
-            calls += [("nothing_came", (((0, -9),), True, False, False)), ("nothing_came", ((), True, True, False))]
+            calls += [("nothing_came", (((0, -9),), True, False, jammed)) for jammed in (False, True)]
+            calls += [("nothing_came", ((), True, True, False))]
         call, argument = data.draw(st.sampled_from(calls))
         try:
             state, heard, _ = driving.ask(state, call, argument)
@@ -152,8 +153,8 @@ def give(driver: Driver, call: str, argument: Any) -> Any:
         result = Result(idx, worker, WorkerExhausted(worker) if kind == at.EXHAUSTED else None)
         return driver.received(ResumeIteration(idx, worker) if kind == at.ACK else result)
     if call == "nothing_came":
-        dead, pin_alive, timed_out, _ = argument
-        return driver.nothing_came(Evidence(dict(dead), pin_alive, timed_out))
+        dead, *others = argument
+        return driver.nothing_came(Evidence(dict(dead), *others))
     return getattr(driver, call)(*([None] if call == "drawn" else []))
 
 

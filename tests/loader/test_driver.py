@@ -271,22 +271,31 @@ def test_a_persistent_worker_that_died_gets_another_one_in_the_shutdown_as_upstr
 
 
 def test_a_worker_that_left_is_suspected_only_if_the_lock_of_the_result_queue_is_jammed() -> None:
-    asked: list[bool] = []
-
-    def jammed(answer: bool) -> Any:
-        return lambda: asked.append(answer) or answer
-
     driver = begun()
     driver.next()
     assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
     assert driver.done() is DRAW
     assert driver.sampler_ended() == GET
-    assert driver.nothing_came(Evidence({0: 0}, jammed=jammed(True))) == GET
-    assert asked == []
-    assert driver.nothing_came(Evidence({0: -9}, jammed=jammed(False))) == GET
-    effects = steps_of(driver, driver.nothing_came(Evidence({0: -9}, jammed=jammed(True))))
+    assert driver.leavers({0: 0}) == []
+    assert driver.nothing_came(Evidence({0: 0}, jammed=True)) == GET
+    assert driver.leavers({0: -9}) == [0]
+    assert driver.nothing_came(Evidence({0: -9})) == GET
+    effects = steps_of(driver, driver.nothing_came(Evidence({0: -9}, jammed=True)))
     assert effects == [NoteDeath(0), Raise(Failure.WORKER_DIED, (0,))]
-    assert asked == [False, True]
+
+
+def test_the_lock_of_the_result_queue_does_not_count_if_a_worker_died_at_work_or_after_close() -> None:
+    driver = begun()
+    driver.next()
+    assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
+    driver.done()
+    driver.sampler_ended()
+    assert driver.leavers({0: -9, 1: -9}) == []
+    assert steps_of(driver, driver.nothing_came(Evidence({0: -9, 1: 0}, jammed=True)))[-1] == Raise(
+        Failure.WORKER_DIED, (1,)
+    )
+    steps_of(driver, driver.close())
+    assert driver.leavers({0: -15, 1: -15}) == []
 
 
 def test_a_dead_pin_thread_raises() -> None:
@@ -650,7 +659,7 @@ class World:
                     dict(self.dead),
                     pin_alive=bool(ready),
                     timed_out=bool(self.plan.timeout) and late,
-                    jammed=lambda: True,
+                    jammed=True,
                 )
             )
         pick = ready[self.choices.popleft() % len(ready)] if self.choices else ready[0]
