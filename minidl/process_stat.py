@@ -1,7 +1,8 @@
-"""What the kernel says of processes in /proc/PID/stat, and signals to them. Needs no torch: see `watch`.
+"""What the kernel says of processes in /proc, and signals to them. Needs no torch: see `watch`.
 
-Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `born(fields)`, `is_alive(pid)`,
-`every_process()`; `HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`.
+Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `born(fields)`, `was_there(fields, moment)`,
+`is_alive(pid)`, `status_of(text)`; `children_of(pid)`, `descendants_of(pid)`, `every_process()`; `boot_id()`;
+`HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`.
 proc(5) names the fields; here the first one is the state, since the name before it may have blanks and brackets.
 
 Rules of use: a process that is no child of this one is signalled by these alone: once it has ended, its id may be
@@ -39,6 +40,11 @@ def born(fields: list[str]) -> float:
     return round(int(fields[19]) / os.sysconf("SC_CLK_TCK") - round(asleep, 1), 2)
 
 
+def was_there(fields: list[str], moment: int) -> bool:
+    """Whether a process with these fields was there at a moment (ns, CLOCK_MONOTONIC), to a second."""
+    return born(fields) <= moment / 1e9 + 1
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process is there; a zombie has ended."""
     try:
@@ -53,6 +59,33 @@ def every_process() -> Iterator[tuple[int, list[str]]]:
         if entry.isdecimal():
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 yield int(entry), stat_fields(int(entry))
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of all of a process's threads; those that were orphaned are not among them."""
+    out: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            out += map(int, task.read_text().split())
+    return out
+
+
+def descendants_of(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    return [one for child in children_of(pid) for one in (child, *descendants_of(child))]
+
+
+def status_of(text: str) -> dict[str, str]:
+    """The lines of /proc/PID/status."""
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def boot_id() -> str:
+    """What stands for this machine, and its clock, from start to shutdown; "" = unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 class HeldProcess:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl.process_stat import ENDED, born, stat_fields
+from minidl.process_stat import ENDED, boot_id, descendants_of, stat_fields, was_there
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.facts import read_facts
@@ -187,14 +187,14 @@ def is_small(directory: Path) -> bool:
 def life(pid: int, start_ns: int) -> ProcessLife:
     """Whether the process `pid`, which was there at `start_ns` (CLOCK_MONOTONIC), still is; a later one is another."""
     try:
-        state, *rest = stat_fields(pid)
+        fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
     except OSError:
         return ProcessLife.UNKNOWN
-    if born([state, *rest]) > start_ns / 1e9 + 1 or state in ENDED:
+    if not was_there(fields, start_ns) or fields[0] in ENDED:
         return ProcessLife.GONE
-    return {"T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK}.get(state, ProcessLife.ALIVE)
+    return {"T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK}.get(fields[0], ProcessLife.ALIVE)
 
 
 def _said(manifest: bytes) -> dict[str, object]:
@@ -206,11 +206,8 @@ def _said(manifest: bytes) -> dict[str, object]:
 
 def is_here(manifest: Mapping[str, object]) -> bool:
     """Whether the trace's clock and process ids mean something here: the same machine (or container), not restarted."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return False
-    return manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
+    boot = boot_id()
+    return bool(boot) and manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
 
 
 # --- Finding the trace ------------------------------------------------------------------------------------------------
@@ -247,7 +244,7 @@ def _trace_of(pid: int) -> Path:
         raise TraceError(f"process {pid} is another user's: name its trace's directory instead") from error
     except OSError as error:
         raise TraceError(f"process {pid} has just ended: name its trace's directory instead") from error
-    for child in _descendants(pid):
+    for child in descendants_of(pid):
         try:
             mapped += _mapped(child)
         except OSError:  # it has ended meanwhile
@@ -268,18 +265,6 @@ def _mapped(pid: int) -> Iterator[Path]:
         name = line.split(maxsplit=5)[5:]
         if name and name[0].removesuffix(" (deleted)").endswith(EVENTS_SUFFIX):
             yield Path(name[0].removesuffix(" (deleted)"))
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """Yield the children of all its threads, and theirs."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            yield child
-            yield from _descendants(child)
 
 
 def _records_nothing(pid: int) -> str:

@@ -29,7 +29,7 @@ from minidl.tracefile.format import errno_in_words
 from minidl.tracefile.loaders import first_epochs, in_words
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import counted, doing, duration, plain, size
+from minidl.tracefile.words import counted, doing, plain, seconds, size
 
 WINDOW = 5.0
 """Seconds over which rates are taken; less if the events that were read do not reach so far back."""
@@ -47,7 +47,7 @@ class Doing:
     seconds: float
 
     def text(self) -> str:
-        return f"{self.words} for {_seconds(self.seconds)}"
+        return f"{self.words} for {seconds(self.seconds)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class WorkerSnapshot:
         if over:
             return f"{start}{self.doing.words}"
         feeder = f"; {self.sender} is {self.feeder.text()}" if self.feeder and self.feeder.seconds >= 1 else ""
-        return f"{start}{self.queued:>6}  {self.doing.words:<38} {_seconds(self.doing.seconds):>8}{feeder}"
+        return f"{start}{self.queued:>6}  {self.doing.words:<38} {seconds(self.doing.seconds):>8}{feeder}"
 
     def where(self) -> str:
         """Return the worker's part in the sentence on a stall."""
@@ -110,7 +110,7 @@ class IteratorSnapshot:
     def stalled(self) -> str:
         """What it has waited for too long, as a sentence; "" if it has not."""
         long = self.waits and self.doing.seconds >= LONG
-        return f"stalled for {_seconds(self.doing.seconds)}: {self.waits}" if long else ""
+        return f"stalled for {seconds(self.doing.seconds)}: {self.waits}" if long else ""
 
     def text(self) -> str:
         """Return the iterator's lines."""
@@ -134,7 +134,7 @@ class IteratorSnapshot:
         """How fast it hands out batches, and how long the training loop waits for one."""
         moved = f"{size(self.bytes_per_s)}/s, " if self.workers else ""
         wait = "no batch" if self.wait is None else f"{self.wait * 1e3:.1f} ms of waiting a batch"
-        return f"{self.batches_per_s:.1f} batches/s, {moved}{wait}, over the last {_seconds(self.window)}"
+        return f"{self.batches_per_s:.1f} batches/s, {moved}{wait}, over the last {seconds(self.window)}"
 
     def _places(self) -> str:
         hidden = () if self.pinned else ("pin thread", "ready queue")
@@ -166,10 +166,6 @@ class Snapshot:
         lines += [loader.text() for loader in self.loaders] or ["no iterator has begun yet"]
         lines += [f"and {counted(self.hidden, 'iterator')} that ended before"] if self.hidden else []
         return "\n".join(lines)
-
-
-def _seconds(seconds: float) -> str:
-    return duration(seconds * 1e9)
 
 
 # --- From the events to the picture -----------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import Self
 
+from minidl.process_stat import status_of
+
 PATIENCE = 30.0
 """Seconds that a child may take to end."""
 
@@ -131,5 +133,4 @@ def _reset_peak() -> None:
 
 
 def _peak_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return int(status_of(Path("/proc/self/status").read_text())["VmHWM"].split()[0]) / 1024

@@ -182,7 +182,7 @@ def actor(trace: Trace, row: int) -> str:
     """Whose event it is: "worker 1", "worker 1's feeder", "pin thread", "loader", "consumer"."""
     event = trace.events[row]
     process = trace.processes[int(event["process"])]
-    who = f"worker {process.worker}" if process.role == "worker" and process.worker >= 0 else process.role
+    who = process.actor
     track = EVENTS[int(event["code"])].track.value
     if track == "feeder":
         of_main = trace.loaders.get(int(event["loader"]), {}).get("transport") == "arena" and process.role == "worker"

@@ -16,10 +16,11 @@ from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, 
 from minidl.doctor.limits import ENDLESS, ENDLESS_WORK, JOINED, OWN_CODE, POLLED, SLOW, STILL
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
-from minidl.doctor.rules.judgement import Judgement, and_joined, exit_in_words
+from minidl.doctor.rules.judgement import Judgement, exit_in_words
 from minidl.doctor.rules.table import judged
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import RunEvidence, SeenProcess
+from minidl.tracefile.words import and_joined, seconds, size
 
 _MAY_BE_SLOW: Final = frozenset({
     Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
@@ -276,7 +277,7 @@ def _ran(case: RunFacts, link: Link) -> bool:
 def _how_long(case: RunFacts, outcome: RunOutcome) -> str:
     """How long the wait lasts, if that is known."""
     known = case.told is not None and outcome is RunOutcome.HUNG and case.told.seconds >= 0
-    return f" for {_seconds(case.told.seconds)}" if known and case.told is not None else ""
+    return f" for {seconds(case.told.seconds)}" if known and case.told is not None else ""
 
 
 def _sentence(case: RunFacts, chain: Chain, found: Judgement, outcome: RunOutcome) -> tuple[str, str]:
@@ -371,7 +372,7 @@ def _asleep_for(case: RunFacts, link: Link) -> str:
     thread = case.thread(link.pid, link.tid)
     if thread is None or thread.idle < 1 or (link.wait.bounded and link.wait.kind is not Blocked.SLEEPS):
         return ""
-    return f" for {_seconds(thread.idle)}"
+    return f" for {seconds(thread.idle)}"
 
 
 def _link_words(case: RunFacts, chain: Chain, position: int) -> str:
@@ -404,18 +405,14 @@ def _resources(case: RunFacts, end: Link) -> list[EvidenceLine]:
     """What of the machine is short, whatever the cause."""
     out, machine = [], case.now.machine
     if 0 <= machine.shm_free < max(1 << 20, machine.shm_size // 50):
-        out.append(
-            EvidenceLine(f"/dev/shm has {machine.shm_free >> 20} MiB of {machine.shm_size >> 20} MiB left", "statvfs")
-        )
+        out.append(EvidenceLine(f"/dev/shm has {size(machine.shm_free)} of {size(machine.shm_size)} left", "statvfs"))
     for group in machine.cgroups:
         if group.oom_kills > 0:
             out.append(
                 EvidenceLine(f"the kernel has killed {group.oom_kills} processes of {group.path} for memory", "cgroup")
             )
         if 0 < group.memory_limit and group.memory > 0.95 * group.memory_limit:
-            out.append(
-                EvidenceLine(f"{group.path} uses {group.memory >> 20} of {group.memory_limit >> 20} MiB", "cgroup")
-            )
+            out.append(EvidenceLine(f"{group.path} uses {size(group.memory)} of {size(group.memory_limit)}", "cgroup"))
     for process in case.now.processes:
         most = process.limits.get("open files", 0)
         if most and len(process.descriptors) > 0.95 * most:
@@ -470,9 +467,3 @@ def _not_seen(case: RunFacts) -> tuple[str, ...]:
         for text in process.not_seen:
             found.setdefault(text, []).append(str(process.pid))
     return tuple(f"{text} (pid {and_joined(pids)})" if pids else text for text, pids in found.items())
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -16,9 +16,10 @@ from pathlib import Path
 from minidl.evidence.descriptors import sockets, with_sockets
 from minidl.evidence.machine import read_locks, read_machine, throttled_now
 from minidl.evidence.model import FileLock, RunEvidence, SeenProcess, SeenThread
-from minidl.evidence.processes import Unseen, children_of, first_look, read_process
+from minidl.evidence.processes import Unseen, first_look, read_process
 from minidl.evidence.stacks import Stack, Stacks, spied
 from minidl.evidence.stacks import py_spy as py_spy_program
+from minidl.process_stat import boot_id, descendants_of
 
 _THEMSELVES = "the processes themselves"
 _NO_STACKS = "Python stacks: "
@@ -56,7 +57,7 @@ def collect(
         main=main,
         by=os.getpid(),
         host=socket.gethostname(),
-        boot=_boot(),
+        boot=boot_id(),
         stacks=" and ".join(sources),
         processes=tuple(found),
         locks=_of_interest(read_locks(unseen.because), found),
@@ -91,7 +92,7 @@ def is_python(process: SeenProcess) -> bool:
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
-    found = [pid for one in (main, *others) for pid in (one, *children_of(one))]
+    found = [pid for one in (main, *others) for pid in (one, *descendants_of(one))]
     return list(dict.fromkeys([*found, *holders_for(found)]))
 
 
@@ -103,13 +104,6 @@ def _cgroups(pids: Iterable[int]) -> list[str]:
         except OSError:
             continue
     return lines
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _with_stacks(process: SeenProcess, stacks: dict[int, Stack], why: str) -> SeenProcess:

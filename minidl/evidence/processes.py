@@ -1,7 +1,7 @@
 """One process as /proc shows it: its threads twice, memory, limits, signals, semaphores, children.
 
 Interface: `first_look(pid)` reads what changes; `read_process(pid, before)` reads it again with all the rest. Both
-return None for a process that is gone. `children_of(pid)`, `memory_of(pid)`.
+return None for a process that is gone. `memory_of(pid)`.
 
 Rules of use: it opens files of /proc for reading and nothing else. What may not be read is named in `not_seen`.
 """
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from minidl.evidence.descriptors import read_descriptors
 from minidl.evidence.model import SeenProcess, SeenThread, Semaphore, Syscall
 from minidl.evidence.syscalls import Memory, decoded, waits_for_mutex
-from minidl.process_stat import born, stat_of
+from minidl.process_stat import born, children_of, stat_of, status_of
 
 MOST_THREADS: Final = 256
 _TICK: Final = os.sysconf("SC_CLK_TCK")
@@ -89,11 +89,6 @@ class ThreadLook(NamedTuple):
 
 
 # --- Texts of /proc ---------------------------------------------------------------------------------------------------
-def status_of(text: str) -> dict[str, str]:
-    """The lines of /proc/PID/status."""
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-
-
 def signals_of(mask: str) -> tuple[str, ...]:
     """The names of a mask of signals, as "0000000000004002"."""
     bits = int(mask or "0", 16)
@@ -141,16 +136,6 @@ def memory_of(pid: int) -> Memory:
             return b""
 
     return read
-
-
-def children_of(pid: int) -> list[int]:
-    """The children of all of a process's threads, and theirs; those that were orphaned are not among them."""
-    out: list[int] = []
-    for task in _tasks(pid):
-        text = _read(f"/proc/{pid}/task/{task}/children", None, "")
-        for child in map(int, (text or "").split()):
-            out += [child, *children_of(child)]
-    return out
 
 
 def first_look(pid: int) -> FirstLook | None:
@@ -206,7 +191,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         threads=tuple(_threads(pid, before, memory, unseen)),
         descriptors=tuple(read_descriptors(pid, unseen.because)),
         semaphores=semaphores_of(maps, memory),
-        children=tuple(_own_children(pid)),
+        children=tuple(children_of(pid)),
         ignored=signals_of(known.get("SigIgn", "")),
         caught=signals_of(known.get("SigCgt", "")),
         pending=signals_of(known.get("ShdPnd", "")),
@@ -282,11 +267,6 @@ def _memory_allowed(pid: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _own_children(pid: int) -> list[int]:
-    texts = [_read(f"/proc/{pid}/task/{task}/children", None, "") or "" for task in _tasks(pid)]
-    return [int(word) for text in texts for word in text.split()]
 
 
 def _command(pid: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from minidl.evidence.model import Syscall
+from minidl.live_repr import counted
 
 Memory = Callable[[int, int], bytes]
 """(address, size) -> bytes, fewer or none if they can't be read."""
@@ -102,7 +103,7 @@ def _poll(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     data = read(args[0], 8 * count)
     fds = tuple(fd for fd, _, _ in struct.iter_unpack("ihh", data[: len(data) // 8 * 8]) if fd >= 0)
     timeout = _milliseconds(args[2]) if name == "poll" else _timespec(read, args[2])
-    return Syscall(name, _counted(args[1]), args, fds, timeout=timeout)
+    return Syscall(name, counted(args[1], "descriptor"), args, fds, timeout=timeout)
 
 
 def _select(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
@@ -110,7 +111,7 @@ def _select(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     sets = [int.from_bytes(read(address, size), "little") if address else 0 for address in args[1:4]]
     fds = tuple(fd for fd in range(min(args[0], 1024)) if any(one >> fd & 1 for one in sets))
     unit = 10**6 if name == "select" else 10**9
-    return Syscall(name, _counted(len(fds)), args, fds, timeout=_timespec(read, args[4], unit))
+    return Syscall(name, counted(len(fds), "descriptor"), args, fds, timeout=_timespec(read, args[4], unit))
 
 
 def _futex(args: tuple[int, ...], read: Memory) -> Syscall:
@@ -160,10 +161,6 @@ def _timespec(read: Memory, address: int, unit: int = 10**9) -> float:
         return -2.0
     seconds, rest = struct.unpack("qq", data)
     return float(seconds + rest / unit) if 0 <= seconds < 1 << 40 else -2.0
-
-
-def _counted(count: int) -> str:
-    return f"{count} descriptor{'s' if count != 1 else ''}"
 
 
 def _text(read: Memory, address: int) -> str:

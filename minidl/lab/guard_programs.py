@@ -32,6 +32,7 @@ from minidl.lab import faulty
 from minidl.loader import driver, pin_memory, shutdown, worker
 from minidl.loader.driver import Simple
 from minidl.loader.progress import Stage
+from minidl.process_stat import status_of
 from minidl.wire import signal_handling
 from minidl.wire.queues import BoundedQueue, SharedFlag
 
@@ -227,8 +228,7 @@ def closes_while_a_worker_ignores_sigterm() -> None:
 
 def ignores(pid: int, number: int) -> bool:
     """Whether the process ignores the signal."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    mask = status_of(Path(f"/proc/{pid}/status").read_text())["SigIgn"]
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minidl.record.recorder import TraceConfig, boot_id
+from minidl.process_stat import boot_id
+from minidl.record.recorder import TraceConfig
 from minidl.tracefile.format import MANIFEST, TraceError
 
 VARIABLE = "MINIDL_RUN"

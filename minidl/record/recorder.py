@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minidl.process_stat import boot_id
 from minidl.record.cpu_time import usable_cpus
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import (
@@ -604,14 +605,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return str(getattr(sys.modules.get(name), "__version__", "unknown"))
-
-
-def boot_id() -> str:
-    """What stands for this machine, and its clock, from start to shutdown; "" = unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _env_int(name: str) -> int | None:

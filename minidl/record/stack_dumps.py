@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from minidl.process_stat import status_of
 from minidl.tracefile.format import STACKS_SUFFIX
 
 
@@ -96,7 +97,7 @@ def free_signal() -> int | None:
 def _masks(status: Path) -> int | None:
     """Return the signals that are handled, ignored or blocked, as one mask; None if that can't be read."""
     try:
-        lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        lines = status_of(status.read_text())
         return int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16) | int(lines["SigBlk"], 16)
     except (OSError, ValueError, KeyError):
         return None

@@ -52,8 +52,17 @@ class Process:
     @property
     def name(self) -> str:
         """For messages: "worker 2 (pid 71)", "rank 0 worker 2 (pid 71)"."""
-        of = "" if self.rank < 0 else f"rank {self.rank} "
-        return f"{of}{self.role}{'' if self.worker < 0 else f' {self.worker}'} (pid {self.pid})"
+        return f"{self.of_rank} (pid {self.pid})"
+
+    @property
+    def actor(self) -> str:
+        """What it is in its iterator: "worker 2", "loader"."""
+        return self.role if self.worker < 0 else f"{self.role} {self.worker}"
+
+    @property
+    def of_rank(self) -> str:
+        """The same with its rank, if there are several: "rank 0 worker 2"."""
+        return self.actor if self.rank < 0 else f"rank {self.rank} {self.actor}"
 
     def __repr__(self) -> str:
         return f"<Process {self.name}: {counted(self.events, 'event')}{'; ' * bool(self.note)}{self.note}>"

@@ -18,7 +18,7 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import doing, duration, listed, plain, signal_name
+from minidl.tracefile.words import doing, duration, ending, listed, plain
 
 POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
 """Waits that end with nothing now and then, and begin again."""
@@ -122,9 +122,7 @@ def how_ended(trace: Trace) -> list[str]:
 
 
 def _code_in_words(code: int | None) -> str:
-    if code is None:
-        return ""
-    return f" with exit code {code}" if code >= 0 else f" by {signal_name(-code)}"
+    return "" if code is None else f" {'with' if code >= 0 else 'by'} {ending(code)}"
 
 
 def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +51,11 @@ def duration(ns: float) -> str:
     return f"{ns:.0f} ns" if unit.ns == 1 else f"{'-' if ns < 0 else ''}{_digits(abs(ns) / unit.ns)} {unit.name}"
 
 
+def seconds(value: float) -> str:
+    """The same of seconds: "1.50 ms", "45.6 s"."""
+    return duration(value * 1e9)
+
+
 def _digits(value: float) -> str:
     """Three significant digits, or all of a whole number's."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
@@ -76,6 +81,12 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
 
 
+def and_joined(items: Sequence[str], most: int = 4) -> str:
+    """The first items as words: "a, b and 3 more"."""
+    shown = [*items[:most], *([f"{len(items) - most} more"] if len(items) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
 def lacking(problems: Iterable[str]) -> list[str]:
     """Return a line for each thing that a trace lacks (`Trace.problems`), escaped."""
     return [plain(f"missing from the trace: {problem}") for problem in problems]
@@ -87,6 +98,11 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def ending(code: int) -> str:
+    """How a process ended, by multiprocessing's exit code: "SIGKILL", "exit code 3"."""
+    return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 def plain(text: str) -> str:

@@ -348,10 +348,8 @@ class Export:
     def actor(self, index: int) -> str:
         """Return what a process does: "loader", "worker 1", "worker 1 of iterator 3"."""
         process = self.trace.processes[index]
-        if process.worker < 0:
-            return process.role
-        of = f" of iterator {process.loader}" if self._is_one_of_several(index) else ""
-        return f"{process.role} {process.worker}{of}"
+        several = process.worker >= 0 and self._is_one_of_several(index)
+        return f"{process.actor} of iterator {process.loader}" if several else process.actor
 
     def _spans_of(self, code: int) -> Rows:
         rows: Rows = self.spans[self.spans["code"] == code]

@@ -26,7 +26,7 @@ from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstandin
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.unended import POLLED, alive_until, has_arrived, left_alive
-from minidl.tracefile.words import Unit, signal_name, unit_of
+from minidl.tracefile.words import Unit, ending, unit_of
 from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 
@@ -297,7 +297,7 @@ def alarming(events: Rows) -> Bools:
 
 def _exit_in_words(code: int) -> str:
     """Return an exit code in words: a negative one is a signal's number."""
-    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"{'killed by ' if code < 0 else ''}{ending(code)}"
 
 
 def title_of(trace: Trace) -> str:

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minidl.evidence.model import Frame, Syscall
-from minidl.evidence.processes import ThreadLook, memory_of, status_of, thread_look
+from minidl.evidence.processes import ThreadLook, memory_of, thread_look
 from minidl.evidence.stacks import Stack, Stacks, source_of
 from minidl.evidence.syscalls import FOR_EVER
-from minidl.process_stat import signal_if
+from minidl.process_stat import signal_if, status_of
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
 ANSWER_SECONDS: Final = 3.0

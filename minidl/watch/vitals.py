@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from minidl.evidence.machine import read_machine
-from minidl.process_stat import ENDED, born, stat_fields
+from minidl.process_stat import ENDED, stat_fields, status_of, was_there
 from minidl.tracefile.watched import Sample, Vitals
 
 _TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
@@ -31,7 +31,7 @@ def vitals(pid: int) -> Vitals | None:
     fields = _stat(pid)
     if fields is None:
         return None
-    status = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
+    status = status_of(_read(f"/proc/{pid}/status"))
     return Vitals(
         state=fields[0],
         cpu_ms=round((int(fields[11]) + int(fields[12])) * _TICK_MS),
@@ -61,7 +61,7 @@ def started(pid: int) -> int:
 def there_at(pid: int, moment: int) -> bool:
     """Whether the process that has this id now was there at a moment (ns, CLOCK_MONOTONIC), to a second."""
     fields = _stat(pid)
-    return fields is not None and born(fields) <= moment / 1e9 + 1
+    return fields is not None and was_there(fields, moment)
 
 
 def _stat(pid: int) -> list[str] | None:

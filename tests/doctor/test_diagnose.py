@@ -71,7 +71,7 @@ def test_a_file_lock_names_its_holder_and_what_that_is_in() -> None:
     waiter = worker(1, user("fcntl.flock(f, fcntl.LOCK_EX)"), call=FLOCK, descriptors=(with_locks(102),))
     locks = (FileLock(1, "FLOCK", "WRITE", 101, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
     said = found(loop(1), holder, waiter, locks=locks)
-    at = "in sample 37 (Data.__getitem__ at data.py:12) for 41 s"
+    at = "in sample 37 (Data.__getitem__ at data.py:12) for 41.0 s"
     assert said.sentence == (
         f"hung: the loop (pid 100) waits for worker 1 (pid 102), {at}: it is waiting in flock on /data/index.lock; "
         f"worker 0 (pid 101), {at}, holds that lock, and is asleep (990 s more)"
@@ -442,7 +442,7 @@ def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_it
     actor = replace(process(300, LOOP, thread(300, (), None, state="Z"), name="actor"), exit_code=9, ended=True)
     said = found(loop(1), IDLE, waits, actor)
     assert (said.cause, said.also[0]) == (
-        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (signal 9), was to put it"
+        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (SIGKILL), was to put it"
     )  # fmt: skip
 
 
@@ -467,7 +467,7 @@ def test_a_worker_that_died_in_a_message_leaves_the_loop_in_a_read() -> None:
     dead = replace(worker(1, user("x"), state="Z"), ended=True, exit_code=9)
     said = found(loop(stack=stack, call=Syscall("read", "", (3,), (3,)), waiting=0), IDLE, dead)
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.TORN_MESSAGE)
-    assert "has ended (signal 9) in the middle of a message" in said.sentence
+    assert "has ended (SIGKILL) in the middle of a message" in said.sentence
     said = diagnose(later(loop(1), IDLE, dead))
     assert said.cause is HangCause.DIED
 
@@ -548,23 +548,24 @@ def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_pas
     )  # the first wait: nothing tells it from a slow one
     said = diagnose(computing, replace(told, past=0.5))
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.COMPUTING)
-    assert said.sentence.startswith("hung for 60 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
+    assert said.sentence.startswith("hung for 60.0 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102)")
 
 
 def test_a_sentence_has_one_duration() -> None:
     """The wait's, if a trace tells it; what a thread's sleep was at the last look stands in the chain."""
     stuck = worker(1, user("f.read()"), call=READS)
     assert found(loop(1), IDLE, stuck).sentence.startswith(
-        "hung: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at data.py:12) for 41 s"
+        "hung: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at data.py:12) "
+        "for 41.0 s"
     )
     told = Told(hung=True, seconds=44.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([look(loop(1), IDLE, stuck)], told)
     assert said.sentence.startswith(
-        "hung for 44 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
-        "data.py:12): "
+        "hung for 44.0 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102), in sample 37 (Data.__getitem__ "
+        "at data.py:12): "
     )
-    assert "for 41 s" not in said.sentence
-    assert "for 41 s" in said.chain[1]
+    assert "for 41.0 s" not in said.sentence
+    assert "for 41.0 s" in said.chain[1]
 
 
 @pytest.mark.parametrize(
@@ -658,7 +659,7 @@ def test_where_nothing_but_times_can_be_seen_the_worker_that_does_not_poll_is_na
 def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
     assert diagnose([look()]).outcome is RunOutcome.ENDED
     zombie = process(LOOP, 1, thread(LOOP, None, None, state="Z"), ended=True, exit_code=9)
-    assert diagnose([look(zombie)]).sentence == "died: process 100 has ended: signal 9"
+    assert diagnose([look(zombie)]).sentence == "died: process 100 has ended: SIGKILL"
 
 
 def test_a_program_without_a_loader_gets_no_verdict_on_one() -> None:
@@ -679,7 +680,7 @@ def test_a_title_has_neither_process_ids_nor_for_how_long_each_thread_has_slept(
     said = found(loop(1), IDLE, worker(1, user("time.sleep(990)"), call=SLEEPS, idle=3.9))
     where = "in sample 37 (Data.__getitem__ at data.py:12)"
     what = "it is asleep (990 s more)"
-    assert said.sentence == f"hung: the loop (pid 100) waits for worker 1 (pid 102), {where} for 3.9 s: {what}"
+    assert said.sentence == f"hung: the loop (pid 100) waits for worker 1 (pid 102), {where} for 3.90 s: {what}"
     assert said.title == f"hung: the loop waits for worker 1, {where}: {what}"
     assert (said.waiting, said.loop_step) == (f"the loop waits for worker 1, {where}", LoaderStep.NEXT)
 
@@ -1044,7 +1045,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     said = diagnose([first, last], told)
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.SLEEP)
     assert said.sentence == (
-        "hung for 12 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
+        "hung for 12.0 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
         "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
     )
     assert "polls" not in diagnose([last]).sentence
@@ -1214,7 +1215,7 @@ def test_a_thread_that_waits_for_a_task_of_its_own_pool_leads_to_that_task() -> 
     pooled = thread(202, task, LOCKED, name="pool_0")
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(pooled,)))
     assert (said.who["thread"], said.where["sample"], said.where["step"]) == (202, 37, "sample")
-    assert "its thread pool_0, (outer at data.py:50) for 41 s, waits in Future.result" in said.sentence
+    assert "its thread pool_0, (outer at data.py:50) for 41.0 s, waits in Future.result" in said.sentence
     assert said.cause is HangCause.NOBODY
     assert "has no thread left for it" in said.also[0]
 

@@ -47,7 +47,7 @@ def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> No
     assert opinion([look(loop(1), worker(0, step="idle"), replace(worker(1), threads=(unseen,)))], TOLD) is None
     known = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("time.sleep(990)"), call=SLEEPS))], TOLD)
     assert known is not None
-    assert known.title.startswith("hung for 60 s: the loop waits for batch 9 of worker 1, in sample 37")
+    assert known.title.startswith("hung for 60.0 s: the loop waits for batch 9 of worker 1, in sample 37")
     placed = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("x")))], TOLD)
     assert placed is not None
     assert (placed.cause, placed.where["line"]) == (HangCause.UNKNOWN, 12)

@@ -16,7 +16,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor
 from minidl.tracefile.process import ProcessLife
-from minidl.tracefile.words import counted, doing, duration, signal_name
+from minidl.tracefile.words import counted, doing, duration, ending
 
 
 def _dead(row: np.void) -> tuple[int, int]:
@@ -27,7 +27,7 @@ def _dead(row: np.void) -> tuple[int, int]:
 
 def _exit(code: int) -> str:
     """How a process ended, by its exit code."""
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+    return f"{'ended with' if code >= 0 else 'was killed by'} {ending(code)}"
 
 
 def deaths_seen(run: Inquiry) -> Rows:

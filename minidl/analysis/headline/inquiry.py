@@ -16,7 +16,6 @@ from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Ending, Outcome
-from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.unended import alive_until, left_alive, since
@@ -82,11 +81,6 @@ STEPS: Final = {
     ev.WORKER_START[0]: LoaderStep.START,
 }
 """The steps of the loader that the events of a trace tell."""
-
-
-def _named(process: Process) -> str:
-    of = "" if process.rank < 0 else f"rank {process.rank} "
-    return f"{of}{process.role}{'' if process.worker < 0 else f' {process.worker}'}"
 
 
 class Inquiry:
@@ -244,7 +238,7 @@ class Inquiry:
         for index in order:
             times = self.events["time"][(self.events["process"] == index) & (self.events["time"] <= until)]
             seen = self.at(int(times[-1])) if len(times) else "never"
-            out.append(f"{_named(self.trace.processes[index])} {seen}")
+            out.append(f"{self.trace.processes[index].of_rank} {seen}")
         return listed(out)
 
     def sample(self, focus: Spot) -> int:

@@ -8,9 +8,10 @@ from minidl.doctor.case import LoopThread, RunFacts, spot
 from minidl.doctor.chain import TWO_ENDS, Link, follow, gil_starved
 from minidl.doctor.limits import ENDLESS
 from minidl.doctor.places import LoaderStep
-from minidl.doctor.rules.judgement import and_joined, exit_in_words
+from minidl.doctor.rules.judgement import exit_in_words
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
+from minidl.tracefile.words import and_joined
 
 
 def same_place(case: RunFacts, end: Link) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from minidl.doctor import remedies
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
+from minidl.tracefile.words import ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,11 @@ class CauseRule:
     counter: str
 
 
-def and_joined(items: list[str], most: int = 4) -> str:
-    """The first items as words: "a, b and 3 more"."""
-    shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
-    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
-
-
 def exit_in_words(status: int) -> str:
     """How a process ended, by its wait status; -1 = unknown."""
     if status < 0:
         return "how is not known"
-    return f"signal {status & 0x7F}" if status & 0x7F else f"exit code {status >> 8}"
+    return ending(os.waitstatus_to_exitcode(status))
 
 
 def state_seen(case: RunFacts, link: Link) -> EvidenceLine:

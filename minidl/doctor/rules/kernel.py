@@ -20,8 +20,9 @@ from minidl.doctor.rules.activity import (
     receives,
     times_asleep,
 )
-from minidl.doctor.rules.judgement import Judgement, and_joined, source_of
+from minidl.doctor.rules.judgement import Judgement, source_of
 from minidl.evidence.graph import Blocked, KernelWait
+from minidl.tracefile.words import and_joined
 
 
 def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:

@@ -10,9 +10,10 @@ from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import ThreadPlace
 from minidl.doctor.rules import motion
 from minidl.doctor.rules.activity import same_place
-from minidl.doctor.rules.judgement import Judgement, and_joined
+from minidl.doctor.rules.judgement import Judgement
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import Frame
+from minidl.tracefile.words import and_joined
 
 
 def barrier(case: RunFacts, chain: Chain) -> Judgement | None:

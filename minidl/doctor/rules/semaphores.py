@@ -9,8 +9,9 @@ from minidl.doctor.chain import Chain, Link
 from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import USERS, LoaderStep
 from minidl.doctor.rules.activity import at_work, ended_children, in_users_code, same_place
-from minidl.doctor.rules.judgement import Judgement, and_joined, place_in_words
+from minidl.doctor.rules.judgement import Judgement, place_in_words
 from minidl.evidence.graph import Blocked, semaphore_at
+from minidl.tracefile.words import and_joined
 
 
 @dataclass(frozen=True, slots=True)

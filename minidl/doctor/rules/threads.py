@@ -11,9 +11,10 @@ from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.places import LoaderStep, library
 from minidl.doctor.remedies import AFTER_FORK
 from minidl.doctor.rules.activity import at_work, doing_of, loop_tid
-from minidl.doctor.rules.judgement import Judgement, and_joined
+from minidl.doctor.rules.judgement import Judgement
 from minidl.evidence.graph import Blocked
 from minidl.evidence.model import SeenThread
+from minidl.tracefile.words import and_joined
 
 
 def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
