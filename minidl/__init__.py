@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         WeightedRandomSampler,
     )
     from minidl.data.worker_info import WorkerInfo, get_worker_info
+    from minidl.dataloader import DataLoader
     from minidl.device.loader import DeviceLoader
-    from minidl.loader.dataloader import DataLoader
     from minidl.loader.iterators import (
         _BaseDataLoaderIter,
         _MultiProcessingDataLoaderIter,
@@ -100,8 +100,8 @@ _NAMES_OF = {
     "data.fetch": "_DatasetKind",
     "data.sampler": "BatchSampler RandomSampler Sampler SequentialSampler SubsetRandomSampler WeightedRandomSampler",
     "device.loader": "DeviceLoader",
-    "loader.dataloader": "DataLoader",
     "loader.iterators": "_BaseDataLoaderIter _MultiProcessingDataLoaderIter _SingleProcessDataLoaderIter",
+    "dataloader": "DataLoader",
     "data.worker_info": "WorkerInfo get_worker_info",
     "record.clocks": "align_clocks",
     "record.observe": "observe",

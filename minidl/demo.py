@@ -202,6 +202,7 @@ def _device(name: str | None) -> torch.device:
     try:
         if name == sim.NAME:
             sim.use()
+        sim.load_if_wanted()
         name = name or accelerator_type() or "cpu"
         return torch.device("cpu") if name == "cpu" else open_device(name).device
     except (RuntimeError, ValueError) as error:

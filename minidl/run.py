@@ -42,9 +42,9 @@ import torch.utils.data.sampler
 import minidl
 from minidl import terminal
 from minidl.arena.arena import budget
+from minidl.dataloader import checked_transport
 from minidl.device import sim
 from minidl.loader import dataloader
-from minidl.loader.dataloader import checked_transport
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
@@ -152,8 +152,7 @@ def _default_transport(transport: str | None) -> Iterator[None]:
 def _load_sim() -> None:
     """Load the simulated accelerator if it is asked for: later than the first backward pass were too late."""
     try:
-        if sim.is_wanted():
-            sim.load()
+        sim.load_if_wanted()
     except sim.SimError as error:
         raise RunError(str(error)) from error
 

@@ -13,7 +13,7 @@ from workloads import alive
 
 import minidl
 from minidl.check import check
-from minidl.loader.dataloader import LoaderWithoutState
+from minidl.dataloader import LoaderWithoutState
 from minidl.tracefile.reader import read_trace
 
 BASES = (torch.utils.data.DataLoader, minidl.DataLoader, LoaderWithoutState)

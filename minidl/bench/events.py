@@ -36,6 +36,7 @@ from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import GROW_SLOTS, Recorder, TraceConfig
 from minidl.tracefile import events as ev
 from minidl.wire.messages import Result
+from minidl.wire.queues import ReadyQueue
 
 Names = dict[str, Any]
 Setup = Callable[[Path], AbstractContextManager[Names]]
@@ -106,7 +107,7 @@ def _nothing(directory: Path) -> AbstractContextManager[Names]:
 
 
 def _queue(directory: Path) -> AbstractContextManager[Names]:
-    return nullcontext({"queue": ports.new_ports().queue("ready"), "batch": Result(0, 0, None)})
+    return nullcontext({"queue": ports.new_ports().queue("ready", ReadyQueue()), "batch": Result(0, 0, None)})
 
 
 def _own_thread(directory: Path) -> AbstractContextManager[Names]:

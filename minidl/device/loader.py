@@ -31,11 +31,11 @@ from typing import Any, NoReturn
 import torch
 from typing_extensions import Self
 
+from minidl.dataloader import LoaderWithoutState
 from minidl.device import sim
 from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.loader import ports
-from minidl.loader.dataloader import DataLoader
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.loader.pin_memory import accelerator_type
@@ -50,6 +50,7 @@ def open_device(device: str | int | torch.device) -> Device:
     """
     if str(device).partition(":")[0] == sim.NAME:
         sim.load()
+    sim.load_if_wanted()
     available = sim.NAME if sim.is_loaded() and str(device).startswith(sim.NAME) else accelerator_type()
     if available is None:
         raise RuntimeError(
@@ -128,7 +129,7 @@ class DeviceLoader(LiveRepr):
         self._stateful().load_state_dict(state_dict)
 
     def _stateful(self) -> Any:
-        if not isinstance(self.loader, DataLoader):
+        if not isinstance(self.loader, LoaderWithoutState):
             raise TypeError(
                 f"DeviceLoader: the state of a {type(self.loader).__name__} counts batches in flight as handed out: "
                 "wrap a minidl.DataLoader, which knows them apart"
@@ -216,7 +217,7 @@ class _DeviceIter(LiveRepr):
         _let_go()
         its = own._ports if own is not None else ports.new_ports()
         self._stream = its.device_stream(self._device, owner.prefetch, owner.loader)
-        self._course = own._record.course if own is not None else Course([], False)
+        self._course: Course = getattr(getattr(own, "_record", None), "course", None) or Course([], False)
         self._course.defer()  # the loader's state is of what is handed out here
 
     def __iter__(self) -> Self:
@@ -362,8 +363,8 @@ class _DeviceIter(LiveRepr):
 
 
 def _iterator(loader: Iterable[Any], device: Device) -> Iterator[Any]:
-    """An iterator; of a minidl.DataLoader, one that may page-lock the memory of its batches for the device."""
-    return loader.iterate_for(device) if isinstance(loader, DataLoader) and device.locks else iter(loader)
+    """An iterator; of a minidl loader, one that may page-lock the memory of its batches for the device."""
+    return loader.iterate_for(device) if isinstance(loader, LoaderWithoutState) and device.locks else iter(loader)
 
 
 def _close(what: Any) -> None:

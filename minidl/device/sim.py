@@ -68,6 +68,12 @@ def is_wanted() -> bool:
     return os.environ.get(VARIABLE) == "1"
 
 
+def load_if_wanted() -> None:
+    """Load it if the environment asks for it; SimError if it cannot be built."""
+    if is_wanted():
+        load()
+
+
 def load() -> None:
     """Make the devices known to torch; compile them first if that was not done. SimError says what is missing."""
     if is_loaded():

@@ -5,8 +5,6 @@ The iterators are in `iterators.py`; which options exclude each other is checked
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 import multiprocessing.context
 import os
@@ -14,7 +12,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -24,12 +22,12 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataset import IterableDataset
 from typing_extensions import Self
 
-from minidl.arena.arena import Host, budget
 from minidl.data.fetch import _DatasetKind
 from minidl.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from minidl.live_repr import LiveRepr, counted
+from minidl.loader.epoch import EpochRecord
 from minidl.loader.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-from minidl.resume import frameworks, stateful
+from minidl.loader.ports import Ports, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -62,22 +60,15 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     num_workers: processes; 0 loads in this one. prefetch_factor: tasks in flight per worker (default 2).
     persistent_workers: keep the processes from one epoch to the next. in_order: yield batches in the sampler's order.
     collate_fn: samples -> batch. worker_init_fn: called in each worker with its id, after seeding.
-    pin_memory: copy batches to page-locked memory for the current accelerator; a `DeviceLoader` over transport="arena"
-    has the transport's own memory page-locked in place of that. pin_memory_device: deprecated, ignored.
+    pin_memory: copy batches to page-locked memory for the current accelerator. pin_memory_device: deprecated, ignored.
     timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
 
-    state_every (not torch's): workers send the state of an iterable dataset that has one along with every so many
-    batches, so that `load_state_dict` makes a worker fetch and drop fewer than these; None: at the ends of epochs
-    alone, and it drops all before. The state of a map dataset that has one goes along with each batch.
-
-    transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
-    is used again (see `arena.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
-    MINIDL_ARENA_BYTES, 2G by default, is what each worker keeps of that memory for use again.
-
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
-    torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
-    resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
+    torch: `close()` and `with` end the workers of every iterator at once. Article 1 §2.1 to §2.3.
+
+    `minidl.DataLoader` is `minidl.dataloader.DataLoader`, which can be saved and resumed, too, and has another
+    transport. It overrides `_new_transport`, `_new_epoch` and `_goes_on`.
     """
 
     dataset: Any
@@ -91,8 +82,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     prefetch_factor: int | None
     _iterator: _BaseDataLoaderIter | None
     __initialized = False
-    _keeps_state = True
-    """Whether datasets and samplers are asked for states: not where `minidl run` puts the loader in torch's place."""
+    transport = "upstream"
 
     def __init__(
         self,
@@ -114,8 +104,6 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        state_every: int | None = None,
-        transport: str | None = None,
     ) -> None:
         _refuse_datapipes(dataset)
         self.num_workers = num_workers
@@ -127,7 +115,6 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.worker_init_fn = worker_init_fn
         self.multiprocessing_context = multiprocessing_context
         self.in_order = in_order
-        self.transport = checked_transport(transport)
         # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
         self._dataset_kind = _kind_of(dataset, shuffle, sampler, batch_sampler)
         batch_size, drop_last = _checked_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
@@ -149,10 +136,6 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]  # torch's stub says None
         self._iterator = None
         self._live_iterators = _LiveIterators()
-        self.state_every = _checked_state_every(state_every)
-        self._given: stateful.State | None = None  # to resume from at the next iter()
-        self._told_at_load: int | None = None  # the sampler's epoch when that was loaded
-        self._record: stateful.Record | None = None  # of the epoch that iter() has begun last
         self._made_at = users_line(self)
         self.check_worker_number_rationality()
 
@@ -161,66 +144,45 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
             return _InfiniteConstantSampler()
         return RandomSampler(self.dataset, generator=generator) if shuffle else SequentialSampler(self.dataset)
 
-    def _get_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
-        return self._make_iterator(host)
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return self._make_iterator()
 
-    def _make_iterator(self, host: Host | None = None) -> _BaseDataLoaderIter:
+    def _make_iterator(self) -> _BaseDataLoaderIter:
         iterator: _BaseDataLoaderIter
         if self.num_workers == 0:
             iterator = _SingleProcessDataLoaderIter(self)
         else:
             self.check_worker_number_rationality()
-            iterator = _MultiProcessingDataLoaderIter(self, host)
+            iterator = _MultiProcessingDataLoaderIter(self)
         self._live_iterators.add(iterator)
         return iterator
 
     def __iter__(self) -> _BaseDataLoaderIter:
         return self._iterate()
 
-    def iterate_for(self, host: Host) -> Iterator[T_co]:
-        """As iter(), for who copies each batch to a device and keeps it until the copy has ended, as DeviceLoader does.
-
-        With transport="arena", pin_memory=True and workers, `host` page-locks the slabs, and there is no pin thread.
-        """
-        own = type(self).__iter__ is DataLoader.__iter__ and type(self)._get_iterator is DataLoader._get_iterator
-        if own and self.transport == "arena" and self.pin_memory and self.num_workers > 0:
-            return self._iterate(host)
-        return iter(self)
-
-    def _iterate(self, host: Host | None = None) -> _BaseDataLoaderIter:
-        given, counted = frameworks.goes_on(self, self._given)
-        if given is not self._given:
-            self.load_state_dict(given or {})
-        loaded = self._given
-        try:
-            iterator = self._iterator_for(host)
-            if counted:
-                next(iterator, None)  # its end, unless the framework ends epochs before
-                if not self.persistent_workers:
-                    iterator.close()
-                stateful.tell_next(self, given or {})  # Lightning does it after iter(), too late for workers
-                iterator = self._iterator_for(host)
-            return iterator
-        except BaseException:
-            self._given = loaded  # the program has no iterator: the next one goes on from there
-            raise
-
-    def _iterator_for(self, host: Host | None) -> _BaseDataLoaderIter:
-        # A subclass may have a _get_iterator that takes no host, as torch's.
-        make = self._get_iterator if host is None else functools.partial(self._get_iterator, host)
+    def _iterate(self) -> _BaseDataLoaderIter:
         if not (self.persistent_workers and self.num_workers > 0):
-            return make()
-        if self._given is not None and self._iterator is not None:
-            self._iterator.close()  # its workers are where they are: others begin where the state says
-        if self._iterator is not None and (self._iterator._host is None) != (host is None):
-            self._iterator.close()  # nobody else may have batches in slabs that are page-locked
-        if self._iterator is not None and self._iterator._lifecycle.shut_down:  # here, or by the user's own close()
+            return self._get_iterator()
+        if self._iterator is not None and not self._goes_on(self._iterator):
+            self._iterator.close()
             self._iterator = None
         if self._iterator is None:
-            self._iterator = make()
+            self._iterator = self._get_iterator()
         else:
             self._iterator._reset(self)
         return self._iterator
+
+    def _goes_on(self, iterator: _BaseDataLoaderIter) -> bool:
+        """Whether this loader's persistent workers serve its next epoch."""
+        return not iterator._lifecycle.shut_down
+
+    def _new_transport(self) -> Transport:
+        """How the tensors of a new iterator travel."""
+        return Transport()
+
+    def _new_epoch(self, ports: Ports, *, again: bool = False) -> EpochRecord:
+        """What follows an epoch that begins. again: not the first one of its iterator."""
+        return EpochRecord()
 
     def _phrases(self) -> Iterator[str]:
         sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
@@ -246,26 +208,6 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         if self.batch_size is None:
             return length
         return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.
-
-        In an epoch: the place after the last batch; no batches follow it if that was the epoch's last. Before the first
-        epoch, and after StopIteration: the beginning of the next. Lightning's own counters go before: see `frameworks`.
-        A batch counts when next() returns it: after a Ctrl-C inside next() it comes again.
-        """
-        return copy.deepcopy(self._given) if self._given is not None else stateful.saved(self)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` at the next iter(); {} = begin a new epoch there. An iterator that lives goes on.
-
-        That iter() sets torch's global random state, and the generators of loader and sampler, to what they were when
-        the state was taken. It raises ValueError if the loader has another number of workers or ranks, another batch
-        size or kind of dataset, which is an AssertionError, too, as torchdata's; a map dataset without a state of its
-        own may have another number of workers. Raises TypeError or ValueError for what is no state of a loader.
-        """
-        self._given = stateful.checked(state_dict) if state_dict else None
-        self._record, self._told_at_load = None, stateful.told_epoch(self)
 
     def close(self) -> None:
         """End every iterator that is still going, with its workers; the loader can be iterated over again after it."""
@@ -347,27 +289,6 @@ def users_line(loader: Any) -> str:
 _LIBRARIES = (os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-class LoaderWithoutState(DataLoader[T_co]):
-    """What `minidl run` puts in torch's place: frameworks save the state of any loader that has one, torch's has none.
-
-    None in place of a method says to `isinstance` with a protocol that there is none, and `__getattribute__` says it to
-    `hasattr`. A subclass may define them.
-    """
-
-    _keeps_state = False
-    state_dict = load_state_dict = None  # type: ignore[assignment]
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if value is None and name in ("state_dict", "load_state_dict"):
-            kind = "DataLoader" if type(self).__module__.startswith("minidl.") else type(self).__name__
-            raise AttributeError(
-                f"{kind!r} object has no attribute {name!r}: under `minidl run`, it is as torch's, which has no state; "
-                "`from minidl import DataLoader` has one"
-            )
-        return value
-
-
 def _refuse_datapipes(dataset: Any) -> None:
     pipes = tuple(
         getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
@@ -398,29 +319,6 @@ def _checked_prefetch_factor(
     if persistent_workers and num_workers == 0:
         raise ValueError("persistent_workers option needs num_workers > 0")
     return prefetch_factor
-
-
-TRANSPORTS = ("upstream", "arena")
-
-
-def checked_transport(transport: str | None) -> str:
-    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one.
-
-    Raises ValueError if it is unknown, or if MINIDL_ARENA_BYTES is no number of bytes.
-    """
-    name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
-    if name not in TRANSPORTS:
-        source = "" if transport else " (from MINIDL_TRANSPORT)"
-        raise ValueError(f"transport={name!r}{source}: give one of {', '.join(map(repr, TRANSPORTS))}")
-    if name == "arena":
-        budget()
-    return name
-
-
-def _checked_state_every(state_every: int | None) -> int | None:
-    if state_every is not None and (not isinstance(state_every, int) or state_every < 1):
-        raise ValueError(f"state_every should be a positive number of batches, or None, but got {state_every!r}")
-    return state_every
 
 
 def _kind_of(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> int:

@@ -9,7 +9,6 @@ Everything that touches another process or thread comes from `ports`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import pickle
@@ -18,7 +17,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -29,7 +28,6 @@ import torch.utils.data.dataloader
 from torch._C._profiler import _RecordFunctionFast
 from typing_extensions import Self
 
-from minidl.arena.arena import Host
 from minidl.data import collate
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
@@ -49,18 +47,17 @@ from minidl.loader.driver import (
     Raise,
     Simple,
 )  # fmt: skip
+from minidl.loader.epoch import Fetching
 from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.loader.shutdown import Crew
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
-from minidl.resume import frameworks, stateful
-from minidl.resume.position import Course
 from minidl.wire import signal_handling
 from minidl.wire.arguments import Parcel
 from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
-from minidl.wire.queues import start_tracker_apart
+from minidl.wire.queues import ReadyQueue, start_tracker_apart
 from minidl.wire.tensors import NotHandedOverError, patience
 
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
@@ -115,9 +112,9 @@ _NOTHING: tuple[int, int] = (-1, -1)
 class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
     """What both iterators share: options, sampler, seed, `__next__` with its bookkeeping. Article 1 §2.3.2."""
 
-    def __init__(self, loader: Loader, host: Host | None = None) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._ports = ports.new_ports()
-        self._host = host
+        self._transport = loader._new_transport()
         self._dataset = loader.dataset
         self._dataset_kind = loader._dataset_kind
         self._IterableDataset_len_called = loader._IterableDataset_len_called
@@ -130,28 +127,26 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._timeout = loader.timeout
         self._collate_fn = collate.ours(loader.collate_fn)
         self._persistent_workers = loader.persistent_workers
-        self._pin_memory, self._pin_memory_device = _pinning(loader) if host is None else (False, None)
-        self._state_every = loader.state_every
-        self._keeps_state = loader._keeps_state
+        self._pin_memory, self._pin_memory_device = (False, None) if self._transport.locks else _pinning(loader)
         self._ports.note(ports.Opened(self, loader))
         self._lifecycle = self._ports.decider(LoaderLifecycle)
-        self._record = self._begin_record(loader)
+        self._record = loader._new_epoch(self._ports)
         self._in_hand = _NOTHING
         self._effect: Any = None  # what the driver has asked for and was not answered; None between two calls of next()
         self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
         self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
         self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
-        if self._num_workers == 0 or self._record.at_once:
-            self._record.restore_begin(loader)
-        if self._num_workers == 0 and self._keeps_state:
-            self._record.mark_begin(loader)
-        self._sampler_iter = self._open_sampler(self._draws if self._num_workers == 0 else iter)
+        self._record.before_seed(loader)
+        if self._num_workers == 0:
+            self._record.before_draws(loader)
+            self._sampler_iter = self._open_sampler()
+        else:
+            self._sampler_iter = self._ports.sampler_iter(self._index_sampler, iter)
         if self._record.base_seed is None:
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         else:
             self._base_seed = self._record.base_seed
-        self._num_yielded = self._record.course.batches
-        self._epoch = 0
+        self._num_yielded = self._record.batches
         self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
 
     def __iter__(self) -> Self:
@@ -161,29 +156,14 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         yield self._lifecycle.state.name
         yield f"{self._num_yielded} yielded"
 
-    def _begin_record(self, loader: Loader, *, again: bool = False) -> stateful.Record:
-        """The record of a new epoch; of a resumed one, if the loader was given a state."""
-        record = stateful.begin(loader, functools.partial(self._ports.decider, Course), again=again)
-        record.course.lag = frameworks.takes_ahead() if self._keeps_state else 0
-        return record
-
-    def _open_sampler(self, draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
-        return self._ports.sampler_iter(self._index_sampler, draws)
-
-    def _draws(self, index_sampler: Any) -> Iterator[Any]:
-        """The index sampler's iterator of this epoch, from where it goes on."""
-        return self._record.draws(index_sampler, self._state_every) if self._keeps_state else iter(index_sampler)
+    def _open_sampler(self) -> Iterator[Any]:
+        return self._ports.sampler_iter(self._index_sampler, self._record.draws)
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
-        self._sampler_iter = self._open_sampler(self._draws)
-        self._num_yielded = self._record.course.batches
+        self._record.before_draws(loader)
+        self._sampler_iter = self._open_sampler()
+        self._num_yielded = self._record.batches
         self._IterableDataset_len_called = loader._IterableDataset_len_called
-
-    def _begun(self, loader: Loader) -> None:
-        """The epoch is where the loader's state says, which is used up; `state_dict` is about this epoch from here."""
-        if self._record.resumed:
-            self._record.restore_now()
-        loader._given, loader._record = None, self._record
 
     def _draw(self) -> bool:
         """Draw the next task's indices, unless an exception has left them here; False: no more. Article 1 §2.4.4."""
@@ -217,7 +197,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 self._hand_out_error(error)
                 raise
             self._num_yielded += 1
-        self._record.course.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
+        self._record.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
         self._effect = None
         length = self._IterableDataset_len_called  # None for a map-style dataset
         if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
@@ -227,7 +207,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
         if self._in_hand is not _NOTHING and self._effect is None and isinstance(error, Exception):
-            self._record.course.fail(self._in_hand)
+            self._record.fail(self._in_hand)
 
     def _failed(self) -> None:
         """Note that the consumer gets an error, or nothing, for its next()."""
@@ -312,16 +292,10 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
         self._progress = self._ports.progress()
         self._record.skip()
-        start = self._record.start_of(0, loader)
-        self._dataset_fetcher = stateful.opened(start, self._dataset, self._create_fetcher)
-        self._first = start.number
-        self._keeper = stateful.keeper_of(self._dataset_fetcher, self._state_every, start.number)
-        self._record.keep_fetcher(self._dataset_fetcher)
-        if self._record.fetcher is not None and self._record.course.lag and not self._record.resumed:
-            self._record.course.places[0].state = stateful.at_the_begin(self._dataset_fetcher)
+        self._dataset_fetcher = self._record.opened(loader, self._create_fetcher)
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
             self._lifecycle.handle(event)
-        self._begun(loader)
+        self._record.begun(loader)
 
     def _create_fetcher(self) -> _BaseDatasetFetcher:
         return _DatasetKind.create_fetcher(
@@ -335,22 +309,21 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         """
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
-        course = self._record.course
         if self._effect is None:
             self._in_hand = _NOTHING
             self._drawn.clear()
-        elif self._in_hand is not _NOTHING and not course.indexed:
+        elif self._in_hand is not _NOTHING and self._dataset_kind == _DatasetKind.Iterable:
             raise RuntimeError(_STREAM_INTERRUPTED)
         self._effect = _DECIDING
         try:
-            if not (course.counted or self._drawn or self._drawing):
-                self._record.mark_first_draw(int(self._base_seed))
+            if not (self._record.counted or self._drawn or self._drawing):
+                self._record.first_draw(int(self._base_seed))
             index = self._next_index()
-            self._in_hand = course.counted, 0
+            self._in_hand = self._record.counted, 0
             data = self._fetch(index)
         except StopIteration:
             self._in_hand = _NOTHING
-            course.end()
+            self._record.end()
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
             self._effect = None
             raise
@@ -363,12 +336,9 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
 
     def _fetch(self, index: Any) -> Any:
         task, _ = self._in_hand
-        self._record.begun = task + 1
+        self._record.asks_for(task)
         data = self._dataset_fetcher.fetch(index)
-        if self._keeper is not None:
-            self._keeper.number = self._first + task
-            if (state := self._keeper.after(exhausted=False)) is not None:
-                self._record.course.received(task, 0, state)
+        self._record.fetched(task)
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
     def _stop_if_closed(self) -> None:
@@ -382,13 +352,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,
     result queue -> pin-memory thread -> ready queue -> consumer. `_data_queue` is the one that the consumer reads.
-
-    host: what page-locks the slabs that batches come in (transport "arena"): then nothing needs pinning.
     """
 
-    def __init__(self, loader: Loader, host: Host | None = None) -> None:
-        super().__init__(loader, host)
-        self._record.base_seed = int(self._base_seed)
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+        self._record.seeded(int(self._base_seed))
         self._worker_init_fn = loader.worker_init_fn
         if self._num_workers <= 0 or not self._prefetch_factor:
             raise AssertionError(
@@ -416,26 +384,19 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         if named:
             start_tracker_apart()
         self._workers_done_event = self._ports.done_event("workers")
-        if loader.transport == "arena":
-            done = self._workers_done_event
-            self._worker_result_queue = self._ports.arena_queue(self._num_workers, done, self._host)
-        else:
-            self._worker_result_queue = self._ports.queue("result", context)
+        result_queue = self._transport.result_queue(context, self._num_workers, self._workers_done_event, self._ports)
+        self._worker_result_queue = self._ports.queue("result", result_queue)
         self._board = ProgressBoard(self._num_workers)
         self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         self._crew.named = named
         users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
         for worker_id in range(self._num_workers):
-            index_queue = (
-                self._ports.arena_task_queue(worker_id)
-                if loader.transport == "arena"
-                else self._ports.queue("index", context, worker_id)
-            )
+            index_queue = self._ports.queue("index", self._transport.index_queue(context), worker_id)
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
-            start = self._record.start_of(worker_id, loader)
-            spec = self._worker_spec(worker_id, users, index_queue, context, start)
+            fetching = self._record.fetching(worker_id, loader)
+            spec = self._worker_spec(worker_id, users, index_queue, context, fetching)
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
             with signal_handling.put_off_all():
                 try:
@@ -445,7 +406,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                 self._crew.add_worker(worker, index_queue)
 
     def _worker_spec(
-        self, worker_id: int, users: Parcel, index_queue: Any, context: Any, start: stateful.FetchStart
+        self, worker_id: int, users: Parcel, index_queue: Any, context: Any, fetching: Fetching
     ) -> WorkerSpec:
         return WorkerSpec(
             worker_id=worker_id,
@@ -461,15 +422,14 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             board=self._board,
             ports=self._ports,
             manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
-            start=start,
-            state_every=(self._state_every or 0) if self._keeps_state else None,
+            fetching=fetching,
         )
 
     def _start_pin_memory_thread(self) -> None:
         """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
         device = self._pin_memory_device
         self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
-        self._data_queue = self._ports.queue("ready")
+        self._data_queue = self._ports.queue("ready", ReadyQueue())
         device_id = torch.accelerator.current_device_index()
         queues = (self._worker_result_queue, self._data_queue)
         thread = self._ports.pin_memory_thread(
@@ -498,22 +458,18 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._drawing = False
         effect = self._driver.begin() if first_iter else self._driver.resume()
         if not first_iter:
-            self._record = self._begin_record(loader, again=True)
-            self._record.base_seed = int(self._base_seed)
-        elif not self._record.at_once:
-            self._record.restore_begin(loader)
-        if self._keeps_state:
-            self._record.mark_begin(loader)
+            self._record = loader._new_epoch(self._ports, again=True)
+            self._record.seeded(int(self._base_seed))
         super()._reset(loader, first_iter)
         self._record.skip()
-        self._dispatcher.start_at(self._record.course.turn)
+        self._dispatcher.start_at(self._record.turn)
         try:
             self._perform(effect)
         except BaseException:
             self._effect = None
             self._failed()
             raise
-        self._begun(loader)
+        self._record.begun(loader)
         self._effect = None
 
     def _try_put_index(self) -> Effect:
@@ -543,7 +499,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._effect = _DECIDING
         if type(effect) is not Deliver:
             if self._rcvd_idx == self._send_idx:  # not closed before
-                self._record.course.end()
+                self._record.end()
             self._effect = None
             raise StopIteration
         return self._process_data(effect)
@@ -570,14 +526,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             data.reraise()
         self._driver.yielded()
         return data
-
-    def _take_state(self, message: Any) -> None:
-        """Keep the state that a worker has sent along, unless it is a leftover of the last epoch."""
-        course = self._record.course
-        if type(message) is ResumeIteration:
-            course.epoch_begun(message.worker_id, message.state)
-        elif not self._driver.missing:
-            course.received(message.idx, message.worker_id, message.state)
 
     def _failed(self) -> None:
         self._driver.failed(again=self._effect is not None)
@@ -646,7 +594,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             self._effect = _DECIDING
             effect = self._driver.received(message)
         if message.state is not None:
-            self._take_state(message)
+            self._record.state_came(message, stale=bool(self._driver.missing))
         self._inbox.clear()
         return effect
 

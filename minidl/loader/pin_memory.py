@@ -3,8 +3,6 @@
 The copy to a GPU is done by DMA, which needs memory that can't be paged out; from pageable memory CUDA would first copy
 into a staging buffer of its own, synchronously. `_pin_memory_loop` stands between the workers' result queue and the
 queue that the loader reads. Article 1 §2.4.6, article 4 §pin_memory; upstream: `torch.utils.data._utils.pin_memory`.
-
-With MINIDL_SIMULATE_DEVICE=1 the accelerator is the simulated one (`device.sim`), which has pinned memory of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import torch
 import torch.multiprocessing
 
 from minidl.data.containers import mapping_like, sequence_like, tuple_like
-from minidl.device import sim
 from minidl.live_repr import LiveRepr
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.ports import Ports
@@ -28,12 +25,7 @@ from minidl.wire.messages import RebuildFailure, Result, Sentinel, WorkerExhaust
 
 
 def accelerator_type() -> str | None:
-    """Type of the accelerator that memory is pinned for ("cuda", "sim", ...), or None if there is none.
-
-    SimError if the simulated one is asked for and cannot be built.
-    """
-    if sim.is_wanted():
-        sim.load()
+    """Type of the accelerator that memory is pinned for ("cuda", ...), or None if there is none."""
     if torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
         return None if device is None else device.type
@@ -102,7 +94,7 @@ def _pin_memory_loop(
     torch.set_num_threads(1)  # thread-local: the copies must not take every core
     torch.multiprocessing._set_thread_name("pt_data_pin")
     torch.accelerator.set_device_index(device_id)
-    pin = ports.pinning(lambda data: pin_memory(data, device), device == sim.NAME)
+    pin = ports.pinning(lambda data: pin_memory(data, device), device)
     lifecycle.handle(PinEvent.READY)
 
     def one_step() -> None:

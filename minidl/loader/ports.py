@@ -15,14 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from minidl.arena.arena import Host
-from minidl.arena.arena_queue import ArenaQueue
-from minidl.arena.packets import TaskQueue
 from minidl.data.fetch import Progress, Unwatched
 from minidl.loader.progress import ProgressBoard, WorkerProgress
 from minidl.wire.message import Envelope
 from minidl.wire.messages import Result, Task
-from minidl.wire.queues import BoundedQueue, ReadyQueue, SharedFlag
+from minidl.wire.queues import BoundedQueue, SharedFlag
 
 WhichQueue = Literal["index", "result", "ready"]
 """A worker's index queue, the result queue of all workers, or the pin thread's output."""
@@ -72,6 +69,23 @@ Note = Opened | WorkerEntered | FoundDead | TimedOut
 """What an actor reports because no queue, event or decision shows it."""
 
 
+class Transport:
+    """How tensors travel between the processes: as upstream, each in new shared memory. `arena` has another way.
+
+    locks: whether batches come in page-locked memory: then nothing pins them.
+    """
+
+    locks = False
+
+    def index_queue(self, context: Any) -> Any:
+        """A queue for one worker's tasks, of a multiprocessing context."""
+        return BoundedQueue(context)
+
+    def result_queue(self, context: Any, num_workers: int, done_event: Any, ports: Ports) -> Any:
+        """The queue of all workers' results. done_event: theirs."""
+        return BoundedQueue(context)
+
+
 class Ports:
     """Plain ports; each method is one thing that an actor needs."""
 
@@ -91,17 +105,9 @@ class Ports:
         """The sampler's iterator for one epoch, which `draws` makes."""
         return draws(sampler)
 
-    def queue(self, which: WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
-        """Make a queue between processes in a multiprocessing context; "ready" is local."""
-        return ReadyQueue() if which == "ready" else BoundedQueue(context)
-
-    def arena_queue(self, num_workers: int, done_event: Any, host: Host | None) -> Any:
-        """Make the result queue of the transport "arena"; done_event: the workers'; host: page-locks its slabs."""
-        return ArenaQueue(num_workers, done_event, host=host)
-
-    def arena_task_queue(self, worker_id: int) -> Any:
-        """Make a worker's index queue of the transport "arena"."""
-        return TaskQueue()
+    def queue(self, which: WhichQueue, queue: Any, worker_id: int = -1) -> Any:
+        """The queue as the actors use it. worker_id: whose index queue it is."""
+        return queue
 
     def done_event(self, which: WhichDoneEvent) -> Any:
         """A done event, shared with the processes or the thread that it is for."""
@@ -125,8 +131,8 @@ class Ports:
         return board.writer(worker_id)
 
     # --- in the pin thread
-    def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
-        """A function that pins a result's data."""
+    def pinning(self, pin_memory: Callable[[Any], Any], device: str) -> Callable[[Result], Any]:
+        """A function that pins a result's data, for this type of device."""
 
         def pin(result: Result) -> Any:
             return pin_memory(result.data)

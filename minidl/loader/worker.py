@@ -26,10 +26,10 @@ from minidl.data import worker_info
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.data.worker_info import WorkerInfo
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
+from minidl.loader.epoch import Fetching
 from minidl.loader.ports import FoundDead, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import Action, WorkerEvent, WorkerLifecycle
-from minidl.resume.stateful import FetchStart, Keeper, fetcher_state, keeper_of, no_state, opened, pack
 from minidl.wire import signal_handling
 from minidl.wire.arguments import Parcel, SentParcel
 from minidl.wire.errors import ExceptionWrapper
@@ -49,7 +49,7 @@ class Users(NamedTuple):
 @dataclass(frozen=True)
 class WorkerSpec:
     """A worker's arguments. users: holds a `Users`; manager_pid: the loader's process; None if a fork server starts the
-    worker. state_every: as a Keeper's; None: no states."""
+    worker."""
 
     worker_id: int
     num_workers: int
@@ -64,8 +64,7 @@ class WorkerSpec:
     board: ProgressBoard
     ports: Ports
     manager_pid: int | None
-    start: FetchStart
-    state_every: int | None
+    fetching: Fetching
 
     @property
     def seed(self) -> int:
@@ -141,7 +140,6 @@ class _Worker:
         self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
-        self.keeper: Keeper | None = None  # takes the states that go with results
         self.init_exception: ExceptionWrapper | None = None
         self.unusable: ExceptionWrapper | None = None  # why there is no dataset
         self.lacks = ""  # why there is no fetcher, once that was said
@@ -155,19 +153,16 @@ class _Worker:
         except Exception as error:
             self.unusable = ExceptionWrapper(error, f"{self.spec.where} while it unpickled its dataset")
 
-    def make_fetcher(self, start: FetchStart | None = None) -> None:
+    def make_fetcher(self) -> None:
         """Make a fetcher for a new epoch. If that fails (an iterable's __iter__ raises, say), the next task says so."""
-        spec = self.spec
-        start = start or FetchStart()
         self.progress.opening()
         if self.unusable is not None:
             return
-        self.fetcher = self.keeper = None  # if the new one fails, the old one would go on with the old epoch's samples
+        self.fetcher = None  # if the new one fails, the old one would go on with the old epoch's samples
         try:
-            self.fetcher = opened(start, self.users.dataset, self.create_fetcher)
-            self.keeper = keeper_of(self.fetcher, spec.state_every, start.number)
+            self.fetcher = self.spec.fetching.open(self.users.dataset, self.create_fetcher)
         except Exception as error:
-            self.init_exception = ExceptionWrapper(error, spec.where)
+            self.init_exception = ExceptionWrapper(error, self.spec.where)
 
     def create_fetcher(self) -> _BaseDatasetFetcher:
         """A fetcher of the whole dataset."""
@@ -193,7 +188,7 @@ class _Worker:
         except Exception as error:
             self.init_exception = ExceptionWrapper(error, self.spec.where)
         else:
-            self.make_fetcher(self.spec.start)
+            self.make_fetcher()
 
     def fetch(self, task: Task) -> Any:
         """The task's batch, or what is sent in its place: an ExceptionWrapper or a WorkerExhausted."""
@@ -221,17 +216,7 @@ class _Worker:
     def work(self, task: Task) -> None:
         """Fetch and send."""
         self.progress.begin(task.idx, task.index)
-        data, state = self.fetch(task), None
-        if self.keeper is not None:
-            try:
-                state = self.keeper.after(exhausted=isinstance(data, WorkerExhausted))
-            except Exception as error:
-                if not self.spec.state_every:
-                    state = self.keeper.number, no_state(error)
-                else:
-                    self.keeper = None  # else the end of the dataset would never be told
-                    if not isinstance(data, ExceptionWrapper):
-                        data = ExceptionWrapper(error, self.spec.where, f"Task {task.idx}: taking the state after it.")
+        data, state = self.spec.fetching.after(self.fetch(task), task.idx, self.spec.where)
         exhausted = isinstance(data, WorkerExhausted)
         self.progress.end(2 if exhausted else int(isinstance(data, ExceptionWrapper)))
         result = Result(task.idx, self.spec.worker_id, data, state)
@@ -241,15 +226,7 @@ class _Worker:
 
     def resume(self, message: ResumeIteration) -> None:
         """Acknowledge, then begin the new epoch."""
-        left, failure = None, None
-        if self.keeper is not None:
-            try:
-                left = pack(fetcher_state(self.fetcher))
-            except Exception as error:
-                left = no_state(error)
-                if self.spec.state_every:
-                    place = f"Epoch {message.epoch}: taking the state before it."
-                    failure = ExceptionWrapper(error, self.spec.where, place)
+        left, failure = self.spec.fetching.between(message.epoch, self.spec.where)
         self.spec.result_queue.put(ResumeIteration(message.epoch, self.spec.worker_id, left))
         self.make_fetcher()
         self.init_exception = self.init_exception or failure

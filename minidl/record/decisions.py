@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from minidl.arena.arena import Mappings
 from minidl.loader.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
 from minidl.loader.protocol import (
     Action,
@@ -26,6 +27,7 @@ from minidl.loader.protocol import (
 )
 from minidl.record.cpu_time import spent
 from minidl.record.shared import Shared
+from minidl.record.slabs import TracedMappings
 from minidl.record.spans import batch_in_use
 from minidl.resume.position import Course
 from minidl.tracefile import events as ev
@@ -282,6 +284,7 @@ class TracedPinLifecycle(PinLifecycle):
 
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
     Course: TracedCourse,
+    Mappings: TracedMappings,
     Dispatcher: TracedDispatcher,
     LoaderLifecycle: TracedLoaderLifecycle,
     WorkerLifecycle: TracedWorkerLifecycle,

@@ -39,8 +39,9 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchAl
 from minidl.arena.arena import Mappings
 from minidl.arena.arena_queue import ArenaQueue, ArenaWriter
 from minidl.arena.packets import TaskQueue
+from minidl.dataloader import checked_transport
 from minidl.loader import ports as plain_ports
-from minidl.loader.dataloader import checked_transport, users_line
+from minidl.loader.dataloader import users_line
 from minidl.loader.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import observed_alone, recorder
 from minidl.record.channels import Proxy

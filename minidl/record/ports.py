@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from minidl.arena.arena import Host, budget
-from minidl.arena.arena_queue import ArenaQueue
+from minidl.arena.arena import budget
 from minidl.data.fetch import Progress
+from minidl.device import sim
 from minidl.device.streams import Device, Stream
 from minidl.loader import ports
 from minidl.loader.progress import ProgressBoard, WorkerProgress
@@ -43,7 +43,6 @@ from minidl.record.harmless import harmless
 from minidl.record.recorder import spanned
 from minidl.record.sampling import TracedSampler, dealt_by, nested_samplers
 from minidl.record.shared import Shared
-from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.messages import Result, Task
@@ -91,16 +90,9 @@ class TracedPorts(Shared, ports.Ports):
         self.alone = True
         return self.follow(-1)
 
-    def queue(self, which: ports.WhichQueue, context: Any = None, worker_id: int = -1) -> Any:
+    def queue(self, which: ports.WhichQueue, queue: Any, worker_id: int = -1) -> Any:
         self.pinned |= which == "ready"
-        return TRACED_QUEUES[which](self, super().queue(which, context, worker_id), worker_id)
-
-    def arena_queue(self, num_workers: int, done_event: Any, host: Host | None) -> Any:
-        mappings = functools.partial(TracedMappings, self)
-        return TRACED_QUEUES["result"](self, ArenaQueue(num_workers, done_event, mappings, host))
-
-    def arena_task_queue(self, worker_id: int) -> Any:
-        return TRACED_QUEUES["index"](self, super().arena_task_queue(worker_id), worker_id)
+        return TRACED_QUEUES[which](self, queue, worker_id)
 
     def done_event(self, which: ports.WhichDoneEvent) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
@@ -134,8 +126,8 @@ class TracedPorts(Shared, ports.Ports):
         return progress
 
     # --- in the pin thread
-    def pinning(self, pin_memory: Callable[[Any], Any], simulated: bool) -> Callable[[Result], Any]:
-        self.simulated = simulated
+    def pinning(self, pin_memory: Callable[[Any], Any], device: str) -> Callable[[Result], Any]:
+        self.simulated = simulated = device == sim.NAME
 
         def pin(result: Result) -> Any:
             about = result.idx, result.worker_id
@@ -219,7 +211,7 @@ def _facts(iterator: Any, loader: Any, transport: str) -> dict[str, Any]:
         "persistent_workers": iterator._persistent_workers,
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,
-        "slabs_locked": getattr(iterator, "_host", None) is not None,
+        "slabs_locked": getattr(getattr(iterator, "_transport", None), "locks", False),
         "timeout_s": iterator._timeout,
         "transport": transport if iterator._num_workers else None,
         **({"arena_bytes": budget()} if transport == "arena" and iterator._num_workers else {}),

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import torch.utils.data
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 
-from minidl.arena.arena import Host
-from minidl.loader.dataloader import LoaderWithoutState, _LiveIterators, checked_transport, users_line
+from minidl.dataloader import LoaderWithoutState, checked_transport
+from minidl.loader.dataloader import _LiveIterators, users_line
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.record.harmless import say_once
 from minidl.record.observe import ObservedContext
@@ -50,7 +50,6 @@ class StandIn(LoaderWithoutState[T_co]):
         self.__dict__.pop("_DataLoader__initialized", None)  # minidl's may have come so far
         _TorchLoader.__init__(self, *args, **kwargs)
         self.transport = checked_transport(None)
-        self.state_every = self._given = self._record = None
         self._live_iterators = _LiveIterators()
         self.__dict__.setdefault("_made_at", users_line(self))
 
@@ -68,11 +67,11 @@ class StandIn(LoaderWithoutState[T_co]):
                 self._leave(reason)
         return bool(self._left_to_torch)
 
-    def _iterate(self, host: Host | None = None) -> Any:
-        return _TorchLoader.__iter__(self) if self._is_torchs() else super()._iterate(host)
+    def _iterate(self) -> Any:
+        return _TorchLoader.__iter__(self) if self._is_torchs() else super()._iterate()
 
-    def _make_iterator(self, host: Host | None = None) -> Any:
-        return _TorchLoader._get_iterator(self) if self._is_torchs() else super()._make_iterator(host)
+    def _make_iterator(self) -> Any:
+        return _TorchLoader._get_iterator(self) if self._is_torchs() else super()._make_iterator()
 
 
 StandIn.__name__ = StandIn.__qualname__ = "DataLoader"  # as programs print it, and ask for it

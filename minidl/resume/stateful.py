@@ -32,9 +32,11 @@ from torch import Tensor
 
 from minidl.data.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
 from minidl.data.sampler import BatchSampler
+from minidl.loader.epoch import EpochRecord, Fetching
 from minidl.resume import frameworks
 from minidl.resume.position import Course, Position, fast_forward
-from minidl.wire.errors import StateMismatchError
+from minidl.wire.errors import ExceptionWrapper, StateMismatchError
+from minidl.wire.messages import ResumeIteration, WorkerExhausted
 
 VERSION: Final = 1
 
@@ -191,6 +193,43 @@ def keeper_of(fetcher: Any, every: int | None, number: int = 0) -> Keeper | None
     return Keeper(fetcher, every, number) if every is not None and fetcher_has_state(fetcher) else None
 
 
+class StatefulFetching(Fetching):
+    """Begins where a state says, and sends states along. every: as a Keeper's."""
+
+    def __init__(self, start: FetchStart, every: int) -> None:
+        self.start, self.every = start, every
+        self.keeper: Keeper | None = None
+
+    def open(self, dataset: Any, make: Callable[[], Any]) -> Any:
+        start, self.start = self.start, FetchStart()
+        self.keeper = None
+        fetcher = opened(start, dataset, make)
+        self.keeper = keeper_of(fetcher, self.every, start.number)
+        return fetcher
+
+    def after(self, data: Any, task: int, where: str) -> tuple[Any, Any]:
+        if self.keeper is None:
+            return data, None
+        try:
+            return data, self.keeper.after(exhausted=isinstance(data, WorkerExhausted))
+        except Exception as error:
+            if not self.every:
+                return data, (self.keeper.number, no_state(error))
+            self.keeper = None  # else the end of the dataset would never be told
+            if not isinstance(data, ExceptionWrapper):
+                data = ExceptionWrapper(error, where, f"Task {task}: taking the state after it.")
+            return data, None
+
+    def between(self, epoch: int, where: str) -> tuple[Any, Any]:
+        if self.keeper is None:
+            return None, None
+        try:
+            return pack(fetcher_state(self.keeper.fetcher)), None
+        except Exception as error:
+            place = f"Epoch {epoch}: taking the state before it."
+            return no_state(error), ExceptionWrapper(error, where, place) if self.every else None
+
+
 # --- Samplers ---------------------------------------------------------------------------------------------------------
 _WITHOUT_STATE: Final = ("torch.utils.data.sampler", "minidl.data.sampler", "minidl.loader.dataloader")
 """Modules of samplers that have no state, nor do their iterators."""
@@ -260,12 +299,13 @@ class Drawing(Iterator[Any]):
 
 # --- A loader ---------------------------------------------------------------------------------------------------------
 @dataclass
-class Record:
+class Record(EpochRecord):
     """What a loader keeps of its present epoch, or of its last one.
 
     given: the state that the epoch was resumed from. begin: random states at its first draw. base_seed: the workers',
-    None if it is drawn after that. fetcher: that of this process, if it can be asked for its state; begun: how many
-    batches it was asked for: some of their samples may be in no batch that was handed out.
+    None if it is drawn after that. fetcher: that of this process, if it can be asked for its state, and `keeper` what
+    takes it (every: the loader's `state_every`; first: its batches before). asked: how many batches it was asked for:
+    some of their samples may be in no batch that was handed out.
     """
 
     course: Course
@@ -273,51 +313,57 @@ class Record:
     begin: list[Tensor] = field(default_factory=list)
     base_seed: int | None = None
     fetcher: Any = None
-    begun: int = 0
+    every: int | None = None
+    keeper: Keeper | None = None
+    first: int = 0
+    asked: int = 0
     drawing: Drawing | None = None
     generators: list[torch.Generator] = field(default_factory=list)
-
-    @property
-    def at_once(self) -> bool:
-        """Whether the saved epoch began before its base seed was drawn, which is drawn again then."""
-        return self.given is not None and self.given["base_seed"] is None
 
     @property
     def resumed(self) -> bool:
         """Whether the epoch goes on where another loader's ended."""
         return self.given is not None and not self.given["ended"]
 
-    def start_of(self, worker: int, loader: Loader) -> FetchStart:
-        """Where a worker's fetcher begins; a map dataset fetches nothing again."""
-        index = None if self.course.indexed else next(iter(loader._index_sampler))
-        return FetchStart.of(self.course.places[worker], index)
+    @property
+    def batches(self) -> int:
+        return self.course.batches
 
-    def restore_begin(self, loader: Loader) -> None:
+    @property
+    def turn(self) -> int:
+        return self.course.turn
+
+    @property
+    def counted(self) -> int:
+        return self.course.counted
+
+    # --- Its begin
+    @property
+    def _at_once(self) -> bool:
+        """Whether the saved epoch began before its base seed was drawn, which is drawn again then."""
+        return self.given is not None and self.given["base_seed"] is None
+
+    def before_seed(self, loader: Loader) -> None:
+        if self._at_once:
+            self._restore_begin(loader)
+
+    def before_draws(self, loader: Loader) -> None:
+        if not self._at_once:
+            self._restore_begin(loader)
+        self.generators = _generators(loader)
+        self.begin = _random_states(self.generators)
+
+    def _restore_begin(self, loader: Loader) -> None:
         """Restore the random states of the epoch's begin."""
         if self.given is not None and self.given["random"] is not None:
             _restore(loader, [_of_text(text) for text in self.given["random"]["begin"]])
 
-    def restore_now(self) -> None:
-        """Restore the global random state of the moment that the state was taken: the draws before it are made."""
-        if self.given is not None and self.given["random"] is not None:
-            torch.set_rng_state(_of_text(self.given["random"]["now"]))
-
-    def mark_begin(self, loader: Loader) -> None:
-        """Note the random states of the epoch's begin."""
-        self.generators = _generators(loader)
-        self.begin = _random_states(self.generators)
-
-    def mark_first_draw(self, base_seed: int) -> None:
-        """Note them again: samplers of this process draw at the first next(), and the program may have drawn before."""
-        if not self.resumed and self.begin:
-            self.begin, self.base_seed = _random_states(self.generators), base_seed
-
-    def draws(self, index_sampler: Any, every: int | None) -> Iterator[Any]:
+    def draws(self, index_sampler: Any) -> Iterator[Any]:
         """The index sampler's iterator, from where the epoch goes on."""
         of = getattr(index_sampler, "sampler", index_sampler)
         if not self.resumed and type(of).__module__ in _WITHOUT_STATE:
             return iter(index_sampler)
-        self.drawing = Drawing(index_sampler, self.course, every)
+        self.drawing = Drawing(index_sampler, self.course, self.every)
         return self.drawing
 
     def skip(self) -> None:
@@ -325,9 +371,64 @@ class Record:
         if self.drawing is not None and self.course.indexed:
             self.drawing.skip(self.course.low, self.course.ahead)
 
-    def keep_fetcher(self, fetcher: Any) -> None:
-        """Remember this process's fetcher, if it has a state to be asked for."""
+    def seeded(self, base_seed: int) -> None:
+        self.base_seed = base_seed
+
+    def fetching(self, worker: int, loader: Loader) -> Fetching:
+        return StatefulFetching(self._start_of(worker, loader), self.every or 0)
+
+    def _start_of(self, worker: int, loader: Loader) -> FetchStart:
+        """Where a worker's fetcher begins; a map dataset fetches nothing again."""
+        index = None if self.course.indexed else next(iter(loader._index_sampler))
+        return FetchStart.of(self.course.places[worker], index)
+
+    def opened(self, loader: Loader, make: Callable[[], Any]) -> Any:
+        start = self._start_of(0, loader)
+        fetcher = opened(start, loader.dataset, make)
+        self.first, self.keeper = start.number, keeper_of(fetcher, self.every, start.number)
         self.fetcher = fetcher if fetcher_has_state(fetcher) else None
+        if self.fetcher is not None and self.course.lag and not self.resumed:
+            self.course.places[0].state = at_the_begin(fetcher)
+        return fetcher
+
+    def begun(self, loader: Loader) -> None:
+        """The epoch is where the loader's state says, which is used up; `state_dict` is about this epoch from here.
+
+        The global random state is that of the moment when the state was taken: the draws before it are made.
+        """
+        if self.resumed and self.given is not None and self.given["random"] is not None:
+            torch.set_rng_state(_of_text(self.given["random"]["now"]))
+        loader._given, loader._record = None, self
+
+    # --- Its course
+    def first_draw(self, base_seed: int) -> None:
+        """Note the random states again: the program may have drawn since iter()."""
+        if not self.resumed and self.begin:
+            self.begin, self.base_seed = _random_states(self.generators), base_seed
+
+    def asks_for(self, task: int) -> None:
+        self.asked = task + 1
+
+    def fetched(self, task: int) -> None:
+        if self.keeper is not None:
+            self.keeper.number = self.first + task
+            if (state := self.keeper.after(exhausted=False)) is not None:
+                self.course.received(task, 0, state)
+
+    def state_came(self, message: Any, *, stale: bool) -> None:
+        if type(message) is ResumeIteration:
+            self.course.epoch_begun(message.worker_id, message.state)
+        elif not stale:
+            self.course.received(message.idx, message.worker_id, message.state)
+
+    def hand_out(self, task_and_worker: tuple[int, int]) -> None:
+        self.course.hand_out(task_and_worker)
+
+    def fail(self, task_and_worker: tuple[int, int]) -> None:
+        self.course.fail(task_and_worker)
+
+    def end(self) -> None:
+        self.course.end()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none
@@ -336,9 +437,14 @@ class Record:
 def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = False) -> Record:
     """Begin an epoch where the state that the loader was given says. again: of a persistent iterator, at its begin.
 
-    Raises StateMismatchError if that state is of another loader.
+    make_course: a `Course` of such arguments. Raises StateMismatchError if that state is of another loader.
     """
-    given: State | None = None if again else loader._given
+    record = _begin(loader, make_course, None if again else loader._given)
+    record.every, record.course.lag = loader.state_every, frameworks.takes_ahead()
+    return record
+
+
+def _begin(loader: Loader, make_course: Callable[..., Course], given: State | None) -> Record:
     indexed = loader._dataset_kind == _DatasetKind.Map
     places = [Position() for _ in range(max(1, loader.num_workers))]
     if given is None:
@@ -423,7 +529,7 @@ def _of_all_ranks(state: State, loader: Loader) -> list[State]:
 def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
     state, number, at, over = unpack(place.state), place.yielded, place.at, place.over
     if loader.num_workers == 0 and not record.course.log:
-        if record.fetcher is not None and record.course.counted >= record.begun:
+        if record.fetcher is not None and record.course.counted >= record.asked:
             state, at, over = copy.deepcopy(fetcher_state(record.fetcher)), number, False
         elif loader._record is None and has_state(loader.dataset):
             state = {"dataset": copy.deepcopy(loader.dataset.state_dict()), "iterator": None, "ended": False}

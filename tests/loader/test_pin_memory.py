@@ -159,6 +159,7 @@ def test_the_accelerators_type(accelerator: list[Any], monkeypatch: pytest.Monke
 
 
 def test_without_an_accelerator_one_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim.load_if_wanted()
     assert accelerator_type() == sim.NAME
     monkeypatch.delenv("MINIDL_SIMULATE_DEVICE")
     assert accelerator_type() is None

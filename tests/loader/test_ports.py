@@ -10,7 +10,7 @@ from minidl.wire.messages import Result
 
 
 def test_pinning_pins_a_results_data() -> None:
-    assert Ports().pinning(lambda data: [data, "pinned"], simulated=True)(Result(0, 0, 5)) == [5, "pinned"]
+    assert Ports().pinning(lambda data: [data, "pinned"], device="sim")(Result(0, 0, 5)) == [5, "pinned"]
 
 
 def test_a_device_stage_copies_on_the_devices_stream() -> None:
