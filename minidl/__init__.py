@@ -1,7 +1,7 @@
 """minidl: a readable, faithful reimplementation of PyTorch's data loading that records what it does.
 
 `DataLoader`, the datasets and the samplers stand for their namesakes in `torch.utils.data`, and mix with them.
-`trace(directory)` records a run, `read_trace(path)` reads it. Start reading at `protocol.py` and `dispatcher.py`.
+`trace(directory)` records a run, `read_trace(path)` reads it. Start reading at `mini.py`.
 
 Each name is imported when it is first used. A training program loads the loader and nothing that reads or draws
 traces, and `minidl --help` loads neither torch nor NumPy.
