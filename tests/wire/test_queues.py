@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
 import pickle
@@ -331,6 +332,14 @@ def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
     assert got == list(range(2000))
 
 
+def test_a_flag_is_one_byte_for_all_that_have_it() -> None:
+    flag = SharedFlag()
+    other = copy.copy(flag)
+    assert not other.is_set()
+    flag.set()
+    assert other.is_set()
+
+
 # --- Names of semaphores ----------------------------------------------------------------------------------------------
 @pytest.mark.live
 def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -352,3 +361,47 @@ def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixtu
 def test_the_semaphores_of_forked_workers_have_no_names(pipe: Any) -> None:
     assert pipe._wlock._semlock.name is None
     pipe.forget_names()
+
+
+class Finalizer:
+    """As `multiprocessing` keeps them."""
+
+    def __init__(self, called: list[Any], callback: Any, name: Any) -> None:
+        self.called, self._callback, self._args = called, callback, (name, "more")
+
+    def __call__(self) -> None:
+        self.called.append(self)
+
+
+def test_only_the_queues_own_names_are_removed(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    own = [Finalizer(called, queues.SemLock._cleanup, pipe._wlock._semlock.name) for _ in range(2)]
+    others = [Finalizer(called, queues.SemLock._cleanup, "more"), Finalizer(called, print, pipe._wlock._semlock.name)]
+    monkeypatch.setattr(queues.util, "_finalizer_registry", dict(enumerate([others[0], *own, others[1]])))
+    pipe.forget_names()
+    assert called == own
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_tracker_alone_is_started_in_a_session_of_its_own(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[Any] = []
+    tracker = ["python", "-s", "-c", "from multiprocessing.resource_tracker import main;main(5)"]
+
+    def ensure_running() -> None:
+        private: Any = queues.util
+        assert private.spawnv_passfds("/python", tracker, [5]) == 17
+        private.spawnv_passfds("/python", ["python", "-c", "main()"], [6])
+        if fails:
+            raise OSError
+
+    def spawnv_passfds(*arguments: Any) -> int:
+        spawned.append(arguments)
+        return 17
+
+    monkeypatch.setattr(queues.util, "spawnv_passfds", spawnv_passfds)
+    monkeypatch.setattr(queues.resource_tracker, "ensure_running", ensure_running)
+    with pytest.raises(OSError) if fails else contextlib.nullcontext():
+        queues.start_tracker_apart()
+    apart = f"import os; os.setsid(); {tracker[-1]}"
+    assert spawned == [("/python", [*tracker[:-1], apart], [5]), ("/python", ["python", "-c", "main()"], [6])]
+    assert queues.util.spawnv_passfds is spawnv_passfds  # type: ignore[attr-defined]

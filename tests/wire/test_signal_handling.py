@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -181,6 +182,30 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
         queue._wait(0)
     assert queue.get() == "the next"
     signal_handling.raise_now()
+
+
+def test_the_programs_own_handler_is_called_too_and_ours_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    before = signal.signal(signal.SIGCHLD, lambda *args: heard.append(args))
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    try:
+        signal_handling._set_SIGCHLD_handler()
+        ours = signal.getsignal(signal.SIGCHLD)
+        signal_handling._set_SIGCHLD_handler()
+        assert signal.getsignal(signal.SIGCHLD) is ours
+        signal.raise_signal(signal.SIGCHLD)
+        ((signum, frame),) = heard
+        assert (signum, frame.f_code.co_name) == (signal.SIGCHLD, sys._getframe().f_code.co_name)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not signal_handling._is_torchs(None), "a handler that is not Python's"
+
+
+def test_a_function_that_waits_is_marked_and_stays_itself() -> None:
+    def waits() -> None: ...
+
+    assert signal_handling.wait(waits) is waits
+    signal_handling._waits.remove(waits.__code__)
 
 
 def test_a_step_is_what_calls_the_interrupted_code_unless_that_waits() -> None:

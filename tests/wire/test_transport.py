@@ -474,6 +474,15 @@ def test_descriptors_are_given_back() -> None:
     assert descriptors() == before
 
 
+def test_what_workers_have_left_is_removed_unless_others_may_open_it(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[Any] = []
+    monkeypatch.setattr(tensors, "remove_segments_of", removed.append)
+    tensors.remove_left([5, 6])
+    assert removed == ([[5, 6]] if strategy == "file_descriptor" else [])
+
+
 def test_a_segment_that_this_process_has_not_mapped_is_mapped_and_remembered(strategy: str) -> None:
     tensor, before = torch.arange(3), set(shared_cache)
     sent, _ = dumps(tensor)
