@@ -34,6 +34,7 @@ import minidl.loader.driver
 import minidl.loader.pin_memory
 import minidl.loader.worker
 from minidl.arena.arena import TAKEN
+from minidl.device import sim
 from minidl.device.loader import DeviceLoader
 from minidl.wire import signal_handling
 
@@ -53,13 +54,17 @@ FEEDER = {"multiprocessing.queues", "minidl.wire.message", "minidl.wire.queues",
 
 NOT_OURS = ("__del__", "handler", "_in_a_step")
 """CPython prints what is raised in a __del__. And an exception in the handler of SIGCHLD, which comes while a child is
-waited for, makes `multiprocessing` lose its exit code: it takes the child for alive, and keeps its two descriptors."""
+waited for, makes `multiprocessing` lose its exit code: it takes the child for alive, and keeps its two descriptors. The
+loader's own handler puts its error off there; a handler of the program that raises has this effect on any child."""
 
 BOUND = 60.0
 """Seconds that a run may take; a wait for what is lost has no end."""
 
 MISSES = 8
 """Runs in a row that have ended before the step, after which a sweep ends."""
+
+PASSES = 3
+"""What a sweep takes for a place's `passes`: the worker's loop, for example, comes to each line for every batch."""
 
 SAMPLES = 24
 
@@ -75,12 +80,16 @@ class FaultError(Exception):
 class Interrupting:
     """In this thread and block, raises at the `at`-th step of the modules' code; counts the steps. at 0: at none.
 
-    steps: "line" or "opcode" (an instruction). where: the place where it has raised, also in a forked child; "" if
-    nowhere. handed: whether that was after the last step of `__next__`, with the batch in the hands of CPython alone.
+    steps: "line" or "opcode" (an instruction). passes: a place that is passed more often is no step any more. where:
+    the place where it has raised, also in a forked child; "" if nowhere. handed: whether that was after the last step
+    of `__next__`, with the batch in the hands of CPython alone.
     """
 
-    def __init__(self, at: int, modules: Collection[str], steps: str = "opcode", error: Any = Interruption) -> None:
-        self.at, self.modules, self.steps, self.error = at, modules, steps, error
+    def __init__(
+        self, at: int, modules: Collection[str], steps: str = "opcode", error: Any = Interruption, passes: int = 1 << 30
+    ) -> None:
+        self.at, self.modules, self.steps, self.error, self.passes = at, modules, steps, error, passes
+        self._passed: collections.Counter[Any] = collections.Counter()
         self.count = 0
         self.handed = False
         self._process: int | None = os.getpid()
@@ -119,6 +128,9 @@ class Interrupting:
         if os.getpid() != self._process:
             return None
         if event == self.steps and signal.getsignal(signal.SIGINT) is not signal_handling._note:
+            passed = self._passed[frame.f_code, frame.f_lasti] = self._passed[frame.f_code, frame.f_lasti] + 1
+            if passed > self.passes:
+                return self._step
             self.count += 1
             if self.count == self.at:
                 place = f"{frame.f_globals['__name__']}:{frame.f_lineno} {frame.f_code.co_name}+{frame.f_lasti}"
@@ -248,13 +260,13 @@ def slabs_taken(iterator: Any) -> str:
     return f"{taken} slabs are still taken" if taken else ""
 
 
-Counts = tuple[int, int, int, int]
+Counts = tuple[int, int, int, int, int]
 
 
 def counts() -> Counts:
-    """Children, threads, shared-memory files, descriptors."""
-    now = Holdings.now()
-    return len(now.children), len(now.threads), len(now.segments), now.descriptors
+    """Children, threads, shared-memory files, descriptors, page-locked bytes."""
+    now, locked = Holdings.now(), sim.registered_bytes()[0] if sim.is_loaded() else 0
+    return len(now.children), len(now.threads), len(now.segments), now.descriptors, locked
 
 
 def left(before: Counts) -> str:
@@ -265,7 +277,7 @@ def left(before: Counts) -> str:
         if all(new <= old for new, old in zip(now, before, strict=True)):
             return ""
         time.sleep(0.05)
-    return f"left behind (children, threads, files, descriptors): {before} -> {now}"
+    return f"left behind (children, threads, files, descriptors, locked): {before} -> {now}"
 
 
 # --- The scenes -------------------------------------------------------------------------------------------------------
@@ -546,7 +558,7 @@ Run = tuple[str, str]
 def sweep(name: str, loader: str, steps: str = "line", stride: int = 1, first: int = 1) -> Iterator[Run]:
     """Interrupt the scene at every `stride`-th step. The first run goes without an exception."""
     scene, _ = SCENES[name]
-    at, missed, current = 0, 0, Interrupting(0, CODE, steps)
+    at, missed, current = 0, 0, Interrupting(0, CODE, steps, passes=PASSES)
 
     def tries() -> Tries:
         while missed < MISSES:
@@ -556,8 +568,8 @@ def sweep(name: str, loader: str, steps: str = "line", stride: int = 1, first: i
     for what in scene(LOADERS[loader], tries()):
         faulthandler.cancel_dump_traceback_later()
         where, behind = current.where, ""
-        if name not in KEPT:
-            behind = left(before)
+        if name not in KEPT and (behind := left(before)):
+            before = counts()  # the next run is not to blame
         if not at:
             assert what == "again", what
             before = counts()
@@ -569,7 +581,7 @@ def sweep(name: str, loader: str, steps: str = "line", stride: int = 1, first: i
             yield behind or ("handed" if what not in ("again", "error") and current.handed else what), where
         if where or not at:
             at += stride if at else first
-        current = Interrupting(at, CODE, steps)
+        current = Interrupting(at, CODE, steps, passes=PASSES)
         faulthandler.dump_traceback_later(BOUND, exit=True)
     faulthandler.cancel_dump_traceback_later()
     if behind := left(before) if name in KEPT else "":
