@@ -376,7 +376,9 @@ def create_resumed(options: dict[str, Any], tries: Tries) -> Iterator[str]:
     for interrupting in tries:
         with made(options) as loader:
             loader.load_state_dict(state)
-            iterator = tried(interrupting, lambda: iter(loader)) or iter(loader)
+            iterator = tried(interrupting, functools.partial(iter, loader))
+            if iterator is None:
+                iterator = iter(loader)
             rest = taken_from(iterator)
             del iterator
         yield verdict(seen + rest, ordered=options.get("in_order", True))
