@@ -5,7 +5,8 @@ the rule it breaks and the shortest slice that shows it, all other violations, w
 what could not be judged and why. `RULES` names every rule and says what it demands. `run(trace)`: `minidl check`.
 
 A trace that is incomplete is judged on what is there: a rule that concludes from a missing event is judged for tasks
-and epochs that lie behind the last loss, and the report says so. What a killed or running process still owes is `open`.
+and epochs that lie behind the last loss, and the report says so. What a next() that an exception has interrupted, and
+that is called again, does twice is judged once (`LoaderView`). What a killed or running process still owes is `open`.
 Rules: `recording`, `tasks` (their way), `dispatch` (decisions), `actors` (starts, deaths),
 `joint` (what one may do depends on the others), `resumption` (a loader's state), `device`, `slabs`, `spans`,
 `replayed`.
