@@ -250,8 +250,8 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture core_coverage crew draw_structure holdings live namesakes package readme dispatcher_mutants "
-    "on_gpu subclasses",
+    "": "architecture budget core_coverage crew draw_structure holdings live namesakes package readme "
+    "dispatcher_mutants on_gpu subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",

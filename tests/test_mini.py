@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import os
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structure
 import torch
 import torch.utils.data
 import workloads as wl
@@ -38,18 +38,8 @@ def agree(program: Callable[[Any], Any], what: object = "") -> Any:
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------
-def lines_of_code(text: str) -> int:
-    """Lines with code: no blank ones, comments, docstrings."""
-    tree, texts = ast.parse(text), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    lines = enumerate(text.splitlines(), 1)
-    return sum(number not in texts and bool(line.strip()) and line.strip()[0] != "#" for number, line in lines)
-
-
 def test_it_is_one_page_and_needs_nothing_else_of_the_package() -> None:
-    assert lines_of_code(SOURCE) <= 400
+    assert structure.lines_of_code(SOURCE) <= 400
     assert not re.search(r"^(from|import) minidl", SOURCE, re.MULTILINE)
 
 

@@ -116,3 +116,13 @@ def classes(package: Path) -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found
+
+
+def lines_of_code(text: str) -> int:
+    """Lines with code: no blank ones, comments, docstrings."""
+    tree, texts = ast.parse(text), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(number not in texts and bool(line.strip()) and line.strip()[0] != "#" for number, line in lines)

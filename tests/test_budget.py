@@ -1,0 +1,43 @@
+"""How large the house may be: lines of code, without docstrings, comments and blank lines, of each of its parts.
+
+The figures are what each part has now, rounded up. A commit that makes a part smaller lowers its figure; one that
+raises it says why. The aims: the loader with `data` and `wire` 2,600; `resume`, `arena` and `device` 2,200; `tracefile`
+and `record` 5,600; `playback` and `check` 2,700; `doctor`, `evidence` and `watch` 4,300; `analysis` 2,300; `views`
+3,200; `explore` 1,800; `lab`, `faults`, `bench` and `recordings` 4,000; the rest 2,000; tests 25,000.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structure
+
+ROOT = Path(__file__).parent.parent
+
+AT_MOST = {
+    "minidl/loader minidl/data minidl/wire": 4000,
+    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2400,
+    "minidl/tracefile minidl/record": 7400,
+    "minidl/playback minidl/check": 3500,
+    "minidl/doctor minidl/evidence minidl/watch": 4650,
+    "minidl/analysis": 4300,
+    "minidl/views": 4220,
+    "minidl/explore": 2520,
+    "minidl/lab minidl/faults minidl/bench minidl/recordings": 5680,
+    "minidl": 41850,
+    "notebooks": 3250,
+    "tests": 41200,
+}
+
+
+def lines_in(place: Path) -> int:
+    files = [place] if place.is_file() else place.rglob("*.py")
+    return sum(structure.lines_of_code(file.read_text()) for file in files)
+
+
+@pytest.mark.parametrize("part", AT_MOST)
+def test_no_part_grows_without_a_word(part: str) -> None:
+    has = sum(lines_in(ROOT / place) for place in part.split())
+    assert has <= AT_MOST[part], f"{part}: {has} lines of code, {AT_MOST[part]} are allowed: shorten it, or say why"
+    assert has > 0.96 * AT_MOST[part], f"{part}: {has} lines of code: lower its figure, {AT_MOST[part]}"
