@@ -55,7 +55,7 @@ ORDER = (
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("doctor", "diagnose"),
     ("analysis", "device_use ledger cpu_use verdict live recent now consult"),
-    ("analysis.headline", "inquiry waiting hangs deaths errors bounds goes_on __init__"),
+    ("analysis.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
     ("analysis", "summary story ways diff audit top"),
     ("doctor", "examine"),
     (

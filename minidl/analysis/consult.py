@@ -1,19 +1,19 @@
 """What the doctor says of a hang whose evidence is in the trace.
 
-Interface: `second_opinion(trace, told)` -> `Finding`, None if the trace has no evidence of that wait or the doctor
+Interface: `diagnose_recorded(trace, told)` -> `Finding`, None if the trace has no evidence of that wait or the doctor
 does not know more than the events tell.
 """
 
 from __future__ import annotations
 
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.finding import Finding, HangCause, RunOutcome, Told
+from minidl.doctor.finding import Finding, HangCause, RecordedWait, RunOutcome
 from minidl.doctor.limits import LOOK, STILL
 from minidl.evidence.model import EvidenceError, RunEvidence
 from minidl.tracefile.reader import Trace
 
 
-def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
+def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
     """What a watchdog saw of a wait: its last look, and the one to compare it with. Damaged ones are left out."""
     late = int(LOOK * 1e9)
     until = told.since + int(told.seconds * 1e9) + late
@@ -34,12 +34,12 @@ def recorded_looks(trace: Trace, told: Told) -> list[RunEvidence]:
     return [*earlier[-1:], out[-1]]
 
 
-def second_opinion(trace: Trace, told: Told) -> Finding | None:
+def diagnose_recorded(trace: Trace, told: RecordedWait) -> Finding | None:
     """What the evidence in a trace says of its last wait."""
     return opinion(recorded_looks(trace, told), told)
 
 
-def opinion(looks: list[RunEvidence], told: Told) -> Finding | None:
+def opinion(looks: list[RunEvidence], told: RecordedWait) -> Finding | None:
     """What looks at a wait say of it; None if they say no more than the events."""
     if not looks:
         return None

@@ -3,7 +3,7 @@
 Interface: `cpu_use(spans)` -> `CpuUse` of the fetches among them; `cpus_of(manifest)`, the CPUs that the run could use.
 
 Rules of use: it is the time of the thread that fetches: what it has other threads or processes do, it waits for. A
-trace without CPU time gives `Held.UNKNOWN`, and no words.
+trace without CPU time gives `CpuLimit.UNKNOWN`, and no words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FULL = 0.85
 """Of the CPUs that the run could use, the part that fetches use from which none is left for more workers."""
 
 
-class Held(enum.Enum):
+class CpuLimit(enum.Enum):
     """What fetches mostly do; the value says it in messages, after "samples"."""
 
     COMPUTES = "which compute"
@@ -65,23 +65,23 @@ class CpuUse:
         """CPUs that the fetches used at a time, on average, while any went on."""
         return self.cpu / max(1, self.during)
 
-    def held(self, cpus: float | None) -> tuple[Held, float]:
+    def held(self, cpus: float | None) -> tuple[CpuLimit, float]:
         """What they mostly did, and the share of their time. cpus: that the run could use.
 
         Where all these are in use, whoever does not compute waits for them: a quota's throttling, and a kernel that
         does not tell of waits for a CPU, show no other way.
         """
         if not self.wall:
-            return Held.UNKNOWN, 0.0
+            return CpuLimit.UNKNOWN, 0.0
         computed, no_cpu = self.cpu / self.wall, self.no_cpu / self.wall
         waited = 1 - computed - no_cpu
         if no_cpu >= max(SHORT, waited):
-            return Held.SHORT, no_cpu
+            return CpuLimit.SHORT, no_cpu
         if cpus is not None and self.at_once >= FULL * cpus and 1 - computed >= SHORT:
-            return Held.SHORT, 1 - computed
+            return CpuLimit.SHORT, 1 - computed
         if computed >= waited:
-            return Held.COMPUTES, computed
-        return (Held.WAITS, waited) if self.told else (Held.UNKNOWN, 0.0)
+            return CpuLimit.COMPUTES, computed
+        return (CpuLimit.WAITS, waited) if self.told else (CpuLimit.UNKNOWN, 0.0)
 
     def line(self, cpus: float | None) -> str:
         """The shares in words; "" if nothing is known. cpus: that the run could use."""

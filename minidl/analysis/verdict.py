@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidl.analysis.cpu_use import CpuUse, Held, cpu_use, cpus_of
+from minidl.analysis.cpu_use import CpuLimit, CpuUse, cpu_use, cpus_of
 from minidl.analysis.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
 from minidl.playback.state import MOST_WORKERS
 from minidl.tracefile import events as ev
@@ -229,7 +229,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     mine = mine[(mine["end"] >= begin) & (mine["begin"] <= end)]
     mine["begin"], mine["end"] = np.maximum(mine["begin"], begin), np.minimum(mine["end"], end)
     params = trace.loaders.get(loader, {})
-    moments = _Moments(events, mine)
+    moments = _WaitIntervals(events, mine)
     causes, line = moments.causes()
     consumer = mine[mine["code"] == ev.CONSUMER[0]]
     task, worker, lasting = moments.blocker(line)
@@ -288,7 +288,7 @@ def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
     return int(rows["by"][np.argmax(rows["end"] - rows["begin"])]) if len(rows) else -1
 
 
-class _Moments:
+class _WaitIntervals:
     """The stretches of waiting in which nothing begins or ends: `at` are their begins, `width` their lengths, in ns."""
 
     def __init__(self, events: Rows, spans: Rows) -> None:
@@ -491,7 +491,7 @@ def _supply(found: Waiting, cause: Cause, cpus: float | None, brief: bool) -> st
     """While workers did what, of a loader that waits for them."""
     supply, reading = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC), found.share(Cause.REBUILD, Cause.PIN)
     held, part = found.cpu.held(cpus)
-    known = cause is Cause.SAMPLES and held is not Held.UNKNOWN
+    known = cause is Cause.SAMPLES and held is not CpuLimit.UNKNOWN
     how = f", {held.value} ({percent(part)} of their time)" if known else ""
     if reading > supply:
         return f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
@@ -603,10 +603,10 @@ def _reading_step(found: Waiting, cpus: float | None) -> str:
         return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
     larger = "larger batches: rebuilding costs the same for each, whatever its size"
     at_work, (held, _) = found.busy * found.workers, found.cpu.held(cpus)
-    if held is Held.WAITS or cpus is None or at_work < cpus:
+    if held is CpuLimit.WAITS or cpus is None or at_work < cpus:
         return larger
     shared = f"{at_work:.1f} workers were busy at a time, and share {_cpus(cpus)} with the reader"
-    if held is Held.UNKNOWN:
+    if held is CpuLimit.UNKNOWN:
         return f"cheaper samples if they compute: {shared}; if they wait (disk, network), {larger}"
     return f"cheaper samples: {shared}"
 
@@ -639,7 +639,7 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
         less = "send less, in few tensors; see `minidl ledger`"
         return less if params.get("transport") == "arena" else f'{less}; or transport="arena", which makes no segments'
     if cause is Cause.COLLATE:
-        if found.cpu.held(cpus)[0] is Held.WAITS:
+        if found.cpu.held(cpus)[0] is CpuLimit.WAITS:
             return "find what collation waits for (py-spy dump of a worker); more workers wait at the same time"
         own = params.get("collate_fn", "default_collate") != "default_collate"
         return "make collation cheaper" + (
@@ -655,11 +655,11 @@ def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cp
 def _samples_step(found: Waiting, cpus: float | None) -> str:
     """More workers wait together, but compute together only where there are CPUs for them."""
     held, _ = found.cpu.held(cpus)
-    if held is Held.WAITS:
+    if held is CpuLimit.WAITS:
         return (
             "more workers, which wait at the same time; or samples that wait less: a cache, a local copy, larger files"
         )
-    if held is Held.SHORT:
+    if held is CpuLimit.SHORT:
         there = "" if cpus is None else f", {_cpus(cpus)} for {counted(found.workers, 'worker')}"
         rest = cpus is not None and found.cpu.at_once < cpus / 2
         others = f"; other work has the rest: fetching used {found.cpu.at_once:.1f} at a time" if rest else ""
@@ -669,6 +669,6 @@ def _samples_step(found: Waiting, cpus: float | None) -> str:
     if found.workers < cpus:
         return f"more workers ({found.workers} for {_cpus(cpus)}), or cheaper samples"
     step = f"cheaper samples: {counted(found.workers, 'worker')} for {_cpus(cpus)}, so more workers "
-    if held is Held.COMPUTES:
+    if held is CpuLimit.COMPUTES:
         return f"{step}do not help samples that compute"
     return f"{step}help only if samples wait (disk, network) and do not compute"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from minidl.doctor.finding import Told
+from minidl.doctor.finding import RecordedWait
 from minidl.doctor.limits import POLLED
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
 from minidl.evidence.graph import Blocked, KernelWait, waits
@@ -37,7 +37,7 @@ class LoopThread:
 class RunFacts:
     """See the module."""
 
-    def __init__(self, looks: Sequence[RunEvidence], told: Told | None = None) -> None:
+    def __init__(self, looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> None:
         self.looks = tuple(looks)
         self.now = looks[-1]
         self.told = told
@@ -56,7 +56,7 @@ class RunFacts:
     @cached_property
     def workers(self) -> dict[int, int]:
         """pid -> number of each worker process that is there; by the trace, by its stack, else by order of start."""
-        told = self.told or Told()
+        told = self.told or RecordedWait()
         found = [
             p for p in self.now.processes if (p.pid in told.numbers or is_worker(p)) and not self._forked_by_worker(p)
         ]

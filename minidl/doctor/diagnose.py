@@ -12,7 +12,7 @@ from typing import Any, Final
 from minidl.doctor import remedies
 from minidl.doctor.case import RunFacts, in_library, spot
 from minidl.doctor.chain import Chain, Link, follow, waiting_in
-from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Sure, Told
+from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.doctor.limits import ENDLESS, ENDLESS_WORK, JOINED, OWN_CODE, POLLED, SLOW, STILL
 from minidl.doctor.places import AT_HOME, USERS, LoaderStep, is_ours
 from minidl.doctor.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
@@ -30,7 +30,7 @@ _RANK: Final = (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.UNKNOWN, RunO
 """What is said of several loops: the first of these."""
 
 
-def diagnose(looks: Sequence[RunEvidence], told: Told | None = None) -> Finding:
+def diagnose(looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> Finding:
     """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
     case = RunFacts(looks, told)
     verdicts = [_verdict(case, follow(case, loop)) for loop in case.loops]
@@ -153,7 +153,7 @@ def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
     return RunOutcome.MAYBE_HUNG
 
 
-def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Told) -> bool:
+def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: RecordedWait) -> bool:
     """Whether a wait that is long by the trace may still be work: it computes, and nothing says how long that takes.
 
     A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it

@@ -18,7 +18,7 @@ from minidl import check
 from minidl.analysis import live
 from minidl.analysis.headline import headline
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RunOutcome, Told
+from minidl.doctor.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
 from minidl.doctor.limits import is_long
 from minidl.evidence.collect import collect
 from minidl.evidence.model import RunEvidence
@@ -43,7 +43,7 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
 
 
 def look_at(
-    pid: int, told: Callable[[], Told | None], *, py_spy: bool, seconds: float, others: Sequence[int] = ()
+    pid: int, told: Callable[[], RecordedWait | None], *, py_spy: bool, seconds: float, others: Sequence[int] = ()
 ) -> Finding:
     """Look at a process, its children and some others: once, twice, or three times.
 
@@ -67,7 +67,7 @@ def look_at(
     return found
 
 
-def _until(told: Told | None, moment: int) -> Told | None:
+def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
     """A wait that goes on, measured up to a moment."""
     if told is None or not told.since:
         return told
@@ -82,7 +82,7 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
     running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
     ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
     if running and found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR):
-        unknown = Told(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
+        unknown = RecordedWait(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
         pid = found.wait.pid if found.wait is not None and found.wait.pid in running else running[0]
         others = [one for one in running if one != pid]
         now = look_at(

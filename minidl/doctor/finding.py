@@ -109,7 +109,7 @@ def from_trace(*texts: str) -> tuple[EvidenceLine, ...]:
     return tuple(EvidenceLine(text, TRACE) for text in texts)
 
 
-class Blamed(enum.Enum):
+class FocusScope(enum.Enum):
     """What a view frames, of a spot."""
 
     STEP = "the step"
@@ -118,7 +118,7 @@ class Blamed(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Focus:
     """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
@@ -136,13 +136,13 @@ class Spot:
     task: int = -1
     worker: int = -1
     epoch: int = -1
-    frame: Blamed = Blamed.STEP
+    frame: FocusScope = FocusScope.STEP
     since: int = 0
     words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedWait:
     """What a trace tells of a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
     longest before it, seconds.
 
@@ -205,8 +205,8 @@ class Finding:
     not_seen: tuple[str, ...] = ()
     who: dict[str, Any] = field(default_factory=dict)
     where: dict[str, Any] = field(default_factory=dict)
-    focus: Spot | None = None
-    wait: Told | None = None
+    focus: Focus | None = None
+    wait: RecordedWait | None = None
 
     @property
     def begins(self) -> str:

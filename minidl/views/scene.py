@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.analysis.headline import headline
-from minidl.doctor.finding import Blamed, Finding, RunOutcome, Spot
+from minidl.doctor.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
@@ -380,14 +380,14 @@ class Scene:
         spot, at = self.headline.focus, self.culprit
         if spot is None:
             return None
-        if spot.frame is Blamed.PROCESS:
+        if spot.frame is FocusScope.PROCESS:
             return self._standing_still(spot)
         if at < 0:
             return None
         bar = self.bars[at]
         begin, end = int(bar["begin"]), int(bar["end"])
         full = caption(self, bar)[0]
-        if spot.frame is Blamed.ALIKE:
+        if spot.frame is FocusScope.ALIKE:
             return self._alike(at)
         if self.headline.outcome is RunOutcome.SLOW:
             words = f"{full}: {self.unit.of(end - begin)}"
@@ -396,7 +396,7 @@ class Scene:
             words = f"{full}: {self.fates[Fate(bar['fate'])]}" if said else full
         return Framed(((int(bar["lane"]), int(bar["row"])),), begin, end, words, at, alone=True)
 
-    def _standing_still(self, spot: Spot) -> Framed | None:
+    def _standing_still(self, spot: Focus) -> Framed | None:
         """Frame all of a process's lane since its last sign of life."""
         mine = self.spans["process"][self.bars["span"]] == spot.process
         kinds = np.array([lane.kind in (LaneKind.WORKER, LaneKind.LOADER) for lane in self.lanes], bool)

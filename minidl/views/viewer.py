@@ -281,7 +281,7 @@ def tunnel(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Focus:
+class Opening:
     """What the UI opens on. Times are ns since the trace's first event.
 
     begin, end: the window. step: begin and length (-1 = open) of the selected step. queries: names of QUERIES.
@@ -293,7 +293,7 @@ class Focus:
     queries: tuple[str, ...]
 
 
-def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
+def focus(trace: Trace, queries: Sequence[str] | None = None) -> Opening:
     """Return a window around what the trace's headline is about.
 
     queries: those that are asked for. Without any, the UI's lower half is free for the lanes. Raises ViewerError for an
@@ -303,12 +303,12 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Focus:
         if name not in QUERIES:
             raise ViewerError(f"no query {name!r}: choose from {', '.join(QUERIES)}")
     if not len(trace.events):
-        return Focus(0, 1, None, tuple(queries or ()))
+        return Opening(0, 1, None, tuple(queries or ()))
     start, end = trace.start, int(trace.events["time"][-1])
     middle, step = _telling_moment(trace, start)
     size = _window(trace, 0 if step is None else step[1])
     first = max(0, min(middle - size // 2, end - start - size))
-    return Focus(first, min(first + size, end - start + 1), step, tuple(queries or ()))
+    return Opening(first, min(first + size, end - start + 1), step, tuple(queries or ()))
 
 
 def _window(trace: Trace, step: int) -> int:
@@ -358,7 +358,7 @@ def web_files() -> Path:
     )
 
 
-def deep_link(document: str, shown: Focus) -> str:
+def deep_link(document: str, shown: Opening) -> str:
     """Return the path with which Perfetto's UI opens `document` on `shown`, with its groups of lanes unfolded."""
     commands = [["ExpandTracksByRegex", GROUPS]]
     commands += [["RunQueryAndShowTab", QUERIES[name].sql] for name in shown.queries]
@@ -374,7 +374,7 @@ def deep_link(document: str, shown: Focus) -> str:
 class _Document:
     """A trace as Perfetto's UI reads it: a file that is written when it is first asked for."""
 
-    def __init__(self, trace: Trace, path: Path, shown: Focus) -> None:
+    def __init__(self, trace: Trace, path: Path, shown: Opening) -> None:
         self.trace = trace
         self.path = path
         self.shown = shown
@@ -497,7 +497,7 @@ class _Server(ThreadingHTTPServer):
         super().server_close()
 
 
-def _place(query: str) -> Focus | None:
+def _place(query: str) -> Opening | None:
     """Return the place that the page is on: "begin=NS&end=NS", then "&ts=NS&dur=NS" of a selected step; None for "".
 
     Raises ValueError for another query.
@@ -509,7 +509,7 @@ def _place(query: str) -> Focus | None:
         begin, end, step = given.pop("begin"), given.pop("end"), given.pop("ts", None)
     except (ValueError, KeyError) as error:
         raise ValueError(f"{query!r} is no place in a trace: open the address that minidl printed") from error
-    return Focus(begin, max(begin + 1, end), None if step is None else (step, given.get("dur", -1)), ())
+    return Opening(begin, max(begin + 1, end), None if step is None else (step, given.get("dur", -1)), ())
 
 
 class _Handler(BaseHTTPRequestHandler):

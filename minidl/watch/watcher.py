@@ -98,7 +98,7 @@ class Watcher:
         self.begun = time.monotonic()
         self.processes: dict[int, _Watched] = {}
         self.stems: set[str] = set()  # of the processes' files, as far as they have been found
-        self.stalls: dict[tuple[int, int], _Open] = {}  # by process and iterator
+        self.stalls: dict[tuple[int, int], _StallRecord] = {}  # by process and iterator
         self.lost: list[int] = []  # children that were killed, and are there still
         self.folds = 0  # the child that folds files of workers that have ended; 0 = there is none
         self.most = 0  # processes that were there at one time
@@ -251,10 +251,10 @@ class Watcher:
             if known is None or known.stall != stall:
                 if known is not None:
                     self._give_up(known)
-                known = self.stalls[key] = _Open(stall, first_look(self.hang_after, longest / 1e9))
+                known = self.stalls[key] = _StallRecord(stall, first_look(self.hang_after, longest / 1e9))
             self._attend_to(known)
 
-    def _attend_to(self, known: _Open) -> None:
+    def _attend_to(self, known: _StallRecord) -> None:
         """Take a look at a stall if one is due. Give the alarm in time, with a look's words if there are any."""
         waited = (time.monotonic_ns() - known.stall.since) / 1e9
         if known.look is not None and time.monotonic() >= known.look.until:
@@ -266,17 +266,17 @@ class Watcher:
         if waited >= self.hang_after and not known.said and (known.look is None or late):
             self._alarm(known, "")
 
-    def _may_look(self, known: _Open) -> bool:
+    def _may_look(self, known: _StallRecord) -> bool:
         if known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN or self.lost:
             return False
         if known.stall.what == OWN and self.own_looks >= MOST_OWN_LOOKS:
             return False
         return os.fstat(self.fd).st_size < MOST_BYTES
 
-    def _begin_look(self, known: _Open, alarm: bool) -> None:
+    def _begin_look(self, known: _StallRecord, alarm: bool) -> None:
         pids = list(self.processes)
         words, tell = os.pipe()
-        child = self._forked(lambda: _Glance(self, known, pids).take(tell if alarm else -1))
+        child = self._forked(lambda: _HangSnapshot(self, known, pids).take(tell if alarm else -1))
         os.close(tell)
         if not child:
             os.close(words)
@@ -304,7 +304,7 @@ class Watcher:
         finally:
             os._exit(0)
 
-    def _take_words(self, known: _Open) -> None:
+    def _take_words(self, known: _StallRecord) -> None:
         """A look has ended: if it was for the alarm, give that."""
         look, known.look = known.look, None
         assert look is not None
@@ -312,7 +312,7 @@ class Watcher:
         if look.alarm and not known.said:
             self._alarm(known, text)
 
-    def _give_up(self, known: _Open) -> None:
+    def _give_up(self, known: _StallRecord) -> None:
         """End the look that runs: it takes too long, or its stall, or the run, is over."""
         if known.look is None:
             return
@@ -323,7 +323,7 @@ class Watcher:
             time.sleep(0.002)
         self.lost += [] if gone else [child]
 
-    def _alarm(self, known: _Open, text: str) -> None:
+    def _alarm(self, known: _StallRecord, text: str) -> None:
         """Say that a stall is a hang, and do what was asked for. text: the words of a look, "" = it had none."""
         stall, known.said = known.stall, True
         if not text and stall.what != OWN:
@@ -457,7 +457,7 @@ class _Look:
         os.close(self.pipe)
 
 
-class _Open:
+class _StallRecord:
     """A stall that lasts. due: seconds of waiting at the next look; said: the alarm was given."""
 
     def __init__(self, stall: Stall, due: float) -> None:
@@ -467,10 +467,10 @@ class _Open:
         self.look: _Look | None = None
 
 
-class _Glance:
+class _HangSnapshot:
     """One look at a stall, in a process of its own."""
 
-    def __init__(self, watcher: Watcher, known: _Open, pids: list[int]) -> None:
+    def __init__(self, watcher: Watcher, known: _StallRecord, pids: list[int]) -> None:
         self.watcher, self.stall, self.number = watcher, known.stall, known.looks + 1
         self.pids = pids
 
@@ -510,10 +510,14 @@ def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) 
     from minidl.analysis.consult import opinion
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace
-    from minidl.doctor.finding import RunOutcome, Told
+    from minidl.doctor.finding import RecordedWait, RunOutcome
 
     found, own = headline(LiveTrace(directory).read()[0]), stall.what == OWN
-    told = found.wait if found.wait is not None and not own else Told(since=stall.since, pid=stall.pid, own_code=own)
+    told = (
+        found.wait
+        if found.wait is not None and not own
+        else RecordedWait(since=stall.since, pid=stall.pid, own_code=own)
+    )
     seen = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
     if own:
         return seen.title if seen is not None and seen.outcome is RunOutcome.HUNG else ""

@@ -10,7 +10,7 @@ import made_trace
 import numpy as np
 import pytest
 
-from minidl.analysis.cpu_use import CpuUse, Held, cpu_use, cpus_of
+from minidl.analysis.cpu_use import CpuLimit, CpuUse, cpu_use, cpus_of
 from minidl.analysis.summary import summary
 from minidl.analysis.verdict import Bound, Cause, Waiting, judge, verdict
 from minidl.tracefile import events as ev
@@ -19,13 +19,13 @@ from minidl.tracefile.spans import SPAN
 
 Parts = Callable[[int], tuple[int, int]]
 
-RUNS: dict[str, tuple[Parts | None, Held]] = {
-    "compute": (lambda took: (took * 9 // 10, 1), Held.COMPUTES),
-    "too few CPUs": (lambda took: (took // 2, took * 2 // 5), Held.SHORT),
-    "a slow disk": (lambda took: (took // 5, took // 50), Held.WAITS),
-    "a little short of CPUs, and a slow disk": (lambda took: (took // 5, took * 3 // 10), Held.WAITS),
-    "a kernel that does not tell": (lambda took: (took // 5, 0), Held.UNKNOWN),
-    "an older trace": (None, Held.UNKNOWN),
+RUNS: dict[str, tuple[Parts | None, CpuLimit]] = {
+    "compute": (lambda took: (took * 9 // 10, 1), CpuLimit.COMPUTES),
+    "too few CPUs": (lambda took: (took // 2, took * 2 // 5), CpuLimit.SHORT),
+    "a slow disk": (lambda took: (took // 5, took // 50), CpuLimit.WAITS),
+    "a little short of CPUs, and a slow disk": (lambda took: (took // 5, took * 3 // 10), CpuLimit.WAITS),
+    "a kernel that does not tell": (lambda took: (took // 5, 0), CpuLimit.UNKNOWN),
+    "an older trace": (None, CpuLimit.UNKNOWN),
 }
 
 
@@ -42,7 +42,7 @@ def test_what_fetches_did_is_told_apart(name: str, tmp_path: Path) -> None:
     assert found.held(None)[0] is held
     told = verdict(trace, 1)
     assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
-    assert (held.value in told.sentence) or held is Held.UNKNOWN
+    assert (held.value in told.sentence) or held is CpuLimit.UNKNOWN
     lines = [line for line in told.evidence if line.startswith("fetching was computing ")]
     assert len(lines) == (parts is not None)
     text = summary(trace).text()
@@ -73,25 +73,33 @@ def test_the_time_that_any_fetch_went_on_is_counted_once() -> None:
 def test_where_all_cpus_are_in_use_more_workers_do_not_help() -> None:
     """Also if nothing tells of waits for a CPU, as with a quota: 1.8 of 2 CPUs are used."""
     full = CpuUse(wall=400, cpu=180, no_cpu=0, during=100)
-    assert full.held(2)[0] is Held.SHORT
-    assert full.held(8)[0] is Held.UNKNOWN
-    assert replace(full, cpu=400, wall=410, during=200).held(2)[0] is Held.COMPUTES
+    assert full.held(2)[0] is CpuLimit.SHORT
+    assert full.held(8)[0] is CpuLimit.UNKNOWN
+    assert replace(full, cpu=400, wall=410, during=200).held(2)[0] is CpuLimit.COMPUTES
 
 
 STEPS = {
-    Held.COMPUTES: (CpuUse(100, 90, 2, 100, True), "more workers (2 for 8 CPUs)", "do not help samples that compute"),
-    Held.SHORT: (CpuUse(100, 40, 50, 100, True), "more CPUs: they are short", "they are short, 2 CPUs for 2 workers"),
-    Held.WAITS: (
+    CpuLimit.COMPUTES: (
+        CpuUse(100, 90, 2, 100, True),
+        "more workers (2 for 8 CPUs)",
+        "do not help samples that compute",
+    ),
+    CpuLimit.SHORT: (
+        CpuUse(100, 40, 50, 100, True),
+        "more CPUs: they are short",
+        "they are short, 2 CPUs for 2 workers",
+    ),
+    CpuLimit.WAITS: (
         CpuUse(100, 10, 2, 100, True),
         "more workers, which wait at the same time",
         "more workers, which wait",
     ),
-    Held.UNKNOWN: (CpuUse(), "more workers (2 for 8 CPUs)", "help only if samples wait"),
+    CpuLimit.UNKNOWN: (CpuUse(), "more workers (2 for 8 CPUs)", "help only if samples wait"),
 }
 
 
 @pytest.mark.parametrize("held", STEPS)
-def test_what_helps_follows(held: Held) -> None:
+def test_what_helps_follows(held: CpuLimit) -> None:
     use, many, few = STEPS[held]
     causes = dict.fromkeys(Cause, 0) | {Cause.SAMPLES: 50}
     found = Waiting(causes, consumer=0, batches=100, workers=2, alike=1, cpu=use)
@@ -110,7 +118,7 @@ def test_other_programs_may_have_the_cpus() -> None:
 def test_a_reader_that_shares_the_cpus_is_helped_by_what_its_workers_do() -> None:
     causes = dict.fromkeys(Cause, 0) | {Cause.REBUILD: 60}
     reading = Waiting(causes, 0, 100, 4, 1, payload=250, tensors=1, busy=0.66)
-    computes, waits = (replace(reading, cpu=STEPS[held][0]) for held in (Held.COMPUTES, Held.WAITS))
+    computes, waits = (replace(reading, cpu=STEPS[held][0]) for held in (CpuLimit.COMPUTES, CpuLimit.WAITS))
     assert judge(computes, cpus=2).next_step.startswith("cheaper samples: 2.6 workers were busy")
     assert judge(waits, cpus=2).next_step.startswith("larger batches")
 

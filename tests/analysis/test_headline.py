@@ -17,7 +17,7 @@ from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
 from minidl.analysis.headline import goes_on, hangs, headline
-from minidl.doctor.finding import LONGEST, Blamed, Finding, HangCause, RunOutcome, titled
+from minidl.doctor.finding import LONGEST, Finding, FocusScope, HangCause, RunOutcome, titled
 from minidl.doctor.places import LoaderStep
 from minidl.evidence.model import RunEvidence, Syscall
 from minidl.explore.configurations import OURS
@@ -93,26 +93,28 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
     assert found.next_step.endswith("ps -o stat,wchan -p 1101")
     assert found.focus is not None
     assert (found.focus.frame, found.focus.words) == (
-        Blamed.PROCESS, "stopped? no sign of life since 0.00 s; the loader waits for its task 9"
+        FocusScope.PROCESS, "stopped? no sign of life since 0.00 s; the loader waits for its task 9"
     )  # fmt: skip
 
 
 def doctor_says(monkeypatch: pytest.MonkeyPatch, said: Finding | None) -> None:
     for module in (hangs, goes_on):
-        monkeypatch.setattr(module, "second_opinion", lambda trace, told: said)
+        monkeypatch.setattr(module, "diagnose_recorded", lambda trace, told: said)
 
 
-@pytest.mark.parametrize(("cause", "frame"), [(HangCause.STOPPED, Blamed.PROCESS), (HangCause.GIL, Blamed.STEP)])
+@pytest.mark.parametrize(
+    ("cause", "frame"), [(HangCause.STOPPED, FocusScope.PROCESS), (HangCause.GIL, FocusScope.STEP)]
+)
 def test_what_the_evidence_shows_as_stopped_is_to_blame_and_not_its_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: Blamed
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: HangCause, frame: FocusScope
 ) -> None:
     said = Finding(RunOutcome.HUNG, "the loop waits for worker 1: it is ...", cause, who={"pid": 1101})
     doctor_says(monkeypatch, said)
     found = hung(tmp_path)
     assert found.title == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
     assert found.focus is not None
-    assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is Blamed.PROCESS)
-    if frame is Blamed.PROCESS:
+    assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is FocusScope.PROCESS)
+    if frame is FocusScope.PROCESS:
         events = read_trace(tmp_path / "t").events
         assert found.focus.since == int(events["time"][events["pid"] == 1101].max())
 
@@ -122,7 +124,7 @@ def test_a_worker_that_a_running_system_shows_as_stopped(tmp_path: Path) -> None
     trace.processes[2].life = ProcessLife.STOPPED
     focus = headline(trace).focus
     assert focus is not None
-    assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", Blamed.PROCESS)
+    assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", FocusScope.PROCESS)
 
 
 @pytest.mark.parametrize("stuck", [ev.SAMPLE, ev.INDEX_GET, ev.COLLATE, ev.RESULT_PICKLE])
@@ -181,12 +183,12 @@ def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path
 def test_of_steps_alike_none_is_blamed_alone(tmp_path: Path) -> None:
     alike = headline(made(tmp_path / "t", batches=200, step=10_000)).focus
     assert alike is not None
-    assert alike.frame is Blamed.ALIKE
+    assert alike.frame is FocusScope.ALIKE
     late = headline(
         made(tmp_path / "u", batches=40, step=10_000, cost=lambda t: 60_000_000 if t == 9 else 900_000)
     ).focus
     assert late is not None
-    assert (late.frame, late.task) == (Blamed.STEP, 9)
+    assert (late.frame, late.task) == (FocusScope.STEP, 9)
 
 
 def test_the_order_is_not_asked_for_a_hang_without_workers_in_turn(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp
     assert found.next_step.endswith("ps -o stat,wchan -p 200")
     assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
     assert found.focus is not None
-    assert (found.focus.frame, found.focus.since) == (Blamed.PROCESS, 15), "its sample is not to blame"
+    assert (found.focus.frame, found.focus.since) == (FocusScope.PROCESS, 15), "its sample is not to blame"
 
 
 EXITS = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "p.join()")

@@ -30,7 +30,7 @@ from made_evidence import (
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.diagnose import diagnose
-from minidl.doctor.finding import Finding, HangCause, RunOutcome, Sure, Told
+from minidl.doctor.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.doctor.places import LoaderStep
 from minidl.doctor.rules.activity import stirs
 from minidl.evidence.model import (
@@ -329,7 +329,7 @@ def test_a_rank_in_a_collective_names_the_other_collective_that_a_rank_is_in() -
     where = "/site-packages/torch/distributed/distributed_c10d.py"
     first = loop(stack=(library("all_reduce", where), user("dist.all_reduce(x)", "train", 13), MAIN), call=LOCKED)
     other = process(200, 1, thread(200, (library("recv", where), user("dist.recv(t)", "train", 15), MAIN), LOCKED))
-    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+    told = RecordedWait(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
     said = diagnose([look(first, other, IDLE)], told)
     assert said.cause is HangCause.COLLECTIVE
     assert "the other ranks; rank 1: the loop (pid 200) is in recv (train at data.py:15)" in said.sentence
@@ -346,7 +346,7 @@ def test_two_ranks_that_do_the_same_half_of_a_transfer_wait_for_one_another(half
     def rank(function: str) -> SeenProcess:
         return process(200, 1, thread(200, (library(function, where), user("", "meet", 20), MAIN), LOCKED))
 
-    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+    told = RecordedWait(hung=True, seconds=9.0, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
     said = diagnose([look(loop(stack=stack, call=LOCKED), rank(half), IDLE)], told)
     assert (said.outcome, said.cause, said.sure) == (RunOutcome.HUNG, HangCause.CYCLE, Sure.LIKELY)
     assert said.sentence.endswith(
@@ -364,7 +364,9 @@ def test_what_is_told_of_one_loop_hides_no_workers_of_another() -> None:
     first = loop(stack=(reduces, MAIN_OF), call=LOCKED)
     other = replace(loop(1), pid=200, ppid=1, threads=(replace(loop(1).threads[0], tid=200),))
     guilty = replace(worker(1, user("sleep"), call=SLEEPS), ppid=200)
-    told = Told(hung=True, seconds=9.0, pid=LOOP, own_code=True, numbers={101: 0}, others=frozenset((guilty.pid,)))
+    told = RecordedWait(
+        hung=True, seconds=9.0, pid=LOOP, own_code=True, numbers={101: 0}, others=frozenset((guilty.pid,))
+    )
     assert diagnose([look(first, other, guilty, IDLE)], told).who["pid"] == guilty.pid
 
 
@@ -428,7 +430,7 @@ def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_cer
         busy = thread(pid, stack, None, state="R", cpu=0.4) if computes else thread(pid, stack, SLEEPS)
         return process(pid, LOOP, busy)
 
-    told = Told(hung=True, seconds=20.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
+    told = RecordedWait(hung=True, seconds=20.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
     both = later(loop(0, results, stack=waits, call=LOCKED), IDLE, scores(301), scores(302))
     said = diagnose(both, told)
     assert said.outcome is (RunOutcome.MAYBE_HUNG if computes else RunOutcome.HUNG)
@@ -491,7 +493,7 @@ def test_a_loader_whose_workers_are_all_idle_at_two_moments_moves(who: str, swit
     said = diagnose([then, look(*now.values(), moment=4_000_000_000)])
     assert (said.outcome, said.cause) == (RunOutcome.MOVES, HangCause.NONE)
     assert "lost" not in said.sentence
-    told = Told(hung=True, pid=LOOP, task=9, worker=1, worker_pid=102, seconds=30.0)
+    told = RecordedWait(hung=True, pid=LOOP, task=9, worker=1, worker_pid=102, seconds=30.0)
     said = diagnose([then, look(*now.values(), moment=4_000_000_000)], told)
     assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.LOST_RESULT), (
         "the others may still be at work"
@@ -524,7 +526,7 @@ def test_a_worker_that_began_or_ended_between_two_looks_is_no_hang(was: str) -> 
 
 
 def test_a_loop_that_starts_workers_is_not_hung_while_these_import_their_modules() -> None:
-    told = Told(hung=True, pid=LOOP, seconds=9.0)
+    told = RecordedWait(hung=True, pid=LOOP, seconds=9.0)
     reads = process(LOOP, 1, thread(LOOP, None, Syscall("read", "", (3,), (3,)), idle=9.0))
     child = process(300, LOOP, thread(300, None, None, state="R", cpu=0.4, idle=0.0))
     still = process(300, LOOP, thread(300, None, LOCKED))
@@ -542,7 +544,7 @@ def test_a_worker_that_goes_on_to_another_sample_moves() -> None:
 def test_a_worker_that_computes_in_one_sample_may_hang_and_hangs_by_the_runs_past() -> None:
     computing = later(loop(1), IDLE, worker(1, user("while True: pass"), cpu=0.5))
     assert diagnose(computing).outcome is RunOutcome.MAYBE_HUNG
-    told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     assert (
         diagnose(computing, told).outcome is RunOutcome.MAYBE_HUNG
     )  # the first wait: nothing tells it from a slow one
@@ -558,7 +560,7 @@ def test_a_sentence_has_one_duration() -> None:
         "hung: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at data.py:12) "
         "for 41.0 s"
     )
-    told = Told(hung=True, seconds=44.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=44.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([look(loop(1), IDLE, stuck)], told)
     assert said.sentence.startswith(
         "hung for 44.0 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102), in sample 37 (Data.__getitem__ "
@@ -635,7 +637,7 @@ def test_without_ptrace_the_kernels_function_tells() -> None:
         name = {LOOP: "poll_schedule_timeout", 101: "poll_schedule_timeout", 102: "hrtimer_nanosleep"}[one.pid]
         threads = tuple(replace(t, syscall=None, syscall_before=None, wchan=name) for t in one.threads)
         processes.append(replace(one, threads=threads))
-    told = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([replace(hidden, processes=tuple(processes))], told)
     assert "worker 1 (pid 102)" in said.sentence
     assert "asleep (the kernel's hrtimer_nanosleep)" in said.sentence
@@ -743,7 +745,7 @@ def test_who_receives_bytes_between_two_looks_moves() -> None:
 
 def test_who_gets_bytes_from_a_slow_writer_moves_though_the_writer_naps() -> None:
     """A child writes a little and sleeps, again and again. The signal for a stack wakes the reader once, too."""
-    told = Told(hung=True, seconds=14.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=14.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     reads, nap = Syscall("read", "", (6,), (6,)), Syscall("clock_nanosleep", "0.2 s more", (1, 1), timeout=0.2)
     writer = process(
         300, 102, thread(300, None, nap, switches=2), descriptors=(Descriptor(1, "pipe", "", 60, mode="w"),)
@@ -830,7 +832,7 @@ def own_code(*inside: Frame, call: Syscall | None, seconds: float = 20.0, **main
     ends = (connection(6, 60, 0), Descriptor(10, "pipe", "pipe:[100]", 100, mode="r"))
     first = thread(LOOP, (*inside, MAIN), call, **main)  # type: ignore[arg-type]
     home = replace(loop(1), threads=(first,), descriptors=ends)
-    told = Told(hung=True, seconds=seconds, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
+    told = RecordedWait(hung=True, seconds=seconds, past=0.1, pid=LOOP, own_code=True, numbers={101: 0})
     return diagnose([look(home, IDLE), look(home, IDLE, moment=4_000_000_000)], told)
 
 
@@ -875,7 +877,7 @@ def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProce
     """The loop's own code waits for an item that its workers could put."""
     home = process(LOOP, 1, thread(LOOP, (*GETS, MAIN), call), descriptors=(QUEUE, PUTS, *loop().descriptors))
     first = worker_0 or worker(0, step="idle", others=others, descriptors=(PUTS,))
-    told = Told(hung=True, seconds=8.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=8.0, past=0.1, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
     return diagnose(later(home, first, worker(1, step="idle", descriptors=(PUTS,))), told)
 
 
@@ -947,7 +949,7 @@ def test_a_thread_of_our_workers_own_hides_no_fork_hazard() -> None:
 def test_a_shutdown_is_hung_if_its_signal_does_nothing(ignored: tuple[str, ...], state: RunOutcome) -> None:
     joins = Frame("It._shutdown_workers", "/site-packages/torch/utils/data/dataloader.py", 1, {}, "w.join(timeout=5)")
     home = replace(loop(1), threads=(thread(LOOP, (joins, MAIN), polls(3), idle=1.0, switches=1),))
-    told = Told(hung=True, seconds=6.0, past=0.1, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=6.0, past=0.1, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     asleep = replace(worker(1, user("time.sleep(990)"), call=SLEEPS), ignored=ignored)
     assert diagnose([look(home, IDLE, asleep)], told).outcome is state
     assert diagnose([look(home, IDLE, asleep)], replace(told, seconds=60.0)).outcome is RunOutcome.HUNG
@@ -966,7 +968,7 @@ def test_a_worker_that_only_inherited_a_socket_has_lost_no_result() -> None:
 def test_what_came_to_its_end_between_two_looks_may_hang() -> None:
     first = look(loop(1), IDLE, worker(1, user("x"), cpu=0.5, index=36))
     last = look(loop(1), IDLE, worker(1, user("with lock:"), call=LOCKED, idle=2.0), moment=4_000_000_000)
-    told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([first, last], told)
     assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.SELF_LOCK)
     assert diagnose([first, last]).outcome is RunOutcome.MOVES  # nothing says that it takes long
@@ -980,7 +982,7 @@ def test_a_circle_that_closed_between_two_looks_may_hang_though_the_loop_polls()
     first = look(home, IDLE, worker(1, user("x"), cpu=0.5, index=36))
     stuck = worker(1, user("fcntl.flock(f, fcntl.LOCK_EX)"), call=FLOCK, descriptors=(lock,), idle=2.0)
     last = look(home, IDLE, stuck, locks=locks, moment=4_000_000_000)
-    told = Told(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=9.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([first, last], told)
     assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.CYCLE)
 
@@ -1040,7 +1042,7 @@ def nap(times: int, index: int = 37) -> SeenProcess:
 
 
 def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() -> None:
-    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=12.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     first, last = look(loop(1), IDLE, nap(20)), look(loop(1), IDLE, nap(100), moment=4_000_000_000)
     said = diagnose([first, last], told)
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.SLEEP)
@@ -1057,7 +1059,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
 
 def test_short_sleeps_of_a_worker_may_hang_if_the_wait_is_long_by_the_trace() -> None:
     """The earlier look saw the worker start: nothing says yet whether it stays where it is."""
-    told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     starts = look(loop(1), IDLE)
     assert diagnose([starts, look(loop(1), IDLE, nap(20), moment=4_000_000_000)], told).outcome is RunOutcome.MAYBE_HUNG
 
@@ -1070,7 +1072,9 @@ def test_a_worker_that_came_to_its_step_between_two_looks_may_hang_if_that_was_l
     since: int, sample: int, state: RunOutcome
 ) -> None:
     """By the trace: the looks are at 4 s and 10 s. since: s, 0 = unknown; sample: -1 = the step is a whole batch."""
-    told = Told(hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1}, sample=sample)
+    told = RecordedWait(
+        hung=True, seconds=12.0, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1}, sample=sample
+    )
     told = replace(told, step_since=since * 1_000_000_000)
     first = look(loop(1), IDLE, nap(20, index=36), moment=4_000_000_000)
     last = look(loop(1), IDLE, nap(100), moment=10_000_000_000)
@@ -1092,7 +1096,7 @@ def test_a_loop_that_polls_finds_its_dead_worker_within_its_5_seconds() -> None:
 
 def test_a_dead_worker_of_another_loader_is_not_the_one_that_is_waited_for() -> None:
     """The workers of the next epoch start, and those of the last have not been reaped by the fork server."""
-    told = Told(hung=True, seconds=12.0, pid=LOOP, task=0, worker=1, others=frozenset((101, 102)))
+    told = RecordedWait(hung=True, seconds=12.0, pid=LOOP, task=0, worker=1, others=frozenset((101, 102)))
     said = diagnose(later(loop(1), replace(DEAD, pid=101), DEAD), told)
     assert (said.cause, said.who["role"]) == (HangCause.UNKNOWN, "loop")
 
@@ -1117,7 +1121,7 @@ def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
     file = Descriptor(7, "file", "/data/cache.db", 77, 3, "rw")
     holder = worker(0, user("time.sleep(990)"), call=SLEEPS, descriptors=(file,))
     waiter = worker(1, user(source), call=short, idle=0.02, switches=5, descriptors=(file,))
-    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([look(loop(1), holder, waiter, locks=(lock,))], told)
     assert (said.cause, said.who["worker"]) == (cause, who)
     if cause is HangCause.FILE_LOCK:
@@ -1160,7 +1164,7 @@ def test_a_spawned_worker_that_imports_a_module_of_the_loader_imports() -> None:
     assert found(loop(1), IDLE, importing(1)).where["step"] == "import"
 
 
-AFTER_WORKER_1 = Told(hung=True, seconds=11.0, pid=LOOP, task=0, worker=0, numbers={102: 1}, workers=2)
+AFTER_WORKER_1 = RecordedWait(hung=True, seconds=11.0, pid=LOOP, task=0, worker=0, numbers={102: 1}, workers=2)
 
 
 def test_a_worker_that_comes_up_after_its_sibling_is_not_gone() -> None:
@@ -1355,14 +1359,14 @@ def test_a_loop_that_is_seen_in_next_is_not_in_its_own_code() -> None:
     """Its batches are asked for by one thread after another, as asyncio's executor does: the trace knows one only."""
     own_end = Descriptor(6, "pipe", "pipe:[60]", 60, mode="rw")
     reads = worker(1, user("os.read(r, 1)"), call=Syscall("read", "", (6,), (6,)), descriptors=(own_end,))
-    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0, 102: 1})
     assert diagnose(later(loop(1), IDLE, reads), told).outcome is RunOutcome.HUNG
 
 
 def test_a_short_sleep_that_is_never_seen_at_one_call_is_told_as_polling() -> None:
     naps = worker(1, user("time.sleep(0.001)", "wait_page"), call=None, switches=300, cpu=0.01)
     more = replace(naps, threads=(replace(naps.threads[0], switches=(3000, 3300)),))
-    told = Told(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(hung=True, seconds=20.0, past=0.5, pid=LOOP, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     said = diagnose([look(loop(1), IDLE, naps), look(loop(1), IDLE, more, moment=4_000_000_000)], told)
     assert (said.outcome, said.cause) == (RunOutcome.MAYBE_HUNG, HangCause.SLEEP)
     assert "polls: it woke 3295 times" in said.sentence
@@ -1390,7 +1394,9 @@ def test_a_rank_without_workers_is_who_a_rank_in_a_barrier_waits_for() -> None:
     collective = library("barrier", "/site-packages/torch/distributed/distributed_c10d.py")
     first = loop(stack=(collective, MAIN_OF), call=LOCKED)
     validates = process(200, 1, thread(200, (user("evaluate()", "validate"), MAIN_OF), None, cpu=0.4))
-    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0}, ranks={LOOP: 0, 200: 1})
+    told = RecordedWait(
+        hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, numbers={101: 0}, ranks={LOOP: 0, 200: 1}
+    )
     said = diagnose(later(first, IDLE, validates), told)
     assert (said.outcome, said.who["pid"], said.cause) == (RunOutcome.MAYBE_HUNG, 200, HangCause.COMPUTING)
 
@@ -1400,7 +1406,7 @@ def test_a_rank_that_naps_outside_of_a_collective_is_why_the_others_wait() -> No
     collective = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
     first = loop(stack=(collective, MAIN_OF), call=LOCKED)
     nap = Syscall("clock_nanosleep", "0.2 s more", (1, 1), timeout=0.2)
-    told = Told(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
+    told = RecordedWait(hung=True, seconds=12.0, past=0.5, pid=LOOP, own_code=True, ranks={LOOP: 0, 200: 1})
 
     def rank(*lines: int) -> list[RunEvidence]:
         at = [(user("time.sleep(0.2)", "rank", 24 + line), MAIN_OF) for line in lines]

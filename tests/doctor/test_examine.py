@@ -17,12 +17,12 @@ from minidl import cli
 from minidl.analysis.consult import opinion
 from minidl.doctor import examine
 from minidl.doctor.examine import of_trace
-from minidl.doctor.finding import HangCause, RunOutcome, Sure, Told
+from minidl.doctor.finding import HangCause, RecordedWait, RunOutcome, Sure
 from minidl.tracefile.reader import read_trace
 
 SECOND = 1_000_000_000
 TRACES = Path(__file__).parent.parent.parent / "traces"
-TOLD = Told(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+TOLD = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
 
 
 def committed(kind: str) -> list[Path]:
@@ -102,7 +102,10 @@ def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFi
 
 def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has sent its batch when it is looked at again: the loop waits for another one, which is no hang."""
-    waits = [Told(since=1, past=0.1, pid=LOOP, task=3, worker=1), Told(since=40 * SECOND, past=30.0, pid=LOOP, task=5)]
+    waits = [
+        RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1),
+        RecordedWait(since=40 * SECOND, past=30.0, pid=LOOP, task=5),
+    ]
     idle = [worker(0, step="idle"), worker(1, step="idle")]
     seen = [look(loop(1), *idle, moment=moment * SECOND) for moment in (36, 40, 44)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
@@ -113,7 +116,7 @@ def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch:
 def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    told = RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     turns = [worker(1, user("with drive:"), call=LOCKED, index=index) for index in (37, 38, 39)]
     seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))

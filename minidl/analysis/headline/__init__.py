@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from minidl.analysis.headline import bounds, deaths, errors, goes_on, hangs
-from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.run_context import RunContext
 from minidl.analysis.now import Job
 from minidl.doctor.finding import Finding, RunOutcome
 from minidl.tracefile.arrays import Rows
@@ -42,7 +42,7 @@ def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) ->
 def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
     if not len(trace):
         return Finding(*_NOTHING[trace.seen > 0])
-    found = _first_cause(Inquiry(trace, trace.spans() if spans is None else spans, job))
+    found = _first_cause(RunContext(trace, trace.spans() if spans is None else spans, job))
     explored = trace.manifest.get("explored")
     if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
         words = f"a run of minidl explore ends here: {explored.get('wrong')}"
@@ -57,7 +57,7 @@ _NOTHING: Final = (
 """Of a trace without events: once its run has ended, and while it goes on."""
 
 
-def _first_cause(run: Inquiry) -> Finding:
+def _first_cause(run: RunContext) -> Finding:
     """The first that applies, in the order of the rules of use."""
     dead = deaths.deaths_seen(run)
     if len(dead):
@@ -68,8 +68,8 @@ def _first_cause(run: Inquiry) -> Finding:
     hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
     if hung and (hung[0].for_data or not still_runs):  # of a run that goes on, the loop may do something else
         return hangs.hung(run, hung[0], hung[1:])
-    if (evident := hangs.evident(run, waits)) is not None:
-        return hangs.hung(run, evident, [])
+    if (seen := hangs.hang_with_evidence(run, waits)) is not None:
+        return hangs.hung(run, seen, [])
     for look in (
         hangs.at_exit, deaths.killed, deaths.loop_died, errors.failed_next, errors.uncaught, hangs.outlived
     ):  # fmt: skip

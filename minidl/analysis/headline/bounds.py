@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.run_context import RunContext
 from minidl.analysis.verdict import Bound, summed, verdict
-from minidl.doctor.finding import Blamed, Finding, RunOutcome, Spot
+from minidl.doctor.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.loaders import NamedLoader, dataloaders
@@ -39,7 +39,7 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
-def what_bounds(run: Inquiry) -> Finding:
+def what_bounds(run: RunContext) -> Finding:
     """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
     waits = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
     numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
@@ -81,11 +81,11 @@ def what_bounds(run: Inquiry) -> Finding:
         focus = None if longest is None else _waited_for(run, longest)
     alone = found.kind is Bound.HEAD_OF_LINE
     if focus is not None and not alone and _is_one_of_many(run, focus, group, total(mine)):
-        focus = dataclasses.replace(focus, frame=Blamed.ALIKE)
+        focus = dataclasses.replace(focus, frame=FocusScope.ALIKE)
     return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
 
 
-def _is_one_of_many(run: Inquiry, focus: Spot, group: list[int], waited: int) -> bool:
+def _is_one_of_many(run: RunContext, focus: Focus, group: list[int], waited: int) -> bool:
     """Whether the step in focus is hardly worse than others of its kind, or its wait is a small part of all."""
     rows = run.spans[np.isin(run.spans["loader"], group) & (run.spans["code"] == focus.code)]
     rows = rows[rows["end"] >= 0]
@@ -96,7 +96,7 @@ def _is_one_of_many(run: Inquiry, focus: Spot, group: list[int], waited: int) ->
     return int(durations(step)[0]) < 2 * usual or focus.end - focus.begin < waited * NOTABLE
 
 
-def _start(run: Inquiry, number: int) -> Spot | None:
+def _start(run: RunContext, number: int) -> Focus | None:
     """What took longest of what an iterator's workers do before their first batch, or of their ends."""
     kinds = [ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]]
     rows = run.spans[(run.spans["loader"] == number) & np.isin(run.spans["code"], kinds)]
@@ -107,7 +107,7 @@ def _start(run: Inquiry, number: int) -> Spot | None:
     return run.focus_of(row, int(row["end"]))
 
 
-def _waited_for(run: Inquiry, row: np.void) -> Spot:
+def _waited_for(run: RunContext, row: np.void) -> Focus:
     """The step that the longest wait waited for: of its task, the innermost while it lasted."""
     focus = run.focus_of(row, int(row["end"]))
     spans = run.spans
@@ -121,4 +121,4 @@ def _waited_for(run: Inquiry, row: np.void) -> Spot:
     overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
     step = steps[np.argmax(overlap)]
     where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
-    return Spot(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)
+    return Focus(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)

@@ -7,10 +7,10 @@ import signal
 
 import numpy as np
 
-from minidl.analysis.headline.hangs import evident, hung
-from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.hangs import hang_with_evidence, hung
+from minidl.analysis.headline.run_context import RunContext
 from minidl.doctor import remedies
-from minidl.doctor.finding import Finding, RunOutcome, Spot, from_trace
+from minidl.doctor.finding import Finding, Focus, RunOutcome, from_trace
 from minidl.doctor.limits import SUDDEN
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -30,7 +30,7 @@ def _exit(code: int) -> str:
     return f"{'ended with' if code >= 0 else 'was killed by'} {ending(code)}"
 
 
-def deaths_seen(run: Inquiry) -> Rows:
+def deaths_seen(run: RunContext) -> Rows:
     """By which events workers or the pin thread were found dead, but for the workers that the loader ended."""
     events = run.events
     found = events[(events["code"] == ev.FOUND_DEAD) & (events["x"] != Actor.LOADER)]
@@ -42,7 +42,7 @@ def deaths_seen(run: Inquiry) -> Rows:
     return rows[np.argsort(rows["time"], kind="stable")]
 
 
-def hung_before(run: Inquiry, death: np.void) -> Finding | None:
+def hung_before(run: RunContext, death: np.void) -> Finding | None:
     """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
 
     kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
@@ -53,7 +53,7 @@ def hung_before(run: Inquiry, death: np.void) -> Finding | None:
     if code != -signal.SIGKILL or not together or run.out_of_memory or wait is None or wait.ended or not wait.for_data:
         return None
     wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
-    if not wait.is_hang(goes_on=False) and evident(run, [wait]) is None:
+    if not wait.is_hang(goes_on=False) and hang_with_evidence(run, [wait]) is None:
         return None
     found = hung(run, wait, [])
     if found.outcome is not RunOutcome.HUNG:
@@ -63,7 +63,7 @@ def hung_before(run: Inquiry, death: np.void) -> Finding | None:
     return dataclasses.replace(found, evidence=(*found.evidence, *from_trace(both)))
 
 
-def died(run: Inquiry, deaths: Rows) -> Finding:
+def died(run: RunContext, deaths: Rows) -> Finding:
     """A worker or the pin thread, the first of those that died."""
     row = deaths[0]
     if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
@@ -88,14 +88,14 @@ def died(run: Inquiry, deaths: Rows) -> Finding:
         where, task = (process, -1, 0, last), -1
     others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
     also = f"; so did {counted(len(others), 'other worker')}" if others else ""
-    focus = Spot(loader, min(where[3], last), int(row["time"]), *where, task, worker, run.epoch(loader, last))
+    focus = Focus(loader, min(where[3], last), int(row["time"]), *where, task, worker, run.epoch(loader, last))
     noticed = duration(int(row["time"]) - last)
     evidence = [f"found dead {noticed} after its last sign of life"]
     evidence += run.steps_around(focus)
     return run.finding(RunOutcome.DIED, what + also, evidence, remedies.after_signal(code, run.sample(focus)), focus)
 
 
-def _pin_thread_died(run: Inquiry, row: np.void) -> Finding:
+def _pin_thread_died(run: RunContext, row: np.void) -> Finding:
     loader, home = int(row["loader"]), int(row["process"])
     exits = run.events[(run.events["code"] == ev.PIN_EXIT) & (run.events["loader"] == loader)]
     place = exits[-1] if len(exits) else row
@@ -104,7 +104,7 @@ def _pin_thread_died(run: Inquiry, row: np.void) -> Finding:
     where = f", last seen with task {task}" if task >= 0 else ""
     code = int(pins["code"][-1]) if len(pins) else 0
     begin = int(pins["begin"][-1]) if len(pins) else int(place["time"])
-    focus = Spot(
+    focus = Focus(
         loader, begin, int(row["time"]), home, int(place["tid"]), code, begin, task,
         epoch=run.epoch(loader, begin),
     )  # fmt: skip
@@ -113,7 +113,7 @@ def _pin_thread_died(run: Inquiry, row: np.void) -> Finding:
     return run.finding(RunOutcome.DIED, what, (f"found at {run.at(int(row['time']))}",), step, focus)
 
 
-def killed(run: Inquiry) -> Finding | None:
+def killed(run: RunContext) -> Finding | None:
     """A process that iterates was ended by a signal, as the watchdog saw.
 
     kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
@@ -133,7 +133,7 @@ def killed(run: Inquiry) -> Finding | None:
         where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, seen.at)
         what = f" while it was {doing(step)}" if step is not None else ""
         loader, task = (int(step["loader"]), int(step["task"])) if step is not None else (0, -1)
-        focus = Spot(loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=run.epoch(loader, seen.at))
+        focus = Focus(loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=run.epoch(loader, seen.at))
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
         evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
         said = f"{process.name} {_exit(code)}{with_it}{what}"
@@ -141,7 +141,7 @@ def killed(run: Inquiry) -> Finding | None:
     return None
 
 
-def loop_died(run: Inquiry) -> Finding | None:
+def loop_died(run: RunContext) -> Finding | None:
     """A process that iterates is gone without a shutdown, as a worker found, or who reads the trace now."""
     rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
     found = {home: run.trace.processes[home] for home in run.homes}
@@ -158,7 +158,7 @@ def loop_died(run: Inquiry) -> Finding | None:
     if step is not None:
         loader = int(rows["loader"][0]) if homes else int(step["loader"])
         where = int(step["tid"]), int(step["code"]), int(step["begin"])
-        focus = Spot(loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=run.epoch(loader, last))
+        focus = Focus(loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=run.epoch(loader, last))
     later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
     evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
     helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"

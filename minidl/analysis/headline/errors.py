@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.analysis.headline.inquiry import Inquiry
+from minidl.analysis.headline.run_context import RunContext
 from minidl.analysis.headline.waiting import state_in, what_is_missing
 from minidl.doctor import remedies
-from minidl.doctor.finding import Finding, RunOutcome, Spot
+from minidl.doctor.finding import Finding, Focus, RunOutcome
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
@@ -20,7 +20,7 @@ _NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
 """Exceptions with which a program ends because it was asked to."""
 
 
-def failed_next(run: Inquiry) -> Finding | None:
+def failed_next(run: RunContext) -> Finding | None:
     """The first error after the last batch of a process: what came before it, the program went on from."""
     for home in run.homes:
         nexts = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])]
@@ -33,7 +33,7 @@ def failed_next(run: Inquiry) -> Finding | None:
     return None
 
 
-def _failed(run: Inquiry, home: int, row: np.void) -> Finding:
+def _failed(run: RunContext, home: int, row: np.void) -> Finding:
     """A `next` that raised: a task's error, or one from outside."""
     loader, inside = int(row["loader"]), run.within(row)
     errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
@@ -56,7 +56,7 @@ def _failed(run: Inquiry, home: int, row: np.void) -> Finding:
     who = f", worker {worker}" if worker >= 0 else ""
     when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
     what = f"{of}{shortened(text) or 'an exception'}{where}{who}{when}"
-    focus = Spot(
+    focus = Focus(
         loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
         int(step["begin"]), task, worker, epoch,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _failed(run: Inquiry, home: int, row: np.void) -> Finding:
     return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
 
 
-def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Finding:
+def _failed_outside(run: RunContext, home: int, row: np.void, of: str) -> Finding:
     """A `next` that failed for no task: by the sampler, or by an exception from outside."""
     inside = run.within(row)
     before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
@@ -88,7 +88,7 @@ def _failed_outside(run: Inquiry, home: int, row: np.void, of: str) -> Finding:
     return run.finding(RunOutcome.CUT, what, (*evidence, *run.steps_around(focus)), step, focus)
 
 
-def _timed_out(run: Inquiry, home: int, raised: Finding) -> Finding:
+def _timed_out(run: RunContext, home: int, raised: Finding) -> Finding:
     """An exception of the loader's that gave up a wait, with what it waited for."""
     wait = run.last_wait(home)
     if wait is None or not wait.for_data:
@@ -103,19 +103,19 @@ _GAVE_UP: Final = "timed out after"
 """In the error of both loaders whose timeout has passed."""
 
 
-def uncaught(run: Inquiry) -> Finding | None:
+def uncaught(run: RunContext) -> Finding | None:
     """The exception that ended a program that iterates, as it was written down."""
     line = _uncaught_line(run, run.homes)
     return _raised(run, line) if line else None
 
 
-def _uncaught_line(run: Inquiry, homes: list[int]) -> dict[str, Any]:
+def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
     """What a trace says of the first exception that ended one of these processes; {} = there was none."""
     lines = (line for line in run.trace.described("uncaught") if line["process"] in homes)
     return next((line for line in lines if not str(line.get("error")).startswith(_NO_ERRORS)), {})
 
 
-def _raised(run: Inquiry, line: dict[str, Any], row: np.void | None = None) -> Finding:
+def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -> Finding:
     """row: the `next` that the exception came from, None = the program's own code."""
     process, error, at = int(line["process"]), str(line.get("error")), [str(one) for one in line.get("at", [])]
     where = " in next" if row is not None else " in the program's own code"
@@ -125,7 +125,7 @@ def _raised(run: Inquiry, line: dict[str, Any], row: np.void | None = None) -> F
     if row is not None:
         focus = run.focus_of(row, int(row["end"]))
     else:
-        focus = Spot(0, moment, moment, process, run.trace.processes[process].pid, ev.CONSUMER[0], moment)
+        focus = Focus(0, moment, moment, process, run.trace.processes[process].pid, ev.CONSUMER[0], moment)
     evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
     return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(error), focus)
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from minidl.analysis.consult import second_opinion
+from minidl.analysis.consult import diagnose_recorded
 from minidl.analysis.headline.bounds import what_bounds
-from minidl.analysis.headline.inquiry import Inquiry, LastWait
+from minidl.analysis.headline.run_context import LastWait, RunContext
 from minidl.analysis.headline.waiting import held_up, told_of
 from minidl.doctor.finding import Finding, HangCause, RunOutcome
 from minidl.doctor.limits import LONG, SUDDEN
@@ -17,7 +17,7 @@ from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import counted, doing, duration
 
 
-def cut(run: Inquiry, waits: list[LastWait]) -> Finding | None:
+def cut(run: RunContext, waits: list[LastWait]) -> Finding | None:
     """A recording without the run's end, in which all moved."""
     unended = [wait for wait in waits if not wait.ended and int(wait.row["process"]) not in run.over]
     if not unended:
@@ -42,13 +42,13 @@ def cut(run: Inquiry, waits: list[LastWait]) -> Finding | None:
     helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
     *_, waited, state = held_up(run, wait)
     told = told_of(run, wait, state, waited, evidence)
-    found = second_opinion(run.trace, told) if wait.took >= LONG * 1e9 else None
+    found = diagnose_recorded(run.trace, told) if wait.took >= LONG * 1e9 else None
     if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
         return dataclasses.replace(found, head=f"cut: {found.begins}", focus=waited, wait=told)
     return run.finding(RunOutcome.CUT, what, evidence, helps, waited, told)
 
 
-def running(run: Inquiry, waits: list[LastWait]) -> Finding:
+def running(run: RunContext, waits: list[LastWait]) -> Finding:
     """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""
     now = [wait for wait in waits if not wait.ended and wait.took >= max(SUDDEN * 1e9, wait.past)]
     judged = what_bounds(run)

@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from minidl.analysis.consult import second_opinion
-from minidl.analysis.headline.inquiry import Inquiry, LastWait
+from minidl.analysis.consult import diagnose_recorded
+from minidl.analysis.headline.run_context import LastWait, RunContext
 from minidl.analysis.headline.waiting import finished_behind, held_up, still, told_of
-from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
+from minidl.doctor.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
 from minidl.doctor.limits import LONG
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
@@ -17,19 +17,19 @@ from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
 from minidl.tracefile.words import doing, duration, signal_name
 
 
-def evident(run: Inquiry, waits: list[LastWait]) -> LastWait | None:
+def hang_with_evidence(run: RunContext, waits: list[LastWait]) -> LastWait | None:
     """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
     for wait in sorted(waits, key=lambda wait: not wait.for_data):
         if wait.ended or wait.took < LONG * 1e9 or not run.trace.watched.looks:
             continue
         *_, focus, state = held_up(run, wait)
-        found = second_opinion(run.trace, told_of(run, wait, state, focus, ()))
+        found = diagnose_recorded(run.trace, told_of(run, wait, state, focus, ()))
         if found is not None and found.outcome is RunOutcome.HUNG:
             return wait
     return None
 
 
-def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Finding:
+def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
     """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: further hangs."""
     for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     for_how_long += f", until {wait.ended}" if wait.ended else ""
@@ -45,7 +45,7 @@ def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Finding:
     during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
     evidence.append(f"last events: {run.signs(focus, during)}")
     told = told_of(run, wait, state, focus, tuple(evidence))
-    head, found = f"hung for {for_how_long}{rank}", second_opinion(run.trace, told)
+    head, found = f"hung for {for_how_long}{rank}", diagnose_recorded(run.trace, told)
     if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
         return run.finding(
             RunOutcome.CUT, what, (*_at_work(run, wait), *evidence), step, focus, told, head=f"cut{rank}"
@@ -59,7 +59,7 @@ def hung(run: Inquiry, wait: LastWait, others: list[LastWait]) -> Finding:
     return dataclasses.replace(found, head=head, next_step=step, focus=focus, wait=told)
 
 
-def _stopped(run: Inquiry, wait: LastWait, focus: Spot, found: Finding, told: Told) -> Spot:
+def _stopped(run: RunContext, wait: LastWait, focus: Focus, found: Finding, told: RecordedWait) -> Focus:
     """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
     if found.cause is not HangCause.STOPPED:
         return focus
@@ -71,7 +71,7 @@ def _stopped(run: Inquiry, wait: LastWait, focus: Spot, found: Finding, told: To
     return still(run, wait, focus, "stopped:", needed)
 
 
-def _at_work(run: Inquiry, wait: LastWait) -> list[str]:
+def _at_work(run: RunContext, wait: LastWait) -> list[str]:
     """The CPU time that a process used in a wait, by the watchdog's samples."""
     pid = run.trace.processes[int(wait.row["process"])].pid
     seen = [one for one in run.trace.watched.samples if pid in one.processes and wait.begin <= one.at <= wait.until]
@@ -81,11 +81,11 @@ def _at_work(run: Inquiry, wait: LastWait) -> list[str]:
     return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
 
 
-def _who(run: Inquiry, wait: LastWait) -> str:
+def _who(run: RunContext, wait: LastWait) -> str:
     return f"{run.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
 
 
-def at_exit(run: Inquiry) -> Finding | None:
+def at_exit(run: RunContext) -> Finding | None:
     """A process that hangs after its program: at Python's exit, or in a loader's shutdown. A watchdog has seen it.
 
     What the doctor calls a hang is one; another wait is one if it is longer than the watchdog was to allow.
@@ -98,11 +98,11 @@ def at_exit(run: Inquiry) -> Finding | None:
         begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
         took = run.trace.watched.until - begin
         allowed = 1e9 * (run.trace.watched.hang_after_s or LONG)
-        told = Told(
+        told = RecordedWait(
             hung=took >= min(1e9 * LONG, allowed), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
             own_code=stall.what == OWN,
         )  # fmt: skip
-        found = second_opinion(run.trace, told)
+        found = diagnose_recorded(run.trace, told)
         place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
         if found is None:
             continue
@@ -121,13 +121,13 @@ def at_exit(run: Inquiry) -> Finding | None:
     return None
 
 
-def _no_loader_waits(run: Inquiry, home: int, moment: int) -> bool:
+def _no_loader_waits(run: RunContext, home: int, moment: int) -> bool:
     """Whether no thread of a process was inside of a loader's next after a moment."""
     mine = (run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])
     return not np.any(mine & ((run.spans["end"] < 0) | (run.spans["end"] > moment)))
 
 
-def _stall_after(run: Inquiry, home: int) -> Stall | None:
+def _stall_after(run: RunContext, home: int) -> Stall | None:
     """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
     pid = run.trace.processes[home].pid
     stalls = [one.stall for one in run.trace.watched.looks if one.stall.pid == pid]
@@ -143,7 +143,7 @@ def _stall_after(run: Inquiry, home: int) -> Stall | None:
     return stall if after else None
 
 
-def outlived(run: Inquiry) -> Finding | None:
+def outlived(run: RunContext) -> Finding | None:
     """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
     events, spans = run.events, run.spans
     gone = events["x"][events["code"] == ev.WORKER_GONE]
@@ -156,7 +156,7 @@ def outlived(run: Inquiry) -> Finding | None:
     return None
 
 
-def _did_not_end(run: Inquiry, row: np.void, until: int) -> Finding:
+def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
     """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
     loader, worker, sent = (int(row[field]) for field in ("loader", "worker", "time"))
     name = signal_name(int(row["y"]))
@@ -164,7 +164,7 @@ def _did_not_end(run: Inquiry, row: np.void, until: int) -> Finding:
     step = run.step_at(process, until)
     where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
     task = int(step["task"]) if step is not None else -1
-    focus = Spot(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
+    focus = Focus(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
     head = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
     evidence = (
         f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",
@@ -173,11 +173,11 @@ def _did_not_end(run: Inquiry, row: np.void, until: int) -> Finding:
     )
     helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
     home, pid = run.trace.processes[int(row["process"])].pid, run.trace.processes[process].pid
-    told = Told(
+    told = RecordedWait(
         hung=True, since=sent, seconds=(until - sent) / 1e9, pid=home, tid=int(row["tid"]), worker=worker,
         worker_pid=pid, numbers={pid: worker},
     )  # fmt: skip
-    found = second_opinion(run.trace, told)
+    found = diagnose_recorded(run.trace, told)
     if found is None or found.who.get("pid") != pid:
         in_step = f": it was {doing(step)}" if step is not None else ""
         said = f"{run.trace.processes[process].name} did not end by {name}{in_step}"

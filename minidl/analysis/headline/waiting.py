@@ -6,10 +6,10 @@ import copy
 import dataclasses
 from collections.abc import Iterable
 
-from minidl.analysis.headline.inquiry import STEPS, Inquiry, LastWait
+from minidl.analysis.headline.run_context import STEPS, LastWait, RunContext
 from minidl.analysis.now import IteratorSnapshot, Job
 from minidl.doctor import remedies
-from minidl.doctor.finding import Blamed, Spot, Told, from_trace
+from minidl.doctor.finding import Focus, FocusScope, RecordedWait, from_trace
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
@@ -20,7 +20,7 @@ from minidl.tracefile.unended import since
 from minidl.tracefile.words import counted, doing, listed
 
 
-def _what_helps(focus: Spot, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
+def _what_helps(focus: Focus, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
     """silent: the process has recorded nothing for most of the wait."""
     look = f"see where it stands: py-spy dump --pid {process.pid}"
     if silent:
@@ -42,14 +42,14 @@ def finished_behind(state: ProtocolState) -> str:
     return f"{counted(len(tasks), 'task')} ({listed(tasks)})" if tasks else ""
 
 
-def held_up(run: Inquiry, wait: LastWait, how_long: str = "") -> tuple[str, str, Spot, ProtocolState]:
+def held_up(run: RunContext, wait: LastWait, how_long: str = "") -> tuple[str, str, Focus, ProtocolState]:
     """What the wait is for, what helps, where to look, and the loader's state. how_long: said of its own code."""
     shot, state = state_in(run, wait)
     found = what_is_missing(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
     return *found, state
 
 
-def state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+def state_in(run: RunContext, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
     """The loader in the wait; of one that was ended, before all that its end did."""
     if run.job is not None and not wait.ended:
         return _followed(run, run.job, run.trace, wait)
@@ -64,7 +64,7 @@ def state_in(run: Inquiry, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolSt
     return _followed(run, job, cut, wait)
 
 
-def _followed(run: Inquiry, job: Job, trace: Trace, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+def _followed(run: RunContext, job: Job, trace: Trace, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
     """The wait's loader, by a job that has followed `trace`."""
     number = int(wait.row["loader"])
     lives = {process.pid: process.life for process in trace.processes} if run.trace.seen else {}
@@ -73,8 +73,8 @@ def _followed(run: Inquiry, job: Job, trace: Trace, wait: LastWait) -> tuple[Ite
 
 
 def what_is_missing(
-    run: Inquiry, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
-) -> tuple[str, str, Spot]:
+    run: RunContext, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
+) -> tuple[str, str, Focus]:
     """What is waited for and not there, what helps, and where to look."""
     task, number = state.waiting_for, state.waiting_worker
     task = -1 if task is None else task
@@ -105,15 +105,15 @@ def what_is_missing(
     return what, step, focus
 
 
-def still(run: Inquiry, wait: LastWait, focus: Spot, words: str, task: int) -> Spot:
+def still(run: RunContext, wait: LastWait, focus: Focus, words: str, task: int) -> Focus:
     """The place of a process that stands still. task: what the loader waits for from it, -1 = unknown."""
     since = wait.until - run.quiet(wait, focus.process)
     needed = f"; the loader waits for its task {task}" if task >= 0 else ""
     words = f"{words} no sign of life since {run.at(since)}{needed}"
-    return dataclasses.replace(focus, frame=Blamed.PROCESS, since=since, words=words)
+    return dataclasses.replace(focus, frame=FocusScope.PROCESS, since=since, words=words)
 
 
-def _own_code(run: Inquiry, wait: LastWait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Spot]:
+def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Focus]:
     """Of a wait in the program's own code: what to say, what helps, where to look."""
     row, home = wait.row, int(wait.row["process"])
     after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
@@ -123,20 +123,22 @@ def _own_code(run: Inquiry, wait: LastWait, state: ProtocolState, how_long: str 
         f"see where the loop stands: py-spy dump --pid {run.trace.processes[home].pid}; with several ranks it may "
         "wait for another rank, whose trace tells more"
     )
-    focus = Spot(
+    focus = Focus(
         int(row["loader"]), wait.begin, wait.until, home, int(row["tid"]), int(row["code"]), int(row["begin"]),
         int(row["task"]), epoch=run.epoch(int(row["loader"]), wait.begin),
     )  # fmt: skip
     return what, step, focus
 
 
-def told_of(run: Inquiry, wait: LastWait, state: ProtocolState, focus: Spot, evidence: tuple[str, ...]) -> Told:
+def told_of(
+    run: RunContext, wait: LastWait, state: ProtocolState, focus: Focus, evidence: tuple[str, ...]
+) -> RecordedWait:
     """The wait, as the doctor asks for it."""
     processes, number = run.trace.processes, focus.worker
     home, made_by = processes[int(wait.row["process"])], run.process_of(focus.loader, number)
     mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
     step = run.step_at(focus.process, wait.until) if focus.process != int(wait.row["process"]) else None
-    return Told(
+    return RecordedWait(
         hung=wait.is_hang(run.trace.seen > 0),
         since=wait.begin,
         seconds=wait.took / 1e9,

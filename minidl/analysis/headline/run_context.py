@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.analysis.now import Job
-from minidl.doctor.finding import Finding, HangCause, RunOutcome, Spot, Sure, Told, from_trace
+from minidl.doctor.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
 from minidl.doctor.limits import SUDDEN, is_long
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
@@ -83,7 +83,7 @@ STEPS: Final = {
 """The steps of the loader that the events of a trace tell."""
 
 
-class Inquiry:
+class RunContext:
     """One trace, while its headline is looked for. Times: ns, CLOCK_MONOTONIC; a process: its place in the trace's.
 
     homes: the processes that iterate; over: those whose end is recorded; until: up to when each was alive; left_alive:
@@ -105,7 +105,7 @@ class Inquiry:
 
     def finding(
         self, outcome: RunOutcome, what: str, evidence: Iterable[str] = (), next_step: str = "",
-        focus: Spot | None = None, wait: Told | None = None, head: str = "",
+        focus: Focus | None = None, wait: RecordedWait | None = None, head: str = "",
     ) -> Finding:  # fmt: skip
         """What the events alone say."""
         hung = outcome is RunOutcome.HUNG
@@ -116,7 +116,7 @@ class Inquiry:
             not_seen=(_NO_EVIDENCE,) if hung else (), who=who, where=where, focus=focus, wait=wait,
         )  # fmt: skip
 
-    def _place(self, focus: Spot, outcome: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _place(self, focus: Focus, outcome: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
         """Who and where a finding is about."""
         process = self.trace.processes[focus.process]
         of_worker = focus.worker >= 0 and outcome in (RunOutcome.ERROR, RunOutcome.DIED)
@@ -189,7 +189,7 @@ class Inquiry:
         own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
         return wait.until - int(own[-1]) if len(own) else wait.took
 
-    def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Spot:
+    def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Focus:
         """The place of the step that `process` was in during a wait, of `task` if there is one."""
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
         loader = int(wait.row["loader"])
@@ -198,13 +198,13 @@ class Inquiry:
             row = wait.row
         epoch = self.epoch(loader, wait.begin)
         where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
-        return Spot(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
+        return Focus(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
 
-    def focus_of(self, row: np.void, end: int) -> Spot:
+    def focus_of(self, row: np.void, end: int) -> Focus:
         loader = int(row["loader"])
         where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
         epoch = self.epoch(loader, int(row["begin"]))
-        return Spot(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
+        return Focus(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
 
     def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
         """The span that a process began last and was in at a moment, of `task` if there is one."""
@@ -220,7 +220,7 @@ class Inquiry:
         """A moment in words, since the trace's begin."""
         return self.unit.at(max(0, time - self.start))
 
-    def steps_around(self, focus: Spot) -> list[str]:
+    def steps_around(self, focus: Focus) -> list[str]:
         """The chain of steps that the focus lies in, from the outermost on."""
         if not focus.code:
             return []
@@ -231,7 +231,7 @@ class Inquiry:
         steps = (f"{doing(row)} since {self.at(since(self.trace, row))}" for row in rows)
         return [f"{name}: {', '.join(steps)}"] if len(rows) else []
 
-    def signs(self, focus: Spot | None, until: int) -> str:
+    def signs(self, focus: Focus | None, until: int) -> str:
         """When each process was last heard of up to a time, the one in focus first."""
         order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
         out = []
@@ -241,7 +241,7 @@ class Inquiry:
             out.append(f"{self.trace.processes[index].of_rank} {seen}")
         return listed(out)
 
-    def sample(self, focus: Spot) -> int:
+    def sample(self, focus: Focus) -> int:
         """The sample's index that the focus is in; -1 = none."""
         if focus.code != ev.SAMPLE[0]:
             return -1
