@@ -226,6 +226,11 @@ class TestRandomSplit:
 
         agree(program)
 
+    def test_parts_are_of_the_dataset_and_fractions_of_more_than_1_are_no_fractions(self) -> None:
+        source = Squares(4)
+        assert [part.dataset is source for part in random_split(source, [0.5, 0.5])] == [True, True]  # type: ignore[arg-type]
+        agree(lambda lib: lib.random_split(Squares(4), [0.5, 0.5 + 2**-52]))
+
     def test_a_warning_points_at_the_caller(self) -> None:
         with pytest.warns(UserWarning, match="Length of split at index 1 is 0") as caught:
             random_split(Squares(1), [0.5, 0.5])

@@ -26,13 +26,20 @@ class Worker:
         self.joined.append(timeout)
 
 
-def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None) -> Any:
+def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: bool = True) -> Any:
+    asked: list[str] = []
     return SimpleNamespace(
         pid=9,
         workers=workers,
         pin_thread=pin_thread,
-        result_queue=SimpleNamespace(jammed="asks the queue"),
-        driver=SimpleNamespace(missing=missing, epoch=3, dispatcher=SimpleNamespace(rcvd_idx=7)),
+        result_queue=SimpleNamespace(jammed=lambda: asked.append("the queue") or jammed),
+        driver=SimpleNamespace(
+            missing=missing,
+            epoch=3,
+            dispatcher=SimpleNamespace(rcvd_idx=7),
+            leavers=lambda dead: [worker for worker, code in dead.items() if code],
+        ),
+        asked=asked,
         doing=lambda number: f"step {number}",
         board=SimpleNamespace(read=lambda number: SimpleNamespace(seconds=number + 0.25)),
     )
@@ -50,11 +57,18 @@ def test_evidence_is_who_has_ended() -> None:
     crew = crew_of(Worker(100), Worker(101, -9), Worker(102, 0))
     evidence = liveness.evidence_of(crew)
     assert (evidence.dead, evidence.pin_alive, evidence.timed_out) == ({1: -9, 2: 0}, True, False)
-    assert evidence.jammed == "asks the queue"
+    assert (evidence.jammed, crew.asked) == (True, ["the queue"])
     for alive in (True, False):
         crew.pin_thread = pin_thread(alive)
         evidence = liveness.evidence_of(crew, timed_out=True)
         assert (evidence.pin_alive, evidence.timed_out) == (alive, True)
+
+
+@pytest.mark.parametrize(("code", "jammed", "asked"), [(-9, False, 1), (0, True, 0), (None, True, 0)])
+def test_a_queue_is_asked_whether_it_is_jammed_only_if_that_counts(code: Any, jammed: bool, asked: int) -> None:
+    crew = crew_of(Worker(100, code), jammed=jammed)
+    assert liveness.evidence_of(crew).jammed is False
+    assert len(crew.asked) == asked
 
 
 def test_a_death_is_noted_with_pid_and_exit_code() -> None:
