@@ -327,12 +327,12 @@ def replay(arguments: Namespace) -> int:
 
 
 def before(arguments: Namespace) -> int:
-    from minidl.analysis.story import story
+    from minidl.analysis.critical_path import critical_path
     from minidl.tracefile.words import lacking
 
     trace = _read(arguments.trace, arguments.dataloader)
     with _prefixed(f"before: {arguments.trace}", ValueError), terminal.busy("following the causes"):
-        text = story(
+        text = critical_path(
             trace,
             arguments.batch,
             loader=arguments.iterator,

@@ -38,7 +38,7 @@ ORDER = (
     (
         "tracefile",
         "events arrays format words facts ranks attachments watched packs folded files process spans batches order "
-        "reader loaders unended tail profile join",
+        "reader loaders open_spans tail profile join",
     ),
     (
         "record",
@@ -54,9 +54,9 @@ ORDER = (
     ("doctor", "limits places finding remedies case chain"),
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("doctor", "diagnose"),
-    ("analysis", "device_use ledger cpu_use verdict live recent now consult"),
+    ("analysis", "device_use ledger cpu_use verdict live recent snapshot consult"),
     ("analysis.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
-    ("analysis", "summary story ways diff audit top"),
+    ("analysis", "summary critical_path transport_use diff audit top"),
     ("doctor", "examine"),
     (
         "views",

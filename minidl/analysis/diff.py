@@ -22,7 +22,7 @@ import numpy as np
 from minidl import terminal
 from minidl.analysis.ledger import Ledger, ledger
 from minidl.analysis.summary import prefetching, stage_codes, start_up
-from minidl.analysis.ways import Way, compared, way
+from minidl.analysis.transport_use import Way, compared, way
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
 from minidl.tracefile.batches import keys_at

@@ -23,9 +23,9 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EVENTS, Ending, Reason
 from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
+from minidl.tracefile.open_spans import alive_at_end, how_ended, left_alive, open_spans
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.unended import alive_at_end, how_ended, left_alive, open_spans
 from minidl.tracefile.words import counted, duration, percent, plain, size
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from minidl.analysis.headline import headline
 from minidl.analysis.live import LiveTrace, find_trace
-from minidl.analysis.now import Job, Snapshot
+from minidl.analysis.snapshot import Job, Snapshot
 from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import read_trace
 

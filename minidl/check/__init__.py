@@ -39,7 +39,7 @@ from minidl.check.report import Report, state_before
 from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions
-from minidl.tracefile.unended import alive_at_end, open_spans
+from minidl.tracefile.open_spans import alive_at_end, open_spans
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace

@@ -24,8 +24,8 @@ from minidl.playback.words import FieldChange, changes, describe
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Positions, Rows
 from minidl.tracefile.events import Outcome
+from minidl.tracefile.open_spans import left_alive
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.unended import left_alive
 
 EVERY: Final = 512
 """Events between two kept copies, at least: a step back takes a millisecond."""

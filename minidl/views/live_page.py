@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from minidl.analysis.headline import headline
 from minidl.analysis.live import LiveTrace, is_small
-from minidl.analysis.now import Doing, IteratorSnapshot, Job, Snapshot
 from minidl.analysis.recent import MOST_KEPT, Recent
+from minidl.analysis.snapshot import Doing, IteratorSnapshot, Job, Snapshot
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace

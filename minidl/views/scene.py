@@ -25,7 +25,7 @@ from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message
 from minidl.tracefile.loaders import first_epochs
-from minidl.tracefile.unended import POLLED, alive_until, has_arrived, left_alive
+from minidl.tracefile.open_spans import POLLED, alive_until, has_arrived, left_alive
 from minidl.tracefile.words import Unit, ending, unit_of
 from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of

@@ -27,9 +27,9 @@ from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
+from minidl.tracefile.open_spans import open_spans
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.unended import open_spans
 from minidl.tracefile.watched import OWN, Stall, StallLook
 
 SECOND = 1_000_000_000

@@ -14,8 +14,8 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, made
 from minidl.analysis import live
 from minidl.analysis.headline import headline
 from minidl.analysis.live import LiveTrace
-from minidl.analysis.now import Job
 from minidl.analysis.recent import Recent
+from minidl.analysis.snapshot import Job
 from minidl.doctor.finding import RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.process import ProcessLife

@@ -26,7 +26,7 @@ from oracle_trace import stop_recording, write_process
 from minidl import cli
 from minidl.analysis import live, top
 from minidl.analysis.live import LiveTrace, find_trace
-from minidl.analysis.now import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
+from minidl.analysis.snapshot import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
 from minidl.analysis.top import follow
 from minidl.doctor.limits import LONG
 from minidl.loader.protocol import LoaderState
@@ -581,7 +581,7 @@ with trace(sys.argv[1]):
 @pytest.mark.live
 def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr("minidl.analysis.now.LONG", 0.0)
+    monkeypatch.setattr("minidl.analysis.snapshot.LONG", 0.0)
     with python(JOB, str(tmp_path / "t"), str(tmp_path / "fifo")) as job:
 
         def waits() -> bool:

@@ -11,7 +11,7 @@ from pages import Read
 
 from minidl import cli
 from minidl.analysis.headline import headline
-from minidl.analysis.now import snapshot
+from minidl.analysis.snapshot import snapshot
 from minidl.analysis.summary import summary
 from minidl.playback.stepper import Replay
 from minidl.tracefile import events as ev

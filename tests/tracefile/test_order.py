@@ -16,7 +16,7 @@ from oracle_trace import write_process
 from recorded import record
 
 import minidl
-from minidl.analysis.story import in_order, story
+from minidl.analysis.critical_path import critical_path, in_order
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.format import HEADER_BYTES, RECORD
@@ -274,7 +274,7 @@ def test_a_story_puts_a_cause_first_at_equal_times(name: str, traces: dict[str, 
 
 
 def without_times(text: str) -> str:
-    """A story without the times since the trace's first event, whose process may have another clock."""
+    """A critical path without the times since the trace's first event, whose process may have another clock."""
     return re.sub(r"(?m)^ +-?[\d.]+ m?s ", "", text)
 
 
@@ -294,7 +294,7 @@ def test_no_clock_changes_an_answer(
             at = moved[int(row["process"]), int(row["seq"])]
             assert set(ids(other, other.before(at))) == set(ids(trace, trace.before(row)))
             assert ids(other, other.chain(at)) == ids(trace, trace.chain(row))
-        assert without_times(story(other, 3)) == without_times(story(trace, 3))
+        assert without_times(critical_path(other, 3)) == without_times(critical_path(trace, 3))
 
 
 @pytest.mark.live
@@ -325,4 +325,4 @@ def test_an_empty_trace_has_no_order(tmp_path: Path) -> None:
     trace = read_trace(tmp_path)
     assert len(trace.order.links) == 0
     with pytest.raises(ValueError, match="no batch 0: it has no batches"):
-        story(trace, 0)
+        critical_path(trace, 0)

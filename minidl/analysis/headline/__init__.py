@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from minidl.analysis.headline import bounds, deaths, errors, goes_on, hangs
 from minidl.analysis.headline.run_context import RunContext
-from minidl.analysis.now import Job
+from minidl.analysis.snapshot import Job
 from minidl.doctor.finding import Finding, RunOutcome
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace

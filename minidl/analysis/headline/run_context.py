@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.analysis.now import Job
+from minidl.analysis.snapshot import Job
 from minidl.doctor.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
 from minidl.doctor.limits import SUDDEN, is_long
 from minidl.doctor.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Ending, Outcome
+from minidl.tracefile.open_spans import alive_until, left_alive, since
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations
-from minidl.tracefile.unended import alive_until, left_alive, since
 from minidl.tracefile.words import doing, listed, unit_of
 
 

@@ -7,16 +7,16 @@ import dataclasses
 from collections.abc import Iterable
 
 from minidl.analysis.headline.run_context import STEPS, LastWait, RunContext
-from minidl.analysis.now import IteratorSnapshot, Job
+from minidl.analysis.snapshot import IteratorSnapshot, Job
 from minidl.doctor import remedies
 from minidl.doctor.finding import Focus, FocusScope, RecordedWait, from_trace
 from minidl.doctor.places import LoaderStep
 from minidl.playback.state import Activity, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
+from minidl.tracefile.open_spans import since
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.unended import since
 from minidl.tracefile.words import counted, doing, listed
 
 

@@ -1,6 +1,6 @@
 """What led to a batch, step by step: `minidl before`.
 
-Interface: `story(trace, batch)`, the text: the batch's own steps, and the critical path, both by `Trace.order`.
+Interface: `critical_path(trace, batch)`, the text: the batch's own steps, and the critical path, both by `Trace.order`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.loaders import first_epochs
-from minidl.tracefile.unended import open_spans
+from minidl.tracefile.open_spans import open_spans
 from minidl.tracefile.words import duration, percent, plain
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 MOST_LINES: Final = 40
-"""Steps that a story has, if not asked for more."""
+"""Steps that are told, if not asked for more."""
 
 
-def story(
+def critical_path(
     trace: Trace, batch: int, *, loader: int | None = None, epoch: int | None = None, lines: int = MOST_LINES
 ) -> str:
     """What led to the yield of task `batch`, or to its last event: its own steps, and the critical path.

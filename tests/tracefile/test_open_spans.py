@@ -13,7 +13,7 @@ from made_trace import write as write_made
 from programs import python, write
 
 import minidl
-from minidl.analysis.story import story
+from minidl.analysis.critical_path import critical_path
 from minidl.analysis.summary import summary
 from minidl.analysis.top import follow
 from minidl.check import examine
@@ -22,8 +22,8 @@ from minidl.playback.stepper import Replay
 from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.open_spans import alive_until, how_ended, left_alive
 from minidl.tracefile.reader import read_trace
-from minidl.tracefile.unended import alive_until, how_ended, left_alive
 from minidl.tracefile.watched import Ended, Sample, Vitals
 from minidl.views.text import render
 
@@ -141,7 +141,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(
     (open_,) = [line for line in report.open if line.startswith("worker 0 ")]
     assert f" has been {words} for " in open_
     assert open_ in summary(trace).text()
-    assert open_ in story(trace, 0)
+    assert open_ in critical_path(trace, 0)
     replay = Replay(trace)
     worker = replay.to(len(replay)).worker(0)
     assert (worker.state, worker.doing) == (WorkerState.STARTING, words)
