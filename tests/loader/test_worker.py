@@ -18,11 +18,12 @@ from minidl.data import worker_info
 from minidl.data.fetch import _DatasetKind
 from minidl.loader import worker
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
+from minidl.loader.epoch import Fetching
 from minidl.loader.ports import FoundDead, Note, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard, Stage, WorkerProgress
 from minidl.loader.protocol import WorkerState
 from minidl.loader.worker import Users, WorkerSpec, _Worker
-from minidl.resume.stateful import FetchStart, no_state, pack
+from minidl.resume.stateful import FetchStart, StatefulFetching, no_state, pack
 from minidl.wire.arguments import Parcel
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
@@ -106,8 +107,7 @@ def worker_of(
     init: Any = None,
     kind: int = _DatasetKind.Map,
     drop_last: bool = False,
-    start: FetchStart | None = None,
-    state_every: int | None = None,
+    fetching: Fetching | None = None,
 ) -> Any:
     """Worker 1 of 2; the messages lie in its index queue."""
     done = SharedFlag()
@@ -125,8 +125,7 @@ def worker_of(
         board=ProgressBoard(2),
         ports=Noting(),
         manager_pid=os.getppid(),
-        start=start or FetchStart(),
-        state_every=state_every,
+        fetching=fetching or Fetching(),
     )
     return _Worker(spec)
 
@@ -258,9 +257,8 @@ def test_without_a_dataset_each_task_says_why() -> None:
 
 def test_a_resumed_worker_begins_where_it_is_told() -> None:
     start = FetchStart(pack({"dataset": 7, "iterator": None, "ended": False}), number=3)
-    made, results = ran(Task(0, 1, [2]), dataset=Stateful(), start=start, state_every=1)
+    _, results = ran(Task(0, 1, [2]), dataset=Stateful(), fetching=StatefulFetching(start, 1))
     assert results == [Result(0, 1, [20], (4, state(8)))]
-    assert made.keeper.number == 4
 
 
 # --- Streams and epochs -----------------------------------------------------------------------------------------------
@@ -299,14 +297,26 @@ def test_a_resumption_that_comes_twice_is_answered_once_and_tasks_count_anew() -
 
 # --- States -----------------------------------------------------------------------------------------------------------
 def test_states_go_with_the_batches_and_with_the_answer_to_a_resumption() -> None:
-    _, results = ran(Task(0, 1, [1]), Task(1, 1, [2]), ResumeIteration(1), dataset=Stateful(), state_every=1)
+    _, results = ran(
+        Task(0, 1, [1]),
+        Task(1, 1, [2]),
+        ResumeIteration(1),
+        dataset=Stateful(),
+        fetching=StatefulFetching(FetchStart(), 1),
+    )
     assert results == [
         Result(0, 1, [10], (1, state(1))), Result(1, 1, [20], (2, state(2))), ResumeIteration(1, 1, state(2))
     ]  # fmt: skip
 
 
 def test_a_state_that_nobody_has_asked_for_may_fail() -> None:
-    _, results = ran(Task(0, 1, [1]), ResumeIteration(1), Task(0, 1, [1]), dataset=Stateful(broken=True), state_every=0)
+    _, results = ran(
+        Task(0, 1, [1]),
+        ResumeIteration(1),
+        Task(0, 1, [1]),
+        dataset=Stateful(broken=True),
+        fetching=StatefulFetching(FetchStart(), 0),
+    )
     failed = no_state(OSError("no state"))
     assert results == [
         Result(0, 1, [10], (1, failed)), ResumeIteration(1, 1, failed), Result(0, 1, [10], (1, failed))
@@ -314,18 +324,20 @@ def test_a_state_that_nobody_has_asked_for_may_fail() -> None:
 
 
 def test_a_state_that_was_asked_for_is_an_error_of_its_task() -> None:
-    made, results = ran(Task(0, 1, [1]), Task(1, 1, [1]), dataset=Stateful(broken=True), state_every=1)
+    made, results = ran(
+        Task(0, 1, [1]), Task(1, 1, [1]), dataset=Stateful(broken=True), fetching=StatefulFetching(FetchStart(), 1)
+    )
     assert error_in(results[0].data) == ("OSError: no state", WHERE, "Task 0: taking the state after it.")
     assert results[0].state is None
     assert results[1] == Result(1, 1, [10])
     assert made.progress.outcomes == [1, 0]
-    _, results = ran(Task(0, 1, [-1]), dataset=Stateful(broken=True), state_every=1)
+    _, results = ran(Task(0, 1, [-1]), dataset=Stateful(broken=True), fetching=StatefulFetching(FetchStart(), 1))
     assert error_in(results[0].data)[0] == "IndexError: below 0"
 
 
 def test_a_state_that_was_asked_for_at_the_end_of_an_epoch_is_an_error_of_the_next_one() -> None:
     dataset = Stateful(broken=True)
-    _, results = ran(ResumeIteration(1), Task(0, 1, [1]), dataset=dataset, state_every=1)
+    _, results = ran(ResumeIteration(1), Task(0, 1, [1]), dataset=dataset, fetching=StatefulFetching(FetchStart(), 1))
     assert results[0] == ResumeIteration(1, 1, no_state(OSError("no state")))
     assert error_in(results[1].data) == ("OSError: no state", WHERE, "Epoch 1: taking the state before it.")
 
