@@ -225,7 +225,6 @@ class TracedQueue(Proxy):
 
         def _recv_bytes() -> bytes:
             data = receive()
-            forget_mapped()
             emit(ev.RESULT_READ, -1, -1, len(data))
             return data
 
@@ -262,6 +261,7 @@ class TracedQueue(Proxy):
         """Get a message, in a span whose end names the message."""
         if self._hooked_in is not _this_process:
             self._hook()
+        forget_mapped()
         emit, (begin, end) = self.shared.emit, self.get_span
         task, worker = self.wanted()
         emit(begin, task, worker, 0 if timeout is None else int(timeout * 1e9))

@@ -27,6 +27,7 @@ from minidl.arena.arena import Mappings
 from minidl.check import MOST_LISTED, RULES, Report, check, examine, slices
 from minidl.check.view import LoaderView, Violation
 from minidl.loader.shutdown import Crew
+from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Phase
 from minidl.tracefile.reader import Trace, read_trace
@@ -124,10 +125,11 @@ def test_a_new_epoch_may_be_announced_to_a_worker_that_is_dead(tmp_path: Path, m
 def test_what_an_interrupted_next_has_done_may_be_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: Any
 ) -> None:
-    """Ctrl-C comes when a task has been put; before a message is taken from its queue (with slabs), and after that."""
+    """Ctrl-C comes when a task is put; when a slab is mapped, when its message is rebuilt, and when that is taken."""
     places: list[tuple[Any, str, bool]] = [(Crew, "put", False)]
     places += [(_Incoming, "drop", False)] * (transport == "upstream")
-    places += [(Mappings, "deliver", before) for before in (True, False)] * (transport == "arena")
+    if transport == "arena":
+        places += [(TracedMappings, "root", False), (Mappings, "deliver", True), (Mappings, "deliver", False)]
     options = {"num_workers": 2, "transport": transport}
     with minidl.trace(tmp_path / "trace"), minidl.DataLoader(wl.Tensors(40, width=20_000), **options) as loader:
         came: list[float] = []
