@@ -10,7 +10,7 @@ from workers; and it ends as torch's does. Names are those of torch and of the a
 
 What it leaves out, and who has it: `loader/iterators.py`, `driver.py`, `protocol.py` (every decision as a pure class,
 which an explorer and a checker run too; a death that leaves a lock taken; errors that name task and sample; a timeout
-that holds while a message is read), `shutdown.py` (an iterator that is collected in a reference cycle; a shutdown that
+that holds while a message is read), `crew.py` (an iterator that is collected in a reference cycle; a shutdown that
 is interrupted), `ports.py` (the seam for traces); `data/sampler.py`, `distributed.py` (other samplers), `collate.py`
 (registered types); `resume/stateful.py` (`state_dict`); `arena/arena.py` (memory that is used again).
 """

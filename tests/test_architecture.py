@@ -26,7 +26,7 @@ ORDER = (
     ("data", "containers worker_info dataset sampler distributed collate fetch"),
     (
         "loader",
-        "dispatcher protocol driver progress epoch ports pin_memory worker shutdown liveness iterators dataloader",
+        "dispatcher protocol driver progress epoch ports pin_memory worker crew liveness iterators dataloader",
     ),
     ("arena", "packets arena arena_queue transport"),
     ("resume", "frameworks position stateful"),
@@ -250,7 +250,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage crew draw_structure holdings live namesakes package readme "
+    "": "architecture budget core_coverage draw_structure holdings live namesakes package readme "
     "dispatcher_mutants on_gpu subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
@@ -260,6 +260,7 @@ OTHER_TESTS = {
     "lab": "lab_runner lab_table",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
+    "loader": "shutdown",
     "record": "observe_arena observe_differential pairs references ring tracing",
     "views": "damaged same_facts",
     "wire": "transport",

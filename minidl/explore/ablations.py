@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from minidl.explore.ablated import ablated
 from minidl.explore.guards import GUARDS
-from minidl.loader import iterators, pin_memory, shutdown, worker
+from minidl.loader import crew, iterators, pin_memory, worker
 from minidl.loader.ports import Ports
 from minidl.wire.queues import BoundedQueue
 
@@ -113,10 +113,10 @@ def _without_daemon() -> Undo:
 
 
 def _without_exit_flag() -> Undo:
-    atexit.unregister(shutdown._set_python_exit_flag)
+    atexit.unregister(crew._set_python_exit_flag)
 
     def undo() -> None:
-        atexit.register(shutdown._set_python_exit_flag)
+        atexit.register(crew._set_python_exit_flag)
 
     return undo
 
@@ -133,8 +133,8 @@ _OTHERS: Final[dict[str, Callable[[], Undo]]] = {
     "exit-flag": _without_exit_flag,
     "bounded-read": lambda: _with_port("queue", "result", _BlockingQueue),
     "bounded-index-read": lambda: _with_port("queue", "index", _BlockingQueue),
-    "leftovers-ended": lambda: _replaced(shutdown.Crew, "_end_leftovers", lambda crew: None),
-    "pin-sentinel-left": lambda: _replaced(shutdown.Crew, "_leave_pin_sentinel", lambda crew: None),
+    "leftovers-ended": lambda: _replaced(crew.Crew, "_end_leftovers", lambda crew: None),
+    "pin-sentinel-left": lambda: _replaced(crew.Crew, "_leave_pin_sentinel", lambda crew: None),
     "lock-free-event": lambda: _with_port("done_event", "workers", lambda _: multiprocessing.Event()),
 }
 """Guards that are not the driver's -> what takes them away."""

@@ -83,13 +83,13 @@ _LIST = (
     Guard("daemon", "daemon", "has workers terminated when the interpreter exits with the iterator open",
           "loader.ports:worker", "dataloader:_MultiProcessingDataLoaderIter.__init__", (UNCLOSED,)),
     Guard("exit-flag", "exit_flag", "keeps __del__ from touching queues while Python takes everything down",
-          "loader.shutdown:shut_down", "dataloader:_shutdown_workers", (UNCLOSED,)),
+          "loader.crew:shut_down", "dataloader:_shutdown_workers", (UNCLOSED,)),
     Guard("bounded-read", "bounded_result_read", "lets a reader of the result queue give up a torn message",
           "wire.queues:BoundedQueue.get", "", (KILLED_WORKER, KILLED_PINNED)),
     Guard("bounded-index-read", "bounded_index_read", "lets a worker give up a torn task",
           "loader.worker:run", "", (KILLED_LOADER,)),
     Guard("lock-free-event", "lock_free_event", "keeps a worker that is killed from holding the done event's lock",
-          "loader.shutdown:perform", "", (KILLED_WORKER, KILLED_LOADER)),
+          "loader.crew:perform", "", (KILLED_WORKER, KILLED_LOADER)),
     Guard("leavers-checked", "leavers_checked", "finds a worker that was killed after its stream had ended",
           "loader.driver:leavers", "", (KILLED_STREAM,)),
     Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
@@ -105,10 +105,10 @@ _LIST = (
           "loader.driver:_acknowledged", "",
           (BEGINS_AGAIN,)),
     Guard("leftovers-ended", "leftovers_ended", "ends the workers though an exception cut the shutdown short",
-          "loader.shutdown:_end_leftovers", "dataloader:_shutdown_workers", (INTERRUPTED,)),
+          "loader.crew:_end_leftovers", "dataloader:_shutdown_workers", (INTERRUPTED,)),
     Guard("pin-sentinel-left", "pin_sentinel_left",
           "lets the loader exit though nobody can write the pin thread's sentinel any more",
-          "loader.shutdown:_leave_pin_sentinel", "", (HEARD,)),
+          "loader.crew:_leave_pin_sentinel", "", (HEARD,)),
 )  # fmt: skip
 
 GUARDS: Final = {guard.name: guard for guard in _LIST}

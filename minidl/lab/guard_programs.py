@@ -29,7 +29,8 @@ import minidl
 from minidl.evidence.stacks import current_frames
 from minidl.explore.ablations import without
 from minidl.lab import faulty
-from minidl.loader import driver, pin_memory, shutdown, worker
+from minidl.loader import driver, pin_memory, worker
+from minidl.loader.crew import Crew
 from minidl.loader.driver import Simple
 from minidl.loader.progress import Stage
 from minidl.process_stat import status_of
@@ -183,14 +184,14 @@ def closes_while_a_worker_tears() -> None:
     next(iterator)
     until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
     until(lambda: iterator._worker_result_queue._rlock._semlock._is_zero())
-    plain, torn = shutdown.Crew.perform, iterator._workers[1]
+    plain, torn = Crew.perform, iterator._workers[1]
 
     def perform(self: Any, effect: Any) -> None:
         plain(self, effect)
         if effect is Simple.SET_WORKERS_DONE:
             until(lambda: not torn.is_alive())
 
-    shutdown.Crew.perform = perform  # type: ignore[method-assign]
+    Crew.perform = perform  # type: ignore[method-assign]
     waits(iterator)
     iterator.close()
     say(iterator)
@@ -252,13 +253,13 @@ def closes_while_the_pin_thread_is_stuck() -> None:
 def is_interrupted_before_the_pin_thread_is_told() -> None:
     intervals()
     iterator = start(faulty.Numbers(4), pin_memory=True)
-    plain, crew = shutdown.Crew.perform, iterator._crew
+    plain, crew = Crew.perform, iterator._crew
 
     def perform(self: Any, effect: Any) -> None:
-        shutdown.Crew.perform = plain  # type: ignore[method-assign]
+        Crew.perform = plain  # type: ignore[method-assign]
         raise RuntimeError("DataLoader worker is killed")
 
-    shutdown.Crew.perform = perform  # type: ignore[method-assign]
+    Crew.perform = perform  # type: ignore[method-assign]
     waits(iterator)
     with contextlib.suppress(RuntimeError):
         iterator.close()
@@ -276,7 +277,7 @@ def is_interrupted_while_it_joins() -> None:
     iterator = start(faulty.At(10, 1, faulty.hang))
     next(iterator)
     until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
-    shutdown.Crew._join_workers = interrupt  # type: ignore[method-assign]
+    Crew._join_workers = interrupt  # type: ignore[method-assign]
     waits(iterator)
     with contextlib.suppress(KeyboardInterrupt):
         iterator.close()
@@ -512,14 +513,14 @@ def exits_with_the_pin_sentinel_unwritten() -> None:
     intervals()
     iterator = start(faulty.Numbers(20), pin_memory=True)
     next(iterator)
-    plain = shutdown.Crew._wake_pin
+    plain = Crew._wake_pin
 
     def wake(self: Any) -> None:
         getattr(self.result_queue, "inner", self.result_queue)._wlock.acquire()
         plain(self)
 
-    shutdown.Crew._wake_pin = wake  # type: ignore[method-assign]
-    shutdown.Crew._join_pin = interrupt  # type: ignore[method-assign]
+    Crew._wake_pin = wake  # type: ignore[method-assign]
+    Crew._join_pin = interrupt  # type: ignore[method-assign]
     waits(iterator)
     with contextlib.suppress(KeyboardInterrupt):
         iterator.close()

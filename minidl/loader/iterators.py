@@ -3,7 +3,7 @@
 Read `_MultiProcessingDataLoaderIter` from top to bottom beside article 1 §2.4: `__init__` starts the workers and the
 pin-memory thread, `_reset` begins an epoch and primes the prefetch loop, `_try_put_index` sends one task, `_next_data`
 yields one batch. What comes next: `driver.Driver` decides, and the iterator performs its effects. Which task, which
-worker, whose turn: `dispatcher.Dispatcher`. Who may do what: `protocol`. How it ends: `shutdown`. Who died: `liveness`.
+worker, whose turn: `dispatcher.Dispatcher`. Who may do what: `protocol`. How it ends: `crew`. Who died: `liveness`.
 Everything that touches another process or thread comes from `ports`.
 """
 
@@ -32,6 +32,7 @@ from minidl.data import collate
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
 from minidl.loader import liveness, ports
+from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher
 from minidl.loader.driver import (
     DRAW,
@@ -51,7 +52,6 @@ from minidl.loader.epoch import Fetching
 from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
-from minidl.loader.shutdown import Crew
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
 from minidl.wire import signal_handling
 from minidl.wire.arguments import Parcel
@@ -638,7 +638,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         return effect
 
     def _shutdown_workers(self) -> None:
-        """End the pin-memory thread and the workers; see `shutdown`."""
+        """End the pin-memory thread and the workers; see `crew`."""
         crew = getattr(self, "_crew", None)  # absent if __init__ failed before
         if crew is not None:
             crew.shut_down()

@@ -6,9 +6,9 @@ Article 4 §shutdown; upstream: `_try_get_data`.
 
 from __future__ import annotations
 
+from minidl.loader.crew import Crew
 from minidl.loader.driver import PIN, Evidence, Failure, NoteDeath, Raise
 from minidl.loader.ports import FoundDead, Ports, TimedOut
-from minidl.loader.shutdown import Crew
 from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
 from minidl.wire.messages import Result
 

@@ -229,7 +229,7 @@ EPOCH = _span(
     "one pass over the loader, from the iterator's (re)start to its end",
     (
         "loader.iterators:_reset, loader.iterators:__init__",
-        "loader.iterators:_next_data, loader.iterators:_reset, loader.shutdown:shut_down",
+        "loader.iterators:_next_data, loader.iterators:_reset, loader.crew:shut_down",
     ),
     "dataloader:_reset", "1 §2.4.3")  # fmt: skip
 SAMPLER_NEXT = _span(
@@ -356,7 +356,7 @@ CONSUMER = _span(
     "the user's own code between two calls of next: the training step",
     (
         "loader.iterators:__next__, loader.dataloader:_iterate",
-        "loader.iterators:__next__, loader.dataloader:_iterate, loader.shutdown:shut_down",
+        "loader.iterators:__next__, loader.dataloader:_iterate, loader.crew:shut_down",
     ),
     "", "1 §2.3", stage="consumer")  # fmt: skip
 
@@ -376,7 +376,7 @@ WORKER_EXIT = _instant(
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
-    "loader.shutdown:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
@@ -428,11 +428,11 @@ MAKE_FETCHER = _span(
 SHUTDOWN = _span(
     90, "shutdown", Track.LOADER, "#4c5054", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
-    "loader.shutdown:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
+    "loader.crew:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
-    "loader.shutdown:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _SLATE, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
@@ -440,7 +440,7 @@ DONE_EVENT_SEEN = _instant(
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
-    "loader.shutdown:_mark_worker_as_unavailable, loader.shutdown:_wake_pin",
+    "loader.crew:_mark_worker_as_unavailable, loader.crew:_wake_pin",
     "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
 )  # fmt: skip
 SENTINEL_GET = _instant(
@@ -450,22 +450,22 @@ SENTINEL_GET = _instant(
 JOIN = _span(
     96, "join", Track.LOADER, _WAIT, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
-    "loader.shutdown:perform, loader.liveness:wait_for_a_dying_worker",
+    "loader.crew:perform, loader.liveness:wait_for_a_dying_worker",
     "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
-    "loader.shutdown:_close, loader.iterators:_start_workers, loader.worker:_worker_loop",
+    "loader.crew:_close, loader.iterators:_start_workers, loader.worker:_worker_loop",
     "dataloader:_shutdown_workers", "4 §shutdown",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
-    "loader.shutdown:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
-    "loader.shutdown:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(

@@ -28,7 +28,7 @@ __all__ = ["_remove_worker_pids", "_set_SIGCHLD_handler", "_set_worker_pids", "_
 
 _SIGCHLD_handler_set = False
 
-_STEPS = {"minidl.loader.iterators", "minidl.loader.shutdown", "minidl.device.loader"}
+_STEPS = {"minidl.loader.iterators", "minidl.loader.crew", "minidl.device.loader"}
 """Modules whose functions are the loader's steps, with all that they call."""
 
 _waits: set[CodeType] = set()

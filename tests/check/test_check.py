@@ -26,7 +26,7 @@ from minidl import cli
 from minidl.arena.arena import Mappings
 from minidl.check import MOST_LISTED, RULES, Report, check, examine, slices
 from minidl.check.view import LoaderView, Violation
-from minidl.loader.shutdown import Crew
+from minidl.loader.crew import Crew
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Phase

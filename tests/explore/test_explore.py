@@ -32,7 +32,8 @@ from minidl.explore.guards import GUARDS, Guard
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, explore, shortest
 from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
-from minidl.loader import protocol, shutdown
+from minidl.loader import protocol
+from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
 from minidl.loader.driver import Driver, Evidence, Get, Simple
 from minidl.loader.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
@@ -625,10 +626,10 @@ def test_the_pin_thread_ends_though_the_shutdown_is_interrupted_before_it(monkey
         perform(crew, effect)
 
     interrupted: list[bool] = []
-    perform = shutdown.Crew.perform
+    perform = Crew.perform
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutdown.Crew, "perform", interrupt)
+        patch.setattr(Crew, "perform", interrupt)
         with pytest.raises(RuntimeError, match="is killed"):
             iterator.close()
     iterator._pin_memory_thread.join(wl.BOUND)

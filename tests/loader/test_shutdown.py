@@ -22,12 +22,13 @@ from torch._C import _error_if_any_worker_fails
 
 import minidl
 from minidl.check import examine
-from minidl.loader import iterators, shutdown
+from minidl.loader import crew as module
+from minidl.loader import iterators
 from minidl.loader import worker as worker_module
+from minidl.loader.crew import Crew
 from minidl.loader.driver import END, JoinPin
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
-from minidl.loader.shutdown import Crew
 from minidl.loader.worker import _Worker
 from minidl.tracefile.reader import read_trace
 
@@ -58,7 +59,7 @@ def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
     assert iterator._lifecycle.state is LoaderState.CLOSED
     assert iterator._workers_done_event.is_set()
     assert all(queue._closed for queue in iterator._index_queues)
-    assert iterator._crew not in shutdown._running
+    assert iterator._crew not in module._running
     assert not iterator._crew.pids_set
     _error_if_any_worker_fails()
     if iterator._pin_memory:
@@ -283,13 +284,13 @@ def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_pa
 
 def test_an_interrupted_shutdown_ends_the_workers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a join: whoever is left is terminated, and the interrupt goes on."""
-    monkeypatch.setattr(shutdown.Crew, "_join_workers", interrupt)
+    monkeypatch.setattr(module.Crew, "_join_workers", interrupt)
     iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=2))
     with pytest.raises(KeyboardInterrupt):
         iterator.close()
     assert not any(worker.is_alive() for worker in iterator._workers)
     assert iterator._lifecycle.state is LoaderState.CLOSED
-    assert iterator._crew not in shutdown._running
+    assert iterator._crew not in module._running
     iterator.close()
 
 
@@ -335,7 +336,7 @@ def test_an_interrupt_of_a_worker_that_has_not_begun_ends_it(monkeypatch: pytest
 # --- The program's end ------------------------------------------------------------------------------------------------
 INTERRUPTED = """
 import minidl, workloads as wl
-from minidl.loader.shutdown import Crew
+from minidl.loader.crew import Crew
 
 def interrupted(crew, timeout):
     raise KeyboardInterrupt
@@ -418,7 +419,7 @@ def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str, what: str, co
 
 def test_once_the_interpreter_exits_nothing_is_shut_down_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
-    monkeypatch.setattr(shutdown, "python_exit_status", True)
+    monkeypatch.setattr(module, "python_exit_status", True)
     iterator.close()
     assert iterator._workers[0].is_alive()
     monkeypatch.undo()
@@ -429,8 +430,8 @@ def test_once_the_interpreter_exits_nothing_is_shut_down_by_hand(monkeypatch: py
 def test_once_the_interpreter_exits_no_workers_death_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """multiprocessing terminates daemonic workers, also those that have not set their handlers yet."""
     iterator: Any = iter(minidl.DataLoader(wl.Numbers(5), num_workers=1))
-    monkeypatch.setattr(shutdown, "python_exit_status", False)  # what is restored after the test
-    shutdown._set_python_exit_flag()
+    monkeypatch.setattr(module, "python_exit_status", False)  # what is restored after the test
+    module._set_python_exit_flag()
     pid = iterator._workers[0].pid
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -537,7 +538,7 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
 ON_THE_WAY: dict[str, tuple[Any, str]] = {
     "a task": (iterators, "Task"),
     "a new epoch's message": (iterators, "ResumeIteration"),
-    "a sentinel": (shutdown, "Sentinel"),
+    "a sentinel": (module, "Sentinel"),
 }
 """Messages, each with the module and the name of the class that is called between the driver's answer and the put."""
 
@@ -644,23 +645,23 @@ def crew() -> Iterator[Crew]:
     results: Any = SimpleNamespace(let_go=lambda: None)
     made = Crew(driver, results, None, None)  # type: ignore[arg-type]
     yield made
-    shutdown._running.discard(made)
+    module._running.discard(made)
 
 
 def test_a_crew_is_kept_until_its_driver_says_that_it_has_ended(crew: Crew) -> None:
     crew.shut_down()
-    assert crew in shutdown._running
+    assert crew in module._running
     crew.driver.ended = True  # type: ignore[misc]
     crew.shut_down()
-    assert crew not in shutdown._running
+    assert crew not in module._running
 
 
 def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     crews = [SimpleNamespace(closes_at_exit=at_exit, shut_down=lambda n=n: ended.append(n)) for n, at_exit in
              enumerate((True, False, True))]  # fmt: skip
-    monkeypatch.setattr(shutdown, "_running", crews)
-    shutdown._close_all()
+    monkeypatch.setattr(module, "_running", crews)
+    module._close_all()
     assert ended == [0, 2]
 
 

@@ -31,7 +31,8 @@ from torch.utils.data import DistributedSampler
 import minidl
 from minidl.check import check
 from minidl.data import fetch
-from minidl.loader import driver, shutdown, worker
+from minidl.loader import driver, worker
+from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
 from minidl.record.observe import DERIVED, SEEN, UNSEEN
 from minidl.tracefile import events as ev
@@ -582,13 +583,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def sentinels_twice(patch: pytest.MonkeyPatch) -> None:
-    mark = shutdown.Crew._mark_worker_as_unavailable
+    mark = Crew._mark_worker_as_unavailable
 
     def twice(self: Any, worker_id: int) -> None:
         mark(self, worker_id)
         mark(self, worker_id)
 
-    patch.setattr(shutdown.Crew, "_mark_worker_as_unavailable", twice)
+    patch.setattr(Crew, "_mark_worker_as_unavailable", twice)
 
 
 def one_task_less(patch: pytest.MonkeyPatch) -> None:
@@ -614,8 +615,8 @@ def no_goodbye(patch: pytest.MonkeyPatch) -> None:
             queue.cancel_join_thread()
         join(crew, timeout)
 
-    join = shutdown.Crew._join_workers
-    patch.setattr(shutdown.Crew, "_join_workers", close_first)
+    join = Crew._join_workers
+    patch.setattr(Crew, "_join_workers", close_first)
 
 
 def a_copy_more(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import workloads as wl
 
 import minidl
 from minidl.loader import iterators, liveness
-from minidl.loader.shutdown import Crew
+from minidl.loader.crew import Crew
 from minidl.wire import signal_handling
 from minidl.wire.queues import ReadyQueue
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from exceptions_everywhere import Interruption
 
-from minidl.loader import shutdown
+from minidl.loader import crew as module
+from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, Get, JoinWorkers
 from minidl.loader.liveness import evidence_of
 from minidl.loader.progress import Place, Stage
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
-from minidl.loader.shutdown import Crew
 from minidl.wire.messages import Sentinel
 from minidl.wire.queues import NoThreadError
 
@@ -161,11 +161,11 @@ JOIN = [
 
 def test_the_pin_thread_then_the_workers_then_the_queues() -> None:
     crew: Any = made()
-    assert crew in shutdown._running
+    assert crew in module._running
     crew.shut_down()
     assert crew.log == [*STOP_PIN, *TELL, *JOIN, "forget results"]
     assert ended(crew)
-    assert crew not in shutdown._running
+    assert crew not in module._running
     crew.shut_down()
     assert crew.log[-1] == "forget results"
 
@@ -175,7 +175,7 @@ def test_a_new_crew_has_started_nothing() -> None:
     crew: Any = Crew(Driver(Dispatcher(1, 1), LoaderLifecycle()), Queue(Log(), "results"), None, board)
     assert crew.board is board
     assert (crew.workers, crew.pin_thread, crew.pin_done_event, crew.named) == ([], None, None, False)
-    shutdown._running.discard(crew)
+    module._running.discard(crew)
 
 
 def test_the_lock_of_the_result_queue_is_looked_at_only_if_a_worker_was_killed_on_its_way_out() -> None:
@@ -256,7 +256,7 @@ def test_a_message_to_a_queue_that_a_signals_handler_has_closed_is_dropped() -> 
 def test_in_a_forked_child_and_while_python_exits_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     crew: Any = made()
     with monkeypatch.context() as patch:
-        patch.setattr(shutdown, "python_exit_status", True)
+        patch.setattr(module, "python_exit_status", True)
         crew.shut_down()
     crew.pid += 1
     crew.shut_down()
@@ -276,7 +276,7 @@ def test_an_effect_that_is_no_step_of_the_shutdown_is_refused() -> None:
 def test_all_joins_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     crew: Any = made(pin=False)
     clock = [100.0]
-    monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(crew.log, "place", lambda: clock.__setitem__(0, clock[0] + 1.5))  # twice in each join
     crew.perform(JoinWorkers(5.0))
     assert [worker.timeouts for worker in crew.workers] == [[5.0], [2.0]]
@@ -289,10 +289,10 @@ def test_all_joins_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_killed_workers_have_left_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[list[int]] = []
-    monkeypatch.setattr(shutdown, "remove_left", removed.append)
+    monkeypatch.setattr(module, "remove_left", removed.append)
     crew: Any = made()
     pids = [worker.pid for worker in crew.workers]
-    shutdown._remove_segments()
+    module._remove_segments()
     assert pids in removed
     removed.clear()
     crew.shut_down()
@@ -305,11 +305,11 @@ def test_when_python_begins_to_exit_only_what_asks_for_it_is_shut_down(monkeypat
         register=lambda what: registered.append(f"+{what.__name__}"),
         unregister=lambda what: registered.append(f"-{what.__name__}"),
     )
-    monkeypatch.setattr(shutdown, "atexit", exits)
+    monkeypatch.setattr(module, "atexit", exits)
     crew, other = made(), made()
     crew.close_at_exit()
     assert registered == ["-_close_all", "+_close_all"]
-    shutdown._close_all()
+    module._close_all()
     assert ended(crew)
     assert not ended(other)
     other.shut_down()
@@ -317,20 +317,20 @@ def test_when_python_begins_to_exit_only_what_asks_for_it_is_shut_down(monkeypat
 
 def test_the_death_of_a_worker_is_an_error_until_the_crew_forgets_its_pids(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[int, tuple[int, ...]] = {}
-    monkeypatch.setattr(shutdown, "_set_worker_pids", known.__setitem__)
-    monkeypatch.setattr(shutdown, "_remove_worker_pids", known.__delitem__)
-    monkeypatch.setattr(shutdown, "_set_SIGCHLD_handler", lambda: None)
-    monkeypatch.setattr(shutdown, "python_exit_status", False)
+    monkeypatch.setattr(module, "_set_worker_pids", known.__setitem__)
+    monkeypatch.setattr(module, "_remove_worker_pids", known.__delitem__)
+    monkeypatch.setattr(module, "_set_SIGCHLD_handler", lambda: None)
+    monkeypatch.setattr(module, "python_exit_status", False)
     crew, other = made(), made()
     crew.watch_pids()
     other.watch_pids()
     assert known[id(crew)] == tuple(worker.pid for worker in crew.workers)
     crew.shut_down()
     assert list(known) == [id(other)]
-    shutdown._set_python_exit_flag()
+    module._set_python_exit_flag()
     assert known == {}
-    assert shutdown.python_exit_status is True
-    monkeypatch.setattr(shutdown, "python_exit_status", False)
+    assert module.python_exit_status is True
+    monkeypatch.setattr(module, "python_exit_status", False)
     other.shut_down()
 
 
@@ -349,8 +349,8 @@ def test_an_exception_before_the_pids_are_known_or_after_they_are_forgotten_leav
             raise ValueError("Cannot find worker information")
         del known[key]
 
-    monkeypatch.setattr(shutdown, "_set_worker_pids", add)
-    monkeypatch.setattr(shutdown, "_remove_worker_pids", remove)
+    monkeypatch.setattr(module, "_set_worker_pids", add)
+    monkeypatch.setattr(module, "_remove_worker_pids", remove)
     crew = made()
     with pytest.raises(Interruption):
         crew.watch_pids()
@@ -425,7 +425,7 @@ def places(ends_by: str) -> int:
 
 
 def leaves_nobody(crew: Any) -> bool:
-    return ended(crew) and crew not in shutdown._running and "set the pin thread's done event" in crew.log
+    return ended(crew) and crew not in module._running and "set the pin thread's done event" in crew.log
 
 
 @pytest.mark.parametrize("ends_by", ENDS)
