@@ -18,7 +18,7 @@ from minidl.doctor.finding import RecordedWait
 from minidl.doctor.limits import POLLED
 from minidl.doctor.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
 from minidl.evidence.graph import Blocked, KernelWait, waits
-from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
+from minidl.evidence.model import Frame, RunEvidence, SeenProcess, SeenThread
 
 _OWN_THREADS: Final = frozenset({
     LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN, LoaderStep.WATCH,
@@ -148,19 +148,13 @@ class RunFacts:
 
     def _queue_of(self, worker: int) -> str:
         """The address of a worker's result queue, by its stack."""
-        thread = self.thread(worker, worker)
-        for frame in (thread.stack or ()) if thread is not None else ():
-            if frame.function.rpartition(".")[2] == "_worker_loop":
-                return address(frame.variables.get("data_queue", ""))
-        return ""
+        found = (f for f in self.stack(worker, worker) if f.name == "_worker_loop")
+        return next((address(f.variables.get("data_queue", "")) for f in found), "")
 
     def queue_at(self, pid: int, tid: int) -> str:
         """The address of the queue that a thread gets from, by its stack."""
-        thread = self.thread(pid, tid)
-        for frame in (thread.stack or ()) if thread is not None else ():
-            if frame.function.rpartition(".")[2] == "get" and frame.file.endswith("queues.py"):
-                return address(frame.variables.get("self", ""))
-        return ""
+        found = (f for f in self.stack(pid, tid) if f.name == "get" and f.file.endswith("queues.py"))
+        return next((address(f.variables.get("self", "")) for f in found), "")
 
     def _home_of(self, worker: int) -> int:
         """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
@@ -176,7 +170,7 @@ class RunFacts:
         if process is None or not _has_servers_command(process) or is_worker(process):
             return False
         if process.main is not None and process.main.stack:
-            return not any(frame.function.rpartition(".")[2] == "_serve_one" for frame in process.main.stack)
+            return not any(frame.name == "_serve_one" for frame in process.main.stack)
         parent = self.processes.get(process.ppid)
         return pid != self.now.main and (parent is None or not _has_servers_command(parent))
 
@@ -215,6 +209,15 @@ class RunFacts:
         process = self.processes.get(pid)
         return process.thread(tid) if process is not None else None
 
+    def threads(self, pid: int) -> tuple[SeenThread, ...]:
+        """The threads of a process; none if it was not looked at."""
+        return self.processes[pid].threads if pid in self.processes else ()
+
+    def stack(self, pid: int, tid: int) -> tuple[Frame, ...]:
+        """The frames of a thread, innermost first; none if they were not seen."""
+        thread = self.thread(pid, tid)
+        return (thread.stack if thread is not None else None) or ()
+
     def place(self, pid: int, tid: int) -> ThreadPlace:
         return self.places.get((pid, tid), ThreadPlace(LoaderStep.OTHER, seen=False))
 
@@ -237,12 +240,9 @@ class RunFacts:
 
     def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
         """The threads of a process that run Python of the user's, or of libraries, and not the loader's own."""
-        process = self.processes.get(pid)
-        if process is None:
-            return []
         return [
             thread
-            for thread in process.threads
+            for thread in self.threads(pid)
             if thread.tid not in (pid, but) and thread.stack and not self._is_loaders(self.places[pid, thread.tid])
         ]
 
@@ -299,13 +299,11 @@ def spot(place: ThreadPlace) -> str:
     frame = place.users or (place.inside[0] if place.inside else None)
     if frame is None:
         return ""
-    file = frame.file.replace("\\", "/").rpartition("/")[2]
-    return f"{frame.function} at {file}:{frame.line}"
+    return f"{frame.function} at {frame.base}:{frame.line}"
 
 
 def in_library(place: ThreadPlace) -> str:
     """The innermost frame if it is a library's, "" if it is the user's own."""
     if not place.inside or not library(place.inside[0].file):
         return ""
-    frame = place.inside[0]
-    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
+    return str(place.inside[0])

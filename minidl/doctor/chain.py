@@ -116,7 +116,7 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     ):  # fmt: skip
         if found:
             return found, False
-    if any(frame.function.rpartition(".")[2] == "_run_once" for frame in link.place.inside[:3]):
+    if any(frame.name == "_run_once" for frame in link.place.inside[:3]):
         return [], False  # an event loop: its selector's own descriptors are no wait for anybody
     if link.wait.kind in TWO_ENDS:
         return _at_the_other_end(case, link, links), False
@@ -170,7 +170,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
 def serves(thread: SeenThread) -> str | None:
     """The method that a thread of a multiprocessing.Manager runs for a client, "" = unknown; None: it is none."""
     for frame in thread.stack or ():
-        if frame.function.rpartition(".")[2] == "serve_client":
+        if frame.name == "serve_client":
             return frame.variables.get("methodname", "").strip("'\"")
     return None
 
@@ -257,8 +257,7 @@ def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
 
 def _pin_thread(case: RunFacts, pid: int) -> int | None:
     """The pin thread, if it is in anything but a poll for the next result."""
-    process = case.processes.get(pid)
-    for thread in process.threads if process is not None else ():
+    for thread in case.threads(pid):
         place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
         if _pins(place) and place.step is not LoaderStep.NEXT:
             polls = wait is not None and wait.bounded and wait.kind is Blocked.PIPE_READ
@@ -284,9 +283,8 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
 
     CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
     """
-    process = case.processes.get(pid)
     out = []
-    for thread in process.threads if process is not None else ():
+    for thread in case.threads(pid):
         asked = (thread.switches[1] - thread.switches[0]) / max(case.now.interval, 1e-3)
         call = thread.syscall
         short = call is not None and call.name == "futex" and 0 <= call.timeout < 0.1
@@ -313,12 +311,12 @@ def _waits_for_results(case: RunFacts, link: Link) -> bool:
 def _joined_thread(case: RunFacts, link: Link) -> _Next:
     """The thread that this one joins: the one whose own frames have the same Thread object."""
     for frame in link.place.inside[:4]:
-        name = frame.function.rpartition(".")[2]
+        name = frame.name
         if frame.file.endswith("threading.py") and name in ("join", "_wait_for_tstate_lock"):
             wanted = address(frame.variables.get("self", ""))
             process = case.processes[link.pid]
             for thread in process.threads:
-                bottoms = [f for f in thread.stack or () if f.function.rpartition(".")[2] == "_bootstrap_inner"]
+                bottoms = [f for f in thread.stack or () if f.name == "_bootstrap_inner"]
                 if (
                     wanted
                     and thread.tid != link.tid
@@ -341,11 +339,11 @@ def waiting_in(link: Link) -> str | None:
         return None
     waiting = ""
     for frame in link.place.inside:
-        name = frame.function.rpartition(".")[2]
+        name = frame.name
         if not library(frame.file):
             break
         if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
-            waiting = f"{frame.function} ({frame.file.rpartition('/')[2]})"
+            waiting = f"{frame.function} ({frame.base})"
     return waiting
 
 
@@ -371,7 +369,7 @@ def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
             place = case.place(process.pid, thread.tid)
             if (process.pid, thread.tid) == (link.pid, link.tid) or not place.seen:
                 continue
-            names = [f.function.rpartition(".")[2] for f in thread.stack or () if f.file.endswith(file)]
+            names = [f.name for f in thread.stack or () if f.file.endswith(file)]
             if any(name in ("_worker", "worker", "_process_worker") for name in names):
                 out.append((process.pid, thread.tid, place.users is not None and _above(thread.stack or (), file)))
     return out
@@ -410,8 +408,7 @@ def joins(link: Link) -> bool:
         link.place.step is LoaderStep.SHUTDOWN
         or link.wait.kind is Blocked.CHILD
         or any(
-            frame.file.endswith(_JOINING)
-            and frame.function.rpartition(".")[2] in ("join", "wait", "poll", "_wait", "_try_wait")
+            frame.file.endswith(_JOINING) and frame.name in ("join", "wait", "poll", "_wait", "_try_wait")
             for frame in link.place.inside
         )
     )
@@ -458,15 +455,14 @@ def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
     shared = link.wait.kind is Blocked.SEMAPHORE
     if not shared and link.wait.kind is not Blocked.FUTEX:
         return []
-    thread = case.thread(link.pid, link.tid)
-    stack = (thread.stack or ()) if thread is not None else ()  # also the loader's own: a feeder asks for its lock
+    stack = case.stack(link.pid, link.tid)  # also the loader's own: a feeder asks for its lock
     asks = next((f for f in stack if not f.file.endswith(("synchronize.py", "threading.py"))), None)
     pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
     found: _Next = []
     if asks is None:
         return found
     for pid in pids:
-        for thread in case.processes[pid].threads if pid in case.processes else ():
+        for thread in case.threads(pid):
             wait = case.wait(pid, thread.tid)
             if (pid, thread.tid) == (link.pid, link.tid) or wait is None or wait.target == link.wait.target:
                 continue
@@ -493,7 +489,7 @@ def _further(frame: Frame, asks: Frame, or_there: bool) -> bool:
 def collective(place: ThreadPlace) -> str:
     """The collective of torch.distributed that a thread is in; "" = none."""
     for frame in place.inside:
-        name = frame.function.rpartition(".")[2]
+        name = frame.name
         if "torch/distributed/" in frame.file.replace("\\", "/") and _COLLECTIVE.match(name):
             return name
     return ""

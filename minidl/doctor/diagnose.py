@@ -207,9 +207,8 @@ def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
     first, end = chain.links[0], chain.end
     if first.place.step is not LoaderStep.SHUTDOWN or end.pid not in case.workers or end is first:
         return False
-    thread, process = case.thread(first.pid, first.tid), case.processes[end.pid]
-    ours = any(is_ours(frame.file) for frame in (thread.stack or () if thread is not None else ()))
-    if _ignores_sigterm(process) and not ours:
+    ours = any(is_ours(frame.file) for frame in case.stack(first.pid, first.tid))
+    if _ignores_sigterm(case.processes[end.pid]) and not ours:
         return False
     rounds = 1 + (2 if ours else 1) * len(case.workers_of(first.pid))
     return case.told is None or case.told.seconds < JOINED * rounds

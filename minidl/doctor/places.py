@@ -165,7 +165,7 @@ def is_ours(file: str) -> bool:
 
 def step_of(frame: Frame) -> LoaderStep | None:
     """The loader's step that a frame stands for, None if it is none."""
-    file, name = frame.file.replace("\\", "/"), frame.function.rpartition(".")[2]
+    file, name = frame.file.replace("\\", "/"), frame.name
     if name == "<module>":  # a loader's module that is imported runs no step of a loader
         return None
     for files, functions, sources, step in _STEPS:
@@ -208,7 +208,7 @@ def place_of(thread: SeenThread) -> ThreadPlace:
 def _users_queue(stack: tuple[Frame, ...], i: int) -> bool:
     """Whether a frame is the `get` of a queue that the user's code asks, and not the loader."""
     frame, below = stack[i], stack[i + 1 : i + 2]
-    asks = frame.file.endswith("queues.py") and frame.function.rpartition(".")[2] == "get"
+    asks = frame.file.endswith("queues.py") and frame.name == "get"
     return asks and not any(re.search(_DATA + "|" + _MINE, one.file.replace("\\", "/")) for one in below)
 
 
@@ -231,7 +231,7 @@ def _interruption(stack: tuple[Frame, ...]) -> int:
 def _variable(stack: tuple[Frame, ...], function: str, name: str) -> int:
     for frame in stack:
         text = frame.variables.get(name, "")
-        if frame.function.rpartition(".")[2] == function and _NUMBER.fullmatch(text):
+        if frame.name == function and _NUMBER.fullmatch(text):
             return int(text)
     return -1
 
@@ -254,7 +254,7 @@ def _sample(stack: tuple[Frame, ...]) -> int:
                 if _NUMBER.fullmatch(frame.variables.get(name, "")):
                     return int(frame.variables[name])
     for frame in reversed(stack):
-        if frame.function.rpartition(".")[2] == "__getitem__":
+        if frame.name == "__getitem__":
             numbers = [int(text) for text in frame.variables.values() if _NUMBER.fullmatch(text)]
             return numbers[0] if numbers else -1
     return -1

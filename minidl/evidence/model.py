@@ -33,6 +33,19 @@ class Frame:
     variables: dict[str, str] = field(default_factory=dict)
     source: str = ""
 
+    @property
+    def name(self) -> str:
+        """The function's own name, without its class."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def base(self) -> str:
+        """The file's name."""
+        return self.file.replace("\\", "/").rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.base}:{self.line})"
+
 
 @dataclass(frozen=True, slots=True)
 class Syscall:

@@ -120,5 +120,4 @@ def _waited_for(run: RunContext, row: np.void) -> Focus:
     steps = inner if len(inner) else steps
     overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
     step = steps[np.argmax(overlap)]
-    where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
-    return Focus(focus.loader, focus.begin, focus.end, *where, focus.task, int(step["worker"]), focus.epoch)
+    return run.focus(step, focus.begin, focus.end, int(step["worker"]))

@@ -80,15 +80,11 @@ def died(run: RunContext, deaths: Rows) -> Finding:
         step = own[-1] if len(own) else step
     last = min(run.until[process], int(row["time"]))  # a watchdog may see the end later than the loader does
     what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}"
-    if step is not None:
-        what += f" while it was {doing(step)}"
-        where = int(step["process"]), int(step["tid"]), int(step["code"]), int(step["begin"])
-        task = int(step["task"])
-    else:
-        where, task = (process, -1, 0, last), -1
+    what += f" while it was {doing(step)}" if step is not None else ""
     others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
     also = f"; so did {counted(len(others), 'other worker')}" if others else ""
-    focus = Focus(loader, min(where[3], last), int(row["time"]), *where, task, worker, run.epoch(loader, last))
+    begin = last if step is None else min(int(step["begin"]), last)
+    focus = run.focus(step, begin, int(row["time"]), worker, loader, process)
     noticed = duration(int(row["time"]) - last)
     evidence = [f"found dead {noticed} after its last sign of life"]
     evidence += run.steps_around(focus)
@@ -130,10 +126,9 @@ def killed(run: RunContext) -> Finding | None:
         same = [one for one in run.trace.watched.ended if one.code == code and one.pid != process.pid]
         with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
         step = run.step_at(home, run.until[home])
-        where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, seen.at)
         what = f" while it was {doing(step)}" if step is not None else ""
-        loader, task = (int(step["loader"]), int(step["task"])) if step is not None else (0, -1)
-        focus = Focus(loader, min(where[2], seen.at), seen.at, home, *where, task, epoch=run.epoch(loader, seen.at))
+        begin = seen.at if step is None else min(int(step["begin"]), seen.at)
+        focus = run.focus(step, begin, seen.at, process=home)
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
         evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
         said = f"{process.name} {_exit(code)}{with_it}{what}"
@@ -154,11 +149,8 @@ def loop_died(run: RunContext) -> Finding | None:
     last, process = run.until[home], run.trace.processes[home]
     step = run.step_at(home, last)
     what = f" while it was {doing(step)}" if step is not None else ""
-    focus = None
-    if step is not None:
-        loader = int(rows["loader"][0]) if homes else int(step["loader"])
-        where = int(step["tid"]), int(step["code"]), int(step["begin"])
-        focus = Focus(loader, int(step["begin"]), last, home, *where, int(step["task"]), epoch=run.epoch(loader, last))
+    loader = int(rows["loader"][0]) if homes else -1
+    focus = None if step is None else run.focus(step, int(step["begin"]), last, loader=loader)
     later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
     evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
     helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"

@@ -37,7 +37,6 @@ def _failed(run: RunContext, home: int, row: np.void) -> Finding:
     """A `next` that raised: a task's error, or one from outside."""
     loader, inside = int(row["loader"]), run.within(row)
     errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
-    epoch = run.epoch(loader, int(row["begin"]))
     of = f"rank {run.trace.processes[home].rank}: " if run.trace.processes[home].rank >= 0 else ""
     if not len(errors):
         return _failed_outside(run, home, row, of)
@@ -56,10 +55,7 @@ def _failed(run: RunContext, home: int, row: np.void) -> Finding:
     who = f", worker {worker}" if worker >= 0 else ""
     when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
     what = f"{of}{shortened(text) or 'an exception'}{where}{who}{when}"
-    focus = Focus(
-        loader, int(step["begin"]), int(row["end"]), int(step["process"]), int(step["tid"]), int(step["code"]),
-        int(step["begin"]), task, worker, epoch,
-    )  # fmt: skip
+    focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
     evidence = [f"handed out in the batch's turn at {run.at(int(row['end']))}"]
     sample = asked if asked >= 0 else run.sample(focus)
     helps = remedies.in_step(LoaderStep.SAMPLE, sample)

@@ -162,9 +162,7 @@ def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
     name = signal_name(int(row["y"]))
     process = run.process_of(loader, worker, int(row["x"]))
     step = run.step_at(process, until)
-    where = (int(step["tid"]), int(step["code"]), int(step["begin"])) if step is not None else (-1, 0, sent)
-    task = int(step["task"]) if step is not None else -1
-    focus = Focus(loader, sent, until, process, *where, task, worker, run.epoch(loader, sent))
+    focus = run.focus(step, sent, until, worker, loader, process)
     head = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
     evidence = (
         f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",

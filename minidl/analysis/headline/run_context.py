@@ -192,19 +192,22 @@ class RunContext:
     def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Focus:
         """The place of the step that `process` was in during a wait, of `task` if there is one."""
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
-        loader = int(wait.row["loader"])
         row = self.step_at(process, moment, task)
-        if row is None:
-            row = wait.row
-        epoch = self.epoch(loader, wait.begin)
-        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
-        return Focus(loader, wait.begin, wait.until, *where, int(row["task"]), worker, epoch)
+        return self.focus(wait.row if row is None else row, wait.begin, wait.until, worker, int(wait.row["loader"]))
 
     def focus_of(self, row: np.void, end: int) -> Focus:
-        loader = int(row["loader"])
-        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"])
-        epoch = self.epoch(loader, int(row["begin"]))
-        return Focus(loader, int(row["begin"]), end, *where, int(row["task"]), epoch=epoch)
+        return self.focus(row, int(row["begin"]), end)
+
+    def focus(
+        self, row: np.void | None, begin: int, end: int, worker: int = -1, loader: int = -1, process: int = -1
+    ) -> Focus:
+        """The place of a step, None = of a process that was in none. begin, end: of the wait for it."""
+        if row is None:
+            loader = max(0, loader)
+            return Focus(loader, begin, end, process, -1, 0, begin, -1, worker, self.epoch(loader, begin))
+        loader = loader if loader >= 0 else int(row["loader"])
+        where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"]), int(row["task"])
+        return Focus(loader, begin, end, *where, worker, self.epoch(loader, begin))
 
     def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
         """The span that a process began last and was in at a moment, of `task` if there is one."""

@@ -123,11 +123,7 @@ def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: s
         f"see where the loop stands: py-spy dump --pid {run.trace.processes[home].pid}; with several ranks it may "
         "wait for another rank, whose trace tells more"
     )
-    focus = Focus(
-        int(row["loader"]), wait.begin, wait.until, home, int(row["tid"]), int(row["code"]), int(row["begin"]),
-        int(row["task"]), epoch=run.epoch(int(row["loader"]), wait.begin),
-    )  # fmt: skip
-    return what, step, focus
+    return what, step, run.focus(row, wait.begin, wait.until)
 
 
 def told_of(

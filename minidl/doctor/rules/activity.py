@@ -72,7 +72,7 @@ def at_work(case: RunFacts, pid: int, tid: int) -> bool:
 
 def in_users_code(case: RunFacts, pid: int) -> bool:
     """Whether a process runs the user's code: in a step that calls it, or as a process of the program's own."""
-    steps = {case.place(pid, t.tid).step for t in case.processes[pid].threads} if pid in case.processes else set()
+    steps = {case.place(pid, t.tid).step for t in case.threads(pid)}
     helper = pid not in case.workers and all(pid != loop.pid for loop in case.loops)  # a process of the program's own
     if helper and case.place(pid, pid).users is not None:
         return True

@@ -70,6 +70,11 @@ def source_of(case: RunFacts, link: Link) -> str:
     return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
 
 
+def wait_seen(case: RunFacts, link: Link) -> EvidenceLine:
+    """What a thread is in."""
+    return EvidenceLine(link.wait.words, source_of(case, link))
+
+
 def place_in_words(case: RunFacts, pid: int) -> str:
     """Where the main thread of a process is: the user's line, else the library's, else the loader's step."""
     place = case.place(pid, pid)

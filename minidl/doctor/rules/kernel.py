@@ -20,7 +20,7 @@ from minidl.doctor.rules.activity import (
     receives,
     times_asleep,
 )
-from minidl.doctor.rules.judgement import Judgement, source_of
+from minidl.doctor.rules.judgement import Judgement, wait_seen
 from minidl.evidence.graph import Blocked, KernelWait
 from minidl.tracefile.words import and_joined
 
@@ -61,7 +61,7 @@ def child(case: RunFacts, chain: Chain) -> Judgement | None:
     known = and_joined([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
     return Judgement(
         HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
-        (EvidenceLine(waiter.wait.words, source_of(case, waiter)),),
+        (wait_seen(case, waiter),),
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
     if full is None or (full.place.step is LoaderStep.WRITE and full.pid in case.workers):
         return None
     sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
-    facts = (EvidenceLine(full.wait.words, source_of(case, full)), *sides)
+    facts = (wait_seen(case, full), *sides)
     if full is chain.end:
         ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
         what = f"is {full.wait.words}"
@@ -103,7 +103,7 @@ def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
     writes = "writes now and then" if receives(case, empty) else "writes nothing"
     return Judgement(
         HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, source_of(case, empty)),),
+        (wait_seen(case, empty),),
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
         could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, source_of(case, empty)),), (*ended_children(case, "was to put it"), *also),
+        (wait_seen(case, empty),), (*ended_children(case, "was to put it"), *also),
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
     who += ", and waits for it" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
-        (EvidenceLine(empty.wait.words, source_of(case, empty)),),
+        (wait_seen(case, empty),),
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
@@ -208,26 +208,17 @@ def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
     )
 
 
-def fifo(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.FIFO:
-        return None
-    return Judgement(
-        HangCause.FIFO, f"is {chain.end.wait.words}",
-        facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
-    )  # fmt: skip
-
-
 def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
     """An event loop of asyncio's that has nothing to run: which coroutine waits for what, no stack tells."""
     end = chain.end
-    names = [f.function.rpartition(".")[2] for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
+    names = [f.name for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
     if "_run_once" not in names:
         return None
     frame = end.place.users
     asked = f" that {frame.function} runs" if frame is not None else ""
     return Judgement(
         HangCause.NOBODY, f"waits in the event loop of asyncio{asked}, which has nothing to run", Sure.POSSIBLE,
-        (EvidenceLine(end.wait.words, source_of(case, end)),),
+        (wait_seen(case, end),),
         ("a coroutine waits for the network, or for what nobody sets",),
         "print asyncio.all_tasks() from a signal handler (faulthandler can't); give awaits a timeout",
         moves=end.pid not in case.workers,
@@ -241,7 +232,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     if _calls_accept(case, end.pid, end.tid):
         return Judgement(
             HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
-            (EvidenceLine(end.wait.words, source_of(case, end)),), ("no client comes, and none is meant to",),
+            (wait_seen(case, end),), ("no client comes, and none is meant to",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
     who = and_joined([_could(case, chain, one.pid) for one in end.wait.holders])
@@ -256,7 +247,7 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
         HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
-        (EvidenceLine(end.wait.words, source_of(case, end)),), ("the other end is slow, and will answer",),
+        (wait_seen(case, end),), ("the other end is slow, and will answer",),
         helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
     )  # fmt: skip
 
@@ -282,22 +273,20 @@ def debugger(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def terminal(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.TERMINAL:
+_OBJECTS: Final = {
+    Blocked.FIFO: (HangCause.FIFO, Sure.CERTAIN, ()),
+    Blocked.TERMINAL: (HangCause.TERMINAL, Sure.CERTAIN, ()),
+    Blocked.SIGNAL: (HangCause.SIGNAL, Sure.CERTAIN, ()),
+    Blocked.FILE: (HangCause.FILE, Sure.LIKELY, ("a slow disk, which will answer",)),
+}
+"""Of waits that the kernel itself names: the cause, how sure that is, and what else fits."""
+
+
+def named_by_the_kernel(case: RunFacts, chain: Chain) -> Judgement | None:
+    """It opens a FIFO, asks a person, waits for a signal, or reads a file."""
+    end = chain.end
+    if end.wait.kind not in _OBJECTS:
         return None
-    return Judgement(HangCause.TERMINAL, f"is {chain.end.wait.words} (a debugger's prompt?)")
-
-
-def signal(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.SIGNAL:
-        return None
-    return Judgement(HangCause.SIGNAL, f"is {chain.end.wait.words}")
-
-
-def file(case: RunFacts, chain: Chain) -> Judgement | None:
-    if chain.end.wait.kind is not Blocked.FILE:
-        return None
-    return Judgement(
-        HangCause.FILE, f"is {chain.end.wait.words}", Sure.LIKELY, also=("a slow disk, which will answer",),
-        facts=(EvidenceLine(chain.end.wait.words, source_of(case, chain.end)),),
-    )  # fmt: skip
+    cause, sure, also = _OBJECTS[end.wait.kind]
+    prompt = " (a debugger's prompt?)" if end.wait.kind is Blocked.TERMINAL else ""
+    return Judgement(cause, f"is {end.wait.words}{prompt}", sure, (wait_seen(case, end),), also)

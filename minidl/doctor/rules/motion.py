@@ -11,7 +11,7 @@ from minidl.doctor.finding import EvidenceLine, HangCause, Sure
 from minidl.doctor.limits import LONG
 from minidl.doctor.places import USERS
 from minidl.doctor.rules.activity import same_place, times_asleep
-from minidl.doctor.rules.judgement import Judgement, source_of
+from minidl.doctor.rules.judgement import Judgement, source_of, wait_seen
 from minidl.evidence.graph import Blocked
 
 
@@ -22,7 +22,7 @@ def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     thread = case.thread(end.pid, end.tid)
     left = thread.syscall.timeout if thread is not None and thread.syscall is not None else -2.0
     what, times = f"is {end.wait.words}", times_asleep(case, end)
-    seen = EvidenceLine(end.wait.words, source_of(case, end))
+    seen = wait_seen(case, end)
     if times:
         what = (
             f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
@@ -48,7 +48,7 @@ def computes(case: RunFacts, chain: Chain) -> Judgement | None:
     same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
     return Judgement(
         HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
-        (EvidenceLine(end.wait.words, source_of(case, end)),),
+        (wait_seen(case, end),),
         ("an endless loop, or one sample that takes long: look again later",)
         + (("others have the CPUs that it needs",) if starves else ()),
         moves=moved,
@@ -87,7 +87,7 @@ def moves(case: RunFacts, chain: Chain) -> Judgement | None:
     if naps and times > 1 and same_place(case, end):
         what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
         return Judgement(
-            HangCause.SLEEP, what, Sure.LIKELY, (EvidenceLine(end.wait.words, source_of(case, end)),), moves=True,
+            HangCause.SLEEP, what, Sure.LIKELY, (wait_seen(case, end),), moves=True,
         )  # fmt: skip
     return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
 

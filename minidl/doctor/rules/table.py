@@ -9,9 +9,9 @@ from typing import Final
 
 from minidl.doctor.case import RunFacts
 from minidl.doctor.chain import Chain
-from minidl.doctor.finding import EvidenceLine, HangCause, Sure
+from minidl.doctor.finding import HangCause, Sure
 from minidl.doctor.rules import kernel, motion, parties, processes, semaphores, threads
-from minidl.doctor.rules.judgement import CauseRule, Judgement, source_of
+from minidl.doctor.rules.judgement import CauseRule, Judgement, wait_seen
 from minidl.doctor.rules.kernel import POLLED, holders_seen
 from minidl.evidence.graph import Blocked
 
@@ -38,7 +38,7 @@ def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
     below = _judged_alone(case, chain)
     return Judgement(
         HangCause.CHILD, below.what, below.sure,
-        (EvidenceLine(waiter.wait.words, source_of(case, waiter)), *below.facts), below.also,
+        (wait_seen(case, waiter), *below.facts), below.also,
         f"end the child, or give the wait for it a timeout; {below.remedy}",
     )  # fmt: skip
 
@@ -90,11 +90,8 @@ RULES: Final = (
     CauseRule(kernel.writer_is_elsewhere, "who has a pipe's writing end is in something else", "bytes move"),
     CauseRule(kernel.queue_empty, "nobody puts into a queue", "somebody puts"),
     CauseRule(kernel.pipe_empty, "the other end of a pipe does not write", "bytes move"),
-    CauseRule(kernel.fifo, "nobody opened the other end", "the other end is open"),
+    CauseRule(kernel.named_by_the_kernel, "a FIFO, a terminal, a signal or a file", "the other end answers"),
     CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
-    CauseRule(kernel.terminal, "it asks a person", "it has no terminal"),
-    CauseRule(kernel.signal, "it waits for a signal", "the signal is pending"),
-    CauseRule(kernel.file, "a file system does not answer", "bytes move"),
     CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),
     CauseRule(motion.computes, "it computes", "its sample changed between the looks"),
     CauseRule(motion.no_cpu, "others have the CPUs", "it gets CPU time"),

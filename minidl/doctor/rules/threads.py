@@ -153,7 +153,7 @@ def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, .
     if waiting_in(end) != "":
         return None
     frame = end.place.inside[0]
-    line = f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
+    line = str(frame)
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
     return f"waits for a lock in {line}" if library(frame.file) else "waits for a lock", shown
 
